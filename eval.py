@@ -1,0 +1,52 @@
+"""Evaluate a checkpoint: python eval.py [--data_path=./MNIST_Data] --ckpt_path=./gradient_accumulation.ckpt"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mindspore import nn
+
+from model_zoo import MODELS, DataError, create_dataset
+from ms_accum import evaluate, tune_cpu
+from ms_accum.checkpoint import CheckpointError, differences, load_model, load_parameters
+from ms_accum.program import CHECKPOINT, DATA, USAGE, Parser, choose_device, exit_code, run, show_accuracy, show_runtime
+
+
+def flags() -> Parser:
+    """Return the flags and their defaults."""
+    parser = Parser("Evaluate a checkpoint of train.py on the test split.")
+    add = parser.add_argument
+    add("--data_path", metavar="DIR", help="folder of MNIST; without it the embedded digits are used")
+    add("--ckpt_path", metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
+    add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
+    add("--runtime", choices=("tuned", "default"), default="tuned", help="of MindSpore on CPU, default: %(default)s")
+    add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
+    return parser
+
+
+def model_of(path: str) -> str:
+    """Return the name of the model whose parameters a checkpoint holds."""
+    parameters = load_parameters(path)
+    for name, entry in MODELS.items():
+        if not differences(entry.make(), parameters):
+            return name
+    found = ", ".join(f"{name} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
+    raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {found}, ...")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Find out which model the checkpoint is of, load it, count right answers."""
+    choose_device(args.device_target)
+    with exit_code(CHECKPOINT, CheckpointError):
+        name = args.model or model_of(args.ckpt_path)
+        network: nn.Cell = MODELS[name].make()
+        load_model(network, args.ckpt_path)
+    show_runtime(tune_cpu(network) if args.runtime == "tuned" else {})
+    with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
+        test = create_dataset(args.data_path, 100, usage="test", image_size=MODELS[name].image_size)
+    show_accuracy(*evaluate(network, test))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, flags()))

@@ -1,0 +1,27 @@
+"""MindSpore's r1.0 tutorial, LeNet5 and `GradientAccumulation`, on the embedded digits."""
+
+import argparse
+
+import mindspore as ms
+from mindspore import nn
+
+from model_zoo import LeNet5, create_dataset
+from ms_accum import GradientAccumulation, evaluate, tune_cpu
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=25)
+epochs = parser.parse_args().epochs
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
+network = LeNet5(10)
+tune_cpu(network)
+net_loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+net_opt = nn.Momentum(network.trainable_params(), 0.04, 0.9)
+model = GradientAccumulation(network, net_loss, net_opt)
+
+print("============== Starting Training ==============")
+model.train_process(epochs, create_dataset(usage="train"), mini_steps=4)
+
+correct, total = evaluate(network, create_dataset(usage="test"))
+print(f"{model.updates} updates, accuracy {correct / total:.1%}")

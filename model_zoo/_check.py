@@ -1,0 +1,59 @@
+"""How do we word a bad argument?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class DataError(ValueError):
+    """A file of the data set is not what it must be; arguments that are wrong raise plain ValueErrors."""
+
+
+def check_int(function: str, name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Return `value` as an int, or raise a TypeError (kind) or ValueError (range)."""
+    rule = f"an int >= {low}" if high is None else f"an int in [{low}, {high}]"
+    # A bool is an int in Python, and a batch of True images is a slip of the caller.
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(_message(function, name, rule, f"type {type(value).__name__}"))
+    if value < low or (high is not None and value > high):
+        raise ValueError(_message(function, name, rule, f"{value}"))
+    return int(value)
+
+
+def check_bool(function: str, name: str, value: Any) -> bool:
+    """Return `value` if it is a bool, or raise a TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(_message(function, name, "a bool", f"type {type(value).__name__}"))
+    return value
+
+
+def check_choice(function: str, name: str, value: Any, *, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the strings `choices`."""
+    rule = f"one of {choices}"
+    if not isinstance(value, str):
+        raise TypeError(_message(function, name, rule, f"type {type(value).__name__}"))
+    if value not in choices:
+        raise ValueError(_message(function, name, rule, repr(value)))
+
+
+def check_path(function: str, name: str, value: Any) -> Path:
+    """Return `value` as a path with `~` expanded, or raise."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise TypeError(_message(function, name, "a path", f"type {type(value).__name__}"))
+    text = os.fspath(value)
+    if not text or "\0" in text:
+        raise ValueError(_message(function, name, "a path", repr(text)))
+    return Path(os.path.expanduser(text))
+
+
+def quote(path: Path) -> str:
+    """Show a path on one line, whatever characters it has."""
+    return repr(str(path))
+
+
+def _message(function: str, name: str, rule: str, got: str) -> str:
+    return f"For '{function}', '{name}' must be {rule}, but got {got}."

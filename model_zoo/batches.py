@@ -1,0 +1,129 @@
+"""In which order do the batches come?
+
+The order is a pure function of (seed, epoch). Which epoch it is can't be counted where batches are
+made: an iterator reads ahead, by default without end, and how far is a matter of timing. So a batch
+is addressed by one running number, epoch * batches + batch, and the numbers come from a sampler,
+which MindSpore copies for each iterator: the copy counts that iterator's epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from model_zoo._check import check_int
+from model_zoo.images import Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Which rows a pass over the data visits, and in which order.
+
+    Attributes:
+        rows: Number of rows of the whole split.
+        seed: Seed of the permutations, or None for the rows' own order.
+        num_shards: Number of parts the rows are dealt to.
+        shard_id: The part taken.
+    """
+
+    rows: int
+    seed: int | None
+    num_shards: int = 1
+    shard_id: int = 0
+
+    def __len__(self) -> int:
+        return len(range(self.shard_id, self.rows, self.num_shards))
+
+    def of(self, number: int) -> np.ndarray:
+        """Return the rows of pass `number`; of all shards together each row exactly once."""
+        rows = np.arange(self.rows)
+        if self.seed is not None:
+            rows = np.random.default_rng([self.seed, number]).permutation(self.rows)
+        return rows[self.shard_id :: self.num_shards]
+
+
+class Batches:
+    """Ready batches under running numbers: what `GeneratorDataset` calls its source.
+
+    Args:
+        split (Split): The images and labels.
+        order (Order): The order of the rows.
+        batch_size (int): Rows per batch. Default: ``32``.
+        repeat_size (int): Passes per epoch. Default: ``1``.
+        drop_remainder (bool): Whether a last, shorter batch is left out. Default: ``False``.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        order: Order,
+        *,
+        batch_size: int = 32,
+        repeat_size: int = 1,
+        drop_remainder: bool = False,
+    ) -> None:
+        # The channel axis is made here: on a batch, np.newaxis leaves a stride of 0, with which
+        # MindSpore copies element by element (0.27 ms per batch instead of 0.06).
+        self._images, self._labels = split.images[:, np.newaxis], split.labels
+        self._inputs = split.gray_to_input()
+        self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
+        short = 0 if drop_remainder else batch_size - 1
+        self._per_pass = (len(order) + short) // batch_size
+        self._epoch = 0
+        # A permutation of 60,000 rows takes longer than a batch: the last one is kept.
+        self._pass: tuple[int, np.ndarray] = (0, order.of(0))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch the next iterator begins with; set it before making the iterator."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch = check_int("create_dataset", "source.epoch", value, low=0)
+
+    def __len__(self) -> int:
+        return self._per_pass * self._repeat_size
+
+    def __getitem__(self, number: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return image and label of batch `number % len` of epoch `number // len`."""
+        pass_number, batch = divmod(int(number), self._per_pass)
+        kept, rows = self._pass
+        if kept != pass_number:
+            rows = self._order.of(pass_number)
+            # One assignment: two iterators' threads may be here at the same time.
+            self._pass = (pass_number, rows)
+        rows = rows[batch * self._batch_size : (batch + 1) * self._batch_size]
+        return self._inputs[self._images[rows]], self._labels[rows]
+
+
+class Epochs:
+    """The numbers of each epoch's batches: what `GeneratorDataset` calls its sampler.
+
+    Args:
+        source (Batches): The batches; its `epoch` is taken, and advanced, by each new iterator.
+    """
+
+    def __init__(self, source: Batches) -> None:
+        self._source = source
+        self._next: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Epochs:
+        """Return the sampler of a new iterator; the source is shared."""
+        return Epochs(self._source)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield one epoch's numbers."""
+        # A generator, so that nothing happens when MindSpore calls `iter` to see whether it can.
+        if self._next is None:
+            self._next = self._source.epoch
+            self._source.epoch += 1
+        first = self._next * len(self)
+        self._next += 1
+        yield from range(first, first + len(self))

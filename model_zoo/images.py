@@ -1,0 +1,69 @@
+"""What is a split, and how do its images get their size?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+# Keeps the float32 copies in the cache: 0.12 s for 60,000 images, against 0.32 with 1,024 at a time.
+_CHUNK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The images and labels of one split.
+
+    Attributes:
+        usage: ``"train"`` or ``"test"``.
+        images: Gray values, uint8 of shape (N, side, side). Kept as bytes: MNIST at 32x32 is 61 MB.
+        labels: int32 of shape (N,).
+        mean: What is subtracted from a gray value / 255.
+        std: What the difference is divided by.
+    """
+
+    usage: str
+    images: np.ndarray
+    labels: np.ndarray
+    mean: float
+    std: float
+
+    def resized(self, side: int) -> Split:
+        """Return the split with images of side x side."""
+        return dataclasses.replace(self, images=resize(self.images, side))
+
+    def gray_to_input(self) -> np.ndarray:
+        """Return the 256 network inputs: a lookup is cheaper than arithmetic on every batch."""
+        gray = np.arange(256, dtype=np.float64) / 255
+        return ((gray - self.mean) / self.std).astype(np.float32)
+
+
+def resize(images: np.ndarray, side: int) -> np.ndarray:
+    """Resize gray images bilinearly, to within one gray level of `vision.Resize` (linear).
+
+    Args:
+        images (numpy.ndarray): uint8 of shape (N, n, n).
+        side (int): The new side.
+
+    Returns:
+        numpy.ndarray, uint8 of shape (N, side, side).
+    """
+    if images.shape[1] == side:
+        return images
+    mix = _bilinear(images.shape[1], side)
+    resized = np.empty((len(images), side, side), np.uint8)
+    for start in range(0, len(images), _CHUNK):
+        chunk = images[start : start + _CHUNK].astype(np.float32)
+        resized[start : start + _CHUNK] = np.rint(np.matmul(mix, np.matmul(chunk, mix.T)))
+    return resized
+
+
+def _bilinear(old: int, new: int) -> np.ndarray:
+    """Return the (new, old) matrix that interpolates one axis, pixel centres aligned."""
+    position = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    low = np.floor(position).astype(np.int64)
+    high = np.minimum(low + 1, old - 1)
+    mix = np.zeros((new, old), np.float32)
+    mix[np.arange(new), low] = 1 - (position - low)
+    mix[np.arange(new), high] += position - low
+    return mix

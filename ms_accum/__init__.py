@@ -1,0 +1,24 @@
+"""Exact gradient accumulation for MindSpore in graph mode."""
+
+from .accumulator import Accumulator
+from .batch_size import scale_learning_rate
+from .cells import TrainClear, TrainForwardBackward, TrainOptim
+from .driver import GradientAccumulation
+from .metrics import UpdateRecord, evaluate
+from .runtime import tune_cpu
+from .windows import split_batch, updates_per_epoch
+
+__all__ = [
+    "Accumulator",
+    "GradientAccumulation",
+    "TrainClear",
+    "TrainForwardBackward",
+    "TrainOptim",
+    "UpdateRecord",
+    "evaluate",
+    "scale_learning_rate",
+    "split_batch",
+    "tune_cpu",
+    "updates_per_epoch",
+]
+__version__ = "0.1.0"

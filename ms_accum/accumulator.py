@@ -1,0 +1,300 @@
+"""What happens to a gradient, and in which order?"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+from mindspore.common.initializer import initializer
+
+from . import _check, _tree
+from .windows import is_full
+
+REDUCTIONS = ("mean", "sum")
+
+_made = itertools.count()
+
+
+def unique_name(kind: str) -> str:
+    """Return a name for one owner's state: unique in the process, stable from run to run."""
+    return f"{kind}_{next(_made)}"
+
+
+def state(name: str, value: Any, dtype: Any) -> Parameter:
+    """Return a scalar Parameter that no optimizer trains."""
+    return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
+
+
+def loss_scale(optimizer: Any) -> float:
+    """Return the scale that the optimizer takes out of its gradients by itself."""
+    return float(getattr(optimizer, "loss_scale", 1.0))
+
+
+def new_grad_sum(name: str, parameters: Any) -> tuple:
+    """Return one float32 accumulator for each parameter, whatever the parameter's type.
+
+    A plain tuple: of a ParameterTuple a Cell makes weights of its own, and saves them with the model.
+    """
+    return tuple(
+        Parameter(initializer("zeros", p.shape, ms.float32), name=f"{name}.grad_sum.{p.name}", requires_grad=False)
+        for p in parameters
+    )
+
+
+def divide_accumulators() -> Any:
+    """Return how accumulators are divided: in place (run on CPU, documented for Ascend), but not on GPU."""
+    return _tree.divide if ms.get_context("device_target") == "GPU" else _tree.divide_in_place
+
+
+@ms.jit_class
+class Boundary:
+    """The end of a window. The order of what happens there is written here and nowhere else:
+
+    divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
+
+    Each is a scalar until the end: gradients are read for the norm, and for one division. The clear is the owner's.
+
+    Args:
+        owner (str): whose arguments these are, for the wording of errors.
+        optimizer (Optimizer): gets the window's gradient. If it has a `loss_scale` it divides by it
+            itself; norm and clipping are those of the gradient after that.
+        clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
+        divide (Callable): of gradients and a scalar; `divide_accumulators` where they are Parameters.
+    """
+
+    def __init__(self, owner: str, optimizer: Any, clip_norm: float | None = None, divide: Any = _tree.divide):
+        if clip_norm is not None:
+            clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
+        self.optimizer = _check.optimizer(owner, optimizer)
+        self.parameters = tuple(optimizer.parameters)
+        self.scale = loss_scale(optimizer)
+        self.clip_norm = clip_norm
+        self.divide = divide
+        self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
+        self._touched = tuple(optimizer.get_parameters())
+
+    def __call__(self, grad_sum: Any, weight_sum: Any = None) -> Any:
+        """Return whether the optimizer was called, and the norm before clipping."""
+        norm = _tree.global_norm(grad_sum) / self.scale
+        if weight_sum is not None:
+            norm = norm / weight_sum
+        gradients = self._gradients(grad_sum, weight_sum, norm)
+        finite = ops.isfinite(norm)
+        if self.narrow:
+            # What is finite in float32 may not be so in the parameters' type.
+            finite = ops.logical_and(finite, ops.isfinite(_tree.global_norm(gradients)))
+        updated = self.touch(finite)
+        if updated:
+            self.optimizer(gradients)
+        return updated, norm
+
+    def touch(self, condition: Any) -> Any:
+        """Return the condition of a branch with the optimizer in it, tied to the optimizer's Parameters.
+
+        A branch keeps the storage its Parameters had at its first run, unless they occur outside it too. What
+        `load_param_into_net` gives them later it would neither see nor update, silently.
+        """
+        return ops.depend(condition, self._touched)
+
+    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any) -> Any:
+        gradients = grad_sum
+        if self.clip_norm is not None:
+            excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
+            divisor = excess if weight_sum is None else excess * weight_sum
+            gradients = self.divide(grad_sum, divisor)
+        elif weight_sum is not None:
+            gradients = self.divide(grad_sum, weight_sum)
+        return _tree.cast_like(gradients, self.parameters)
+
+
+@ms.jit_class
+class Accumulator:
+    r"""Accumulate the gradients of `accumulate_step` micro-batches, then update once.
+
+    For the functional pattern: call it with a micro-batch's gradients inside the compiled train step.
+    With ``reduction="sum"``, MindSpore's tutorial pattern, the optimizer sees :math:`\sum_i g_i` and the
+    user divides each loss by `accumulate_step`. With ``reduction="mean"`` it sees
+    :math:`\sum_i w_i g_i / \sum_i w_i`, exact for uneven micro-batches and a shorter last window, and
+    the loss stays as it is.
+
+    A window whose gradient is not finite is skipped: the optimizer is not called, and `skipped` counts it.
+
+    Args:
+        optimizer (Optimizer): updates the parameters. Differentiate with respect to
+            ``optimizer.parameters``: with parameter groups their order is not the network's.
+        accumulate_step (int): micro-batches in a window. 1 allocates nothing.
+        clip_norm (Optional[float]): bound of the global norm of the window's gradient.
+            Default: ``None``, no clipping.
+        reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
+        - **weight** (Union[Tensor, float], optional) - what the micro-batch counts for, with
+          ``reduction="mean"``: its rows or tokens. Default: ``None``, 1, which is exact only for
+          micro-batches of equal size. It multiplies the gradients, so a gradient that is NaN stays NaN with weight 0.
+
+    Outputs:
+        Tensor of bool, whether this call updated the parameters.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of its range, `weight` comes with ``reduction="sum"``, or the
+            gradients don't fit the optimizer's parameters.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import Accumulator
+        >>> net = nn.Dense(4, 2)
+        >>> loss_fn = nn.CrossEntropyLoss()
+        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
+        >>> accumulator = Accumulator(optimizer, 2, reduction="mean")
+        >>> def forward(x, y):
+        ...     return loss_fn(net(x), y)
+        >>> grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+        >>> @ms.jit
+        ... def train_step(x, y):
+        ...     loss, grads = grad_fn(x, y)
+        ...     accumulator(grads, x.shape[0])
+        ...     return loss
+        >>> for rows in (8, 8, 3):
+        ...     x, y = Tensor(np.ones((rows, 4)), ms.float32), Tensor(np.zeros(rows), ms.int32)
+        ...     loss = train_step(x, y)
+        ...     print(accumulator.updated, accumulator.micro_batches)
+        False 1
+        True 0
+        False 1
+        >>> accumulator.flush(), accumulator.updates
+        (True, 2)
+    """
+
+    def __init__(self, optimizer: Any, accumulate_step: int, clip_norm: float | None = None, *, reduction: str = "sum"):
+        owner = "Accumulator"
+        window = _check.positive_int(owner, "accumulate_step", accumulate_step)
+        _check.one_of(owner, "reduction", reduction, REDUCTIONS)
+        divide = divide_accumulators() if window > 1 else _tree.divide
+        self._boundary = Boundary(owner, optimizer, clip_norm, divide)
+        name = unique_name("accumulator")
+        self._parameters = tuple(optimizer.parameters)
+        self._grad_sum = new_grad_sum(name, self._parameters) if window > 1 else None
+        self._mean = reduction == "mean"
+        self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and window > 1 else None
+        self._window = state(f"{name}.window", window, ms.int32)
+        self._micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
+        self._updates = state(f"{name}.updates", 0, ms.int32)
+        self._skipped = state(f"{name}.skipped", 0, ms.int32)
+        self._updated = state(f"{name}.updated", False, ms.bool_)
+        self._grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
+        self._end_compiled = ms.jit(self._end)
+
+    def __call__(self, grads: Any, weight: Any = None) -> Any:
+        _check.same_layout("Accumulator", "grads", grads, self._parameters)
+        if weight is not None and not self._mean:
+            raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
+        if self._grad_sum is None:
+            # The weight of a window's only micro-batch cancels out.
+            return self._close(grads, None)
+        self._add(grads, weight)
+        updated = Tensor(False)
+        if self._boundary.touch(is_full(self._micro_batches, self._window)):
+            updated = self._end()
+        ops.assign(self._updated, updated)
+        return updated
+
+    def _add(self, grads: Any, weight: Any) -> None:
+        if weight is None:
+            _tree.add(self._grad_sum, grads)
+        else:
+            _tree.add_weighted(self._grad_sum, grads, weight)
+        if self._weight_sum is not None:
+            ops.assign_add(self._weight_sum, ops.cast(1.0 if weight is None else weight, ms.float32))
+        ops.assign_add(self._micro_batches, 1)
+
+    def _end(self) -> Any:
+        updated = self._close(self._grad_sum, self._weight_sum)
+        self._clear()
+        return updated
+
+    def _close(self, grads: Any, weight_sum: Any) -> Any:
+        updated, norm = self._boundary(grads, weight_sum)
+        ops.assign(self._grad_norm, norm)
+        ops.assign(self._updated, updated)
+        ops.assign_add(self._updates, ops.cast(updated, ms.int32))
+        ops.assign_add(self._skipped, ops.cast(ops.logical_not(updated), ms.int32))
+        return updated
+
+    def _clear(self) -> None:
+        _tree.clear(self._grad_sum)
+        ops.assign(self._micro_batches, Tensor(0, ms.int32))
+        if self._weight_sum is not None:
+            ops.assign(self._weight_sum, Tensor(0.0, ms.float32))
+
+    def flush(self) -> bool:
+        """Update with the micro-batches of an unfinished window; call it outside the compiled step.
+
+        With ``reduction="sum"`` a shorter window counts for less: the losses were divided by `accumulate_step`.
+
+        Returns:
+            bool, whether the parameters were updated: False for an empty window.
+        """
+        if self.micro_batches == 0:
+            return False
+        return bool(self._end_compiled())
+
+    def clear(self) -> None:
+        """Forget an unfinished window; call it outside the compiled step."""
+        if self.micro_batches:
+            self._clear()
+
+    @property
+    def accumulate_step(self) -> int:
+        """int, the window's size. It may be set between two windows; nothing is compiled anew."""
+        return int(self._window.asnumpy())
+
+    @accumulate_step.setter
+    def accumulate_step(self, value: int) -> None:
+        window = _check.positive_int("Accumulator", "accumulate_step", value)
+        if self.micro_batches:
+            raise RuntimeError(
+                f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
+                f"{self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+            )
+        if (window > 1) != (self._grad_sum is not None):
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
+        ops.assign(self._window, Tensor(window, ms.int32))  # a compiled graph does not see set_data
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Optional[float], the bound of the window's gradient; it is compiled in."""
+        return self._boundary.clip_norm
+
+    @property
+    def updated(self) -> bool:
+        """bool, whether the last call updated the parameters."""
+        return bool(self._updated.asnumpy())
+
+    @property
+    def micro_batches(self) -> int:
+        """int, the micro-batches that the window holds."""
+        return int(self._micro_batches.asnumpy())
+
+    @property
+    def updates(self) -> int:
+        """int, the updates so far."""
+        return int(self._updates.asnumpy())
+
+    @property
+    def skipped(self) -> int:
+        """int, the windows so far whose gradient was not finite."""
+        return int(self._skipped.asnumpy())
+
+    @property
+    def grad_norm(self) -> float:
+        """float, the norm of the last window's gradient, before clipping."""
+        return float(self._grad_norm.asnumpy())

@@ -1,0 +1,253 @@
+"""What is compiled?
+
+Three Cells, a graph each, and only the first holds a forward: random layers keep their state in the
+compiled graph, so a second forward would repeat the first one's masks. They are separate because the
+host decides when a window ends; a branch in the first graph would be paid by every micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from . import _check, _tree
+from .accumulator import Boundary, divide_accumulators, loss_scale, new_grad_sum, state, unique_name
+from .metrics import learning_rate
+
+
+class _LossAndGradients(nn.Cell):
+    """Loss and gradients of a network, the gradients scaled where it is free: at the loss."""
+
+    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
+        super().__init__(auto_prefix=False)
+        _check.optimizer(owner, optimizer)
+        self.owner = owner
+        self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        self.sens = _check.positive_number(owner, "sens", sens)
+        self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
+
+    def forward(self, scale: Any, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        if loss.ndim != 0:
+            raise ValueError(
+                f"For '{self.owner}', the loss must be a scalar, but got shape {loss.shape}. "
+                "Give the loss function reduction='mean' or 'sum'."
+            )
+        return loss * scale, loss
+
+    def construct(self, scale: Any, *inputs: Any) -> Any:
+        (_, loss), grads = self.differentiate(scale * self.sens, *inputs)
+        return loss, grads
+
+
+class TrainForwardBackward(nn.Cell):
+    """Run one micro-batch and add its gradients into `grad_sum`.
+
+    Args:
+        network (Cell): from a micro-batch's columns to its loss, a scalar.
+        optimizer (Optimizer): the gradients are those of ``optimizer.parameters``, in that order.
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators, one for each parameter.
+        sens (float): the scale of the loss, which an optimizer's `loss_scale` takes out. Default: 1.0.
+        weight_sum (Optional[Parameter]): float32 scalar that sums the weights; with it gradients are
+            weighted, for the exact mean. Default: ``None``, gradients add up as they are.
+
+    Inputs:
+        - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
+        - **weight** (Union[Tensor, float], optional) - with `weight_sum`, what the micro-batch counts
+          for. Default: ``None``, the rows of the first column.
+
+    Outputs:
+        Tensor, the loss of the micro-batch as the network returns it.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If `grad_sum` does not fit the optimizer's parameters, or the loss is no scalar.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import TrainClear, TrainForwardBackward, TrainOptim
+        >>> net = nn.Dense(4, 2)
+        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
+        >>> grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        >>> forward_backward = TrainForwardBackward(nn.WithLossCell(net, nn.MSELoss()), optimizer, grad_sum)
+        >>> update, clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
+        >>> for _ in range(2):
+        ...     loss = forward_backward(Tensor(np.ones((8, 4)), ms.float32), Tensor(np.ones((8, 2)), ms.float32))
+        >>> updated, grad_norm = update()
+        >>> print(updated, clear())
+        True True
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        optimizer: Any,
+        grad_sum: Any,
+        sens: float = 1.0,
+        *,
+        weight_sum: ms.Parameter | None = None,
+    ):
+        super().__init__(auto_prefix=False)
+        self.loss_and_gradients = _LossAndGradients("TrainForwardBackward", network, optimizer, sens)
+        _check.same_layout("TrainForwardBackward", "grad_sum", grad_sum, optimizer.parameters)
+        self.grad_sum = tuple(grad_sum)
+        self.weight_sum = _hidden(weight_sum)
+
+    def construct(self, *inputs: Any, weight: Any = None) -> Any:
+        scale = 1.0
+        if self.weight_sum:
+            scale = inputs[0].shape[0] if weight is None else weight
+            ops.assign_add(self.weight_sum[0], ops.cast(scale, ms.float32))
+        loss, grads = self.loss_and_gradients(scale, *inputs)
+        _tree.add(self.grad_sum, grads)
+        return loss
+
+
+class TrainOptim(nn.Cell):
+    """End a window: give the optimizer the gradient that `grad_sum` holds, if it is finite.
+
+    Args:
+        optimizer (Optimizer): updates the parameters.
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
+        weight_sum (Optional[Parameter]): the sum of the weights, to divide by. Default: ``None``,
+            the optimizer sees the sum.
+        clip_norm (Optional[float]): bound of the gradient's global norm. Default: ``None``.
+
+    Outputs:
+        tuple[Tensor], whether the parameters were updated, and the norm before clipping.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If `grad_sum` does not fit the optimizer's parameters, or `clip_norm` is not above 0.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See :class:`TrainForwardBackward`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        grad_sum: Any,
+        *,
+        weight_sum: ms.Parameter | None = None,
+        clip_norm: float | None = None,
+    ):
+        super().__init__(auto_prefix=False)
+        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, divide_accumulators())
+        _check.same_layout("TrainOptim", "grad_sum", grad_sum, optimizer.parameters)
+        self.grad_sum = tuple(grad_sum)
+        self.weight_sum = _hidden(weight_sum)
+
+    def construct(self) -> Any:
+        return self.boundary(self.grad_sum, self.weight_sum[0] if self.weight_sum else None)
+
+
+class TrainClear(nn.Cell):
+    """Empty the accumulators.
+
+    Args:
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
+        zeros (Any): accepted from programs written for the tutorial, not needed. Default: ``None``.
+        weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
+
+    Outputs:
+        bool, True.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See :class:`TrainForwardBackward`.
+    """
+
+    def __init__(self, grad_sum: Any, zeros: Any = None, *, weight_sum: ms.Parameter | None = None):
+        super().__init__(auto_prefix=False)
+        del zeros
+        self.grad_sum = tuple(grad_sum)
+        self.weight_sum = _hidden(weight_sum)
+
+    def construct(self) -> Any:
+        _tree.clear(self.grad_sum)
+        if self.weight_sum:
+            ops.assign(self.weight_sum[0], Tensor(0.0, ms.float32))
+        return True
+
+
+class TrainWindowOfOne(nn.Cell):
+    """Run one micro-batch and update with it: a window of 1, which needs no accumulators.
+
+    Args, Inputs and Outputs are those of `TrainForwardBackward` and `TrainOptim`; a weight would cancel out.
+    """
+
+    def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None):
+        super().__init__(auto_prefix=False)
+        self.loss_and_gradients = _LossAndGradients("GradientAccumulation", network, optimizer, loss_scale(optimizer))
+        self.boundary = Boundary("GradientAccumulation", optimizer, clip_norm)
+
+    def construct(self, *inputs: Any) -> Any:
+        loss, grads = self.loss_and_gradients(1.0, *inputs)
+        updated, norm = self.boundary(grads, None)
+        return loss, updated, norm
+
+
+def _hidden(weight_sum: ms.Parameter | None) -> tuple:
+    """Wrap a Parameter so that a Cell doesn't count it among its own weights."""
+    return () if weight_sum is None else (weight_sum,)
+
+
+class Windows:
+    """The three Cells and the accumulators they share: one call a micro-batch, two a window's end."""
+
+    def __init__(self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None):
+        name = unique_name("gradient_accumulation")
+        grad_sum = new_grad_sum(name, optimizer.parameters)
+        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
+        sens = loss_scale(optimizer)
+        self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
+        self._optimizer = optimizer
+        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
+        self.clear = TrainClear(grad_sum, weight_sum=weight_sum)
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
+        return self._forward_backward(*micro_batch, weight=weight)
+
+    def end(self) -> tuple:
+        """Return the learning rate used, whether the optimizer was called, and the norm."""
+        return learning_rate(self._optimizer), *self._optim()
+
+
+class WindowsOfOne:
+    """The same for windows of 1, where there is nothing to accumulate."""
+
+    _ended: tuple | None = None
+
+    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):
+        self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm)
+        self._optimizer = optimizer
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
+        """Run a micro-batch and update with it; a weight would cancel out."""
+        del weight
+        lr = learning_rate(self._optimizer)
+        loss, updated, norm = self._cell(*micro_batch)
+        self._ended = (lr, updated, norm)
+        return loss
+
+    def end(self) -> tuple:
+        """Return what `Windows.end` returns, and the same if no micro-batch counted: no update, no norm."""
+        return self._ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
+
+    def clear(self) -> None:
+        """Forget the window."""
+        self._ended = None

@@ -1,0 +1,198 @@
+"""How does a program speak to whoever started it?"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Callable, NoReturn
+
+import mindspore as ms
+import yaml
+
+OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+
+
+class Failure(Exception):
+    """The end of a program: one line for the user, and an exit code."""
+
+    def __init__(self, message: object, code: int):
+        # MindSpore's errors go on with a C++ call stack.
+        super().__init__(str(message).strip().split("\n")[0] or type(message).__name__)
+        self.code = code
+
+
+@contextmanager
+def exit_code(code: int, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds inside the block into a `Failure` with this exit code."""
+    try:
+        yield
+    except Failure:
+        raise
+    except kinds as error:
+        raise Failure(error, code) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep MindSpore's log out of what our own line says better."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class Signals:
+    """A reporter that keeps Ctrl-C and SIGTERM errors of one line.
+
+    With each graph it compiles, MindSpore takes SIGINT over and makes it a SIGTERM to its own process, on
+    which Python dies without a word. So they are taken back after each update.
+    """
+
+    def start(self, updates: int | None = None) -> None:
+        """Take the signals from the start."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminate)
+
+    def update(self, record: object) -> None:
+        """Take them back."""
+        self.start()
+
+    def close(self) -> None:
+        """Leave them: what comes after the training is interrupted in the same way."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Failure("terminated", TERMINATED)
+
+
+def run(main: Callable[[argparse.Namespace], None], parser: Parser, argv: Sequence[str] | None = None) -> int:
+    """Parse, run and return the exit code; errors become one line unless --debug is among the flags."""
+    debug = False
+    Signals().start()
+    try:
+        arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        debug = arguments.debug
+        with exit_code(TRAINING, Exception):
+            main(arguments)
+    except Failure as failure:
+        if debug:
+            traceback.print_exception(type(failure), failure, failure.__traceback__)
+        print(f"error: {failure}", file=sys.stderr)
+        return failure.code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags that are read in one way only, whose errors are one line, and two that all programs have."""
+
+    def __init__(self, description: str = "", *, add_help: bool = True):
+        super().__init__(description=description, add_help=add_help, allow_abbrev=False)
+        self.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
+        self.add_argument("--debug", action="store_true", help="show tracebacks")
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse flags in one line."""
+        raise Failure(message, USAGE)
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags, after those of the --config file if there is one."""
+    path = Parser(add_help=False).parse_known_args(argv)[0].config
+    return parser.parse_args([*(_flags_of(path, parser) if path else ()), *argv])
+
+
+def _flags_of(path: str, parser: Parser) -> list[str]:
+    """Return what a YAML file says as flags, so that it is checked as they are."""
+    settings = _read_yaml(path)
+    known = {name[2:]: action for name, action in parser._option_string_actions.items() if name.startswith("--")}
+    del known["config"], known["help"]
+    flags = []
+    for key, value in settings.items():
+        if key not in known:
+            raise Failure(f"'{path}' has the unknown key '{key}'; known are {', '.join(sorted(known))}", USAGE)
+        switch = known[key].nargs in (0, "?") and isinstance(value, bool)
+        if switch and value:
+            flags.append(f"--{key}")
+        elif not switch and value is not None:
+            flags.append(f"--{key}={value}")
+    return flags
+
+
+def _read_yaml(path: str) -> dict:
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = yaml.safe_load(file) or {}
+    except OSError as error:
+        raise Failure(f"'{path}' can't be read: {error.strerror}", USAGE) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Failure(f"'{path}' is not YAML: {' '.join(str(error).split())}", USAGE) from error
+    if not isinstance(settings, dict):
+        raise Failure(f"'{path}' must hold lines of the form 'flag: value'", USAGE)
+    return settings
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a flag's type: an int of at least `low` and at most `high`, which few will meet."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            most = f" and <= {high}" if value > high else ""
+            raise argparse.ArgumentTypeError(f"must be an int >= {low}{most}, but got '{text}'")
+        return value
+
+    return convert
+
+
+def number(low: float, *, above: bool = False) -> Callable[[str], float]:
+    """Return a flag's type: a finite number of at least, or `above`, `low`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < low or (above and value == low):
+            raise argparse.ArgumentTypeError(f"must be a number {'>' if above else '>='} {low:g}, but got '{text}'")
+        return value
+
+    return convert
+
+
+def choose_device(target: str) -> str:
+    """Set MindSpore up for graph mode on the device, and return which that is; "auto" takes MindSpore's choice."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    here = ms.get_context("device_target")
+    if target not in ("auto", here):
+        try:
+            with quiet():
+                ms.set_device(target)
+        except Exception as error:
+            raise Failure(f"argument --device_target: {target} is not available here, {here} is", USAGE) from error
+    return ms.get_context("device_target")
+
+
+def show_runtime(settings: dict[str, str]) -> None:
+    """Say what was set for the CPU runtime, and how to leave it alone."""
+    if settings:
+        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        print(f"runtime          {shown} (left alone with --runtime default)")
+
+
+def show_accuracy(correct: int, total: int) -> None:
+    """Print the tutorial's closing line, and the integers behind it."""
+    print(f"============== {{'Accuracy': {correct / total}}} ==============")
+    print(f"correct/total: {correct}/{total}")

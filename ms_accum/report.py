@@ -1,0 +1,112 @@
+"""What does the user see?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import warnings
+from typing import Protocol, TextIO
+
+from tqdm import tqdm
+
+from .metrics import UpdateRecord
+
+
+class Reporter(Protocol):
+    """Whoever wants to know of updates."""
+
+    def start(self, updates: int | None) -> None:
+        """A run begins that will make `updates` updates, if that is known."""
+
+    def update(self, record: UpdateRecord) -> None:
+        """A window has ended."""
+
+    def close(self) -> None:
+        """The run is over, for whatever reason."""
+
+
+def _line(record: UpdateRecord) -> str:
+    line = f"epoch: {record.epoch} step: {record.step} loss is {record.loss:.7g}"
+    return line + " (skipped: the gradient is not finite)" if record.skipped else line
+
+
+class Lines:
+    """Print a line for each update, in the words of MindSpore's tutorial."""
+
+    def start(self, updates: int | None) -> None:
+        del updates
+
+    def update(self, record: UpdateRecord) -> None:
+        print(_line(record), flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Bar:
+    """Draw a progress bar over the whole run."""
+
+    def start(self, updates: int | None) -> None:
+        self._bar = tqdm(total=updates, unit="update", dynamic_ncols=True, file=sys.stdout)
+
+    def update(self, record: UpdateRecord) -> None:
+        if record.skipped:
+            self._bar.write(_line(record), file=sys.stdout)
+        self._bar.set_postfix_str(f"epoch {record.epoch}, loss {record.loss:.4f}", refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def progress() -> Reporter:
+    """Return a bar where a person watches a terminal, and lines elsewhere."""
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+class MetricsFile:
+    """Write one JSON object for each window into a file, line by line.
+
+    A run must not die of its diary: when the file can't be written, a warning says so once and
+    training goes on.
+
+    Args:
+        path (str): the file; an existing one is replaced.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._file: TextIO | None = None
+
+    def start(self, updates: int | None) -> None:
+        del updates
+        try:
+            self._file = open(self._path, "w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            self._give_up(error)
+
+    def update(self, record: UpdateRecord) -> None:
+        if self._file is None:
+            return
+        fields = {name: _plain(value) for name, value in record._asdict().items() if name != "step"}
+        try:
+            self._file.write(json.dumps(fields) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _give_up(self, error: OSError) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+        self._file = None
+        warnings.warn(f"metrics are no longer written to '{self._path}': {error}", RuntimeWarning, stacklevel=3)
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,64 @@
+"""What should MindSpore's CPU runtime be told before its first kernel?
+
+It reads these variables of the environment when it runs its first kernel, so that they may be set after the import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import nn
+
+# On AVX-512 machines the wheel's oneDNN runs convolutions in a reference kernel; capped at AVX2 it finds a fast one.
+# Matrix products are faster without the cap, so it is for networks with convolutions only.
+_KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+# The host's thread spins while it waits and takes a core from the kernels. With this it runs them itself.
+_HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose)
+
+
+def tune_cpu(network: nn.Cell) -> dict[str, str]:
+    """Set what makes MindSpore's CPU runtime fast for a network, where you have not set it yourself.
+
+    Call it before anything is computed. Results change by rounding only. On other devices it does nothing.
+
+    Args:
+        network (Cell): the network that will run.
+
+    Returns:
+        dict[str, str], the variables of the environment that were set, with their values.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from ms_accum import tune_cpu
+        >>> from model_zoo import MLP
+        >>> settings = tune_cpu(MLP())
+        >>> tune_cpu(MLP())
+        {}
+    """
+    if ms.get_context("device_target") != "CPU":
+        return {}
+    version = tuple(int(part) for part in ms.__version__.split(".")[:2])
+    wanted = _HOST if version >= (2, 8) else {}
+    if version >= (2, 9) and _has_avx512() and _convolves(network):
+        wanted = {**wanted, **_KERNELS}
+    chosen = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(chosen)
+    return chosen
+
+
+def _convolves(network: nn.Cell) -> bool:
+    return any(isinstance(cell, _CONVOLUTIONS) for _, cell in network.cells_and_names())
+
+
+def _has_avx512() -> bool:
+    try:
+        return "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False

@@ -1,0 +1,117 @@
+"""Where does a window end?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import _check
+
+TAILS = ("flush", "carry", "drop")
+
+
+def is_full(micro_batches: Any, window: Any) -> Any:
+    """Return whether a window of size `window` that holds `micro_batches` ends here.
+
+    The one rule that decides it, on the host with ints and inside a graph with tensors.
+    """
+    return micro_batches >= window
+
+
+def mark_ends(micro_batches: Iterable, window: int, held: int = 0) -> Iterator[tuple[Any, bool]]:
+    """Yield each micro-batch with whether its window ends with it.
+
+    Args:
+        micro_batches (Iterable): the micro-batches of one epoch.
+        window (int): the window's size.
+        held (int): how many micro-batches the first window holds already. Default: 0.
+    """
+    for micro_batch in micro_batches:
+        held += 1
+        full = is_full(held, window)
+        if full:
+            held = 0
+        yield micro_batch, full
+
+
+def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
+    """Split one batch into micro-batches of `micro_batch_size` rows; the last may be shorter.
+
+    For the functional pattern: weight each micro-batch by its rows, give the `Accumulator` a window of as many
+    micro-batches as a full batch has, and after each batch call its `flush()`, which does nothing after a full one.
+
+    Args:
+        batch (Union[Tensor, tuple, list]): a tensor or array, or several with one row a sample each.
+        micro_batch_size (int): rows of a micro-batch.
+
+    Returns:
+        Iterator[tuple], the same tensors, cut to each micro-batch's rows.
+
+    Raises:
+        TypeError: If `micro_batch_size` is not an int.
+        ValueError: If `micro_batch_size` is less than 1, or the tensors differ in their rows.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ms_accum import split_batch
+        >>> images, labels = np.zeros((100, 1, 32, 32)), np.arange(100)
+        >>> [len(rows) for _, rows in split_batch((images, labels), 32)]
+        [32, 32, 32, 4]
+    """
+    size = _check.positive_int("split_batch", "micro_batch_size", micro_batch_size)
+    columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    rows = {column.shape[0] for column in columns}
+    if len(rows) != 1:
+        _check.refuse(ValueError, "split_batch", "batch", "tensors with the same number of rows", sorted(rows))
+    starts = range(0, rows.pop(), size)
+    return (tuple(column[start : start + size] for column in columns) for start in starts)
+
+
+def mark_batch_ends(batches: Iterable, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
+    """Yield the micro-batches of whole batches, each with whether its batch, its window, ends with it."""
+    for batch in batches:
+        pieces = list(split_batch(batch, micro_batch_size))
+        yield from mark_ends(pieces, len(pieces))
+
+
+def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
+    """Return how many updates an epoch makes, for building learning-rate schedules.
+
+    Args:
+        micro_batches (int): micro-batches in an epoch.
+        mini_steps (int): the window's size.
+        tail (str): what becomes of a last, shorter window: ``"flush"`` updates with what is there,
+            ``"drop"`` forgets it, ``"carry"`` goes on with it in the next epoch. Default: ``"flush"``.
+        epoch (Optional[int]): which epoch, from 1. It matters for ``"carry"`` only, where epochs
+            differ by one update. Default: ``None``, the first.
+
+    Returns:
+        int, the updates in that epoch.
+
+    Raises:
+        TypeError: If `micro_batches`, `mini_steps` or `epoch` is not an int.
+        ValueError: If one of them is less than 1, or `tail` is none of the three.
+
+    Examples:
+        >>> from ms_accum import updates_per_epoch
+        >>> updates_per_epoch(1875, 4), updates_per_epoch(1875, 4, "drop")
+        (469, 468)
+        >>> [updates_per_epoch(3, 2, "carry", epoch=epoch) for epoch in (1, 2, 3)]
+        [1, 2, 1]
+    """
+    owner = "updates_per_epoch"
+    micro_batches = _check.positive_int(owner, "micro_batches", micro_batches)
+    mini_steps = _check.positive_int(owner, "mini_steps", mini_steps)
+    epoch = _check.positive_int(owner, "epoch", 1 if epoch is None else epoch)
+    _check.one_of(owner, "tail", tail, TAILS)
+    before = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
+    return updates_in_run(micro_batches, mini_steps, tail, epoch) - before
+
+
+def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
+    """Return how many updates some epochs make, the first of which finds `held` micro-batches in its window."""
+    if tail == "carry":
+        return (held + epochs * micro_batches) // mini_steps
+    full = micro_batches // mini_steps
+    short = tail == "flush" and full * mini_steps < micro_batches
+    return epochs * (full + short)

@@ -1,0 +1,59 @@
+"""What does every test start from?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# Before MindSpore is imported. On CPU the wheel's oneDNN takes a reference kernel for convolutions where
+# AVX-512 is there, and its host thread spins while kernels want the cores: both together make LeNet5, and
+# these tests, ten times slower. The settings change speed, not what is tested.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
+os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # plain `pytest` in a clone, without an installation
+
+import mindspore as ms  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+try:
+    from mindspore.graph import api as graph_api
+except ImportError:  # before MindSpore 2.9
+    from mindspore.common import api as graph_api
+
+
+@pytest.fixture(autouse=True)
+def graph_mode(tmp_path, monkeypatch):
+    """Start each test in graph mode, from one seed, in a folder of its own.
+
+    A compilation that is refused leaves a folder `rank_0` behind, wherever the process is.
+    """
+    monkeypatch.chdir(tmp_path)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+
+
+@pytest.fixture
+def rng():
+    return np.random.RandomState(1)
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """Return a list that grows by the name of each graph that is really compiled.
+
+    MindSpore has no public counter. It asks whether a graph is compiled again and again just before
+    each compilation, of Cells and of jit functions alike, and never when it takes one from its cache.
+    """
+    seen = []
+    asked = graph_api._check_recompile
+
+    def count(obj, args, kwargs, full_name, create_time, name):
+        seen.append(name)
+        return asked(obj, args, kwargs, full_name, create_time, name)
+
+    monkeypatch.setattr(graph_api, "_check_recompile", count)
+    return seen

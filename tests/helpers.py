@@ -1,0 +1,120 @@
+"""What do several test files need?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+import ms_accum.accumulator
+import ms_accum.windows
+from ms_accum import GradientAccumulation, _tree
+
+
+class Slope(nn.Cell):
+    """The mean over rows of w * x, as its own loss: the gradient is the mean of x, whatever w is."""
+
+    def __init__(self, columns=1, dtype=ms.float32):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(columns), dtype), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w, 1))
+
+
+def micro_batch(*values, rows=1):
+    """Return a micro-batch of one column whose `rows` rows all are `values`."""
+    return (Tensor(np.tile(np.array(values, np.float32), (rows, 1))),)
+
+
+class Recorder:
+    """A reporter that keeps what it is told, and with each record what `watch` returned."""
+
+    def __init__(self, watch=lambda: None):
+        self.watch, self.records, self.seen = watch, [], []
+        self.planned, self.closed = None, False
+
+    def start(self, updates):
+        self.planned = updates
+
+    def update(self, record):
+        self.records.append(record)
+        self.seen.append(self.watch())
+
+    def close(self):
+        self.closed = True
+
+
+def slope_driver(lr=1.0, columns=1, **options):
+    """Return a driver of Slope with plain SGD from 0: with lr 1, minus the weight is the gradient seen."""
+    network = Slope(columns)
+    return GradientAccumulation(network, None, nn.SGD([network.w], lr), **options)
+
+
+def seen_gradient(model):
+    return -model._network.w.asnumpy()
+
+
+def run(model, dataset, mini_steps=None, epochs=1, watch=lambda: None, **options):
+    """Train without a checkpoint and return the Recorder."""
+    recorder = Recorder(watch)
+    model.train_process(epochs, dataset, mini_steps, report=(recorder,), ckpt_path=None, **options)
+    return recorder
+
+
+def values(parameters):
+    return [parameter.asnumpy().copy() for parameter in parameters]
+
+
+def restore(parameters, arrays):
+    for parameter, array in zip(parameters, arrays):
+        ops.assign(parameter, Tensor(array))  # a compiled jit function does not see set_data
+
+
+def forward_of(network, loss_fn):
+    def forward(x, y):
+        return loss_fn(network(x), y)
+
+    return forward
+
+
+def batches(rng, rows, features=6, classes=3):
+    """Return a micro-batch for each of `rows`: random features and labels."""
+    return [
+        (
+            Tensor(rng.randn(count, features).astype(np.float32)),
+            Tensor(rng.randint(0, classes, count).astype(np.int32)),
+        )
+        for count in rows
+    ]
+
+
+def joined(micro_batches):
+    """Return several micro-batches as one."""
+    return tuple(Tensor(np.concatenate([column.asnumpy() for column in columns])) for columns in zip(*micro_batches))
+
+
+def _no_division(gradients, divisor):
+    return gradients
+
+
+def _no_clear(total):
+    return total
+
+
+def _one_late(micro_batches, window):
+    return micro_batches > window
+
+
+# What is broken on purpose, to see that a check notices: (module, name, what it becomes).
+MUTATIONS = {
+    "no division": [(_tree, "divide", _no_division), (_tree, "divide_in_place", _no_division)],
+    "no clear": [(_tree, "clear", _no_clear)],
+    "one late": [(ms_accum.windows, "is_full", _one_late), (ms_accum.accumulator, "is_full", _one_late)],
+}
+
+
+def mutate(monkeypatch, mutation):
+    """Break ms_accum in the way that `mutation` names; None leaves it alone."""
+    for module, name, replacement in MUTATIONS.get(mutation, ()):
+        monkeypatch.setattr(module, name, replacement)

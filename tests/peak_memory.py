@@ -1,0 +1,26 @@
+"""Print the peak memory, in MB, of a run on a large MLP: python tests/peak_memory.py sum|mean|copied"""
+
+import re
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+import ms_accum._tree as tree
+from ms_accum import GradientAccumulation
+
+kind = sys.argv[1]
+if kind == "copied":  # a mutant: the gradients are divided into a second set
+    tree.divide_in_place = tree.divide
+
+ms.set_context(mode=ms.GRAPH_MODE)
+network = nn.SequentialCell(nn.Dense(1024, 4096), nn.ReLU(), nn.Dense(4096, 4096), nn.ReLU(), nn.Dense(4096, 10))
+optimizer = nn.SGD(network.trainable_params(), 0.001)
+reduction = "sum" if kind == "sum" else "mean"
+model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, reduction=reduction)
+batch = (np.ones((8, 1024), np.float32), np.zeros(8, np.int32))
+model.train_process(1, [batch] * 6, mini_steps=2, report=(), ckpt_path=None)
+# Not ru_maxrss: a process inherits that of the one that started it.
+print(int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))[1]) // 1024)

@@ -1,0 +1,149 @@
+"""What should come out? The maths in NumPy float64, by plain loops; nothing here imports ms_accum."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+
+def float64(arrays):
+    return [np.asarray(array, np.float64) for array in arrays]
+
+
+def window_gradient(gradients, weights=None, reduction="mean"):
+    """Return what the optimizer must see after micro-batches with these gradients, a list of arrays each."""
+    weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else weights
+    total = [np.zeros(np.shape(array)) for array in gradients[0]]
+    for gradient, weight in zip(gradients, weights):
+        total = [held + weight * array for held, array in zip(total, float64(gradient))]
+    return total if reduction == "sum" else [held / float(sum(weights)) for held in total]
+
+
+def global_norm(gradients):
+    return float(np.sqrt(sum(np.sum(array**2) for array in float64(gradients))))
+
+
+def clip(gradients, bound):
+    norm = global_norm(gradients)
+    return [array * (bound / norm if norm > bound else 1.0) for array in float64(gradients)]
+
+
+class Window(NamedTuple):
+    """One update: in which epoch it happens, and which micro-batches, numbered from 0, are in it."""
+
+    epoch: int
+    micro_batches: tuple
+
+
+def windows(micro_batches, window, epochs, tail):
+    """Return each window of a run and what is left at its end: one micro-batch after the other."""
+    made, held, number = [], [], 0
+    for epoch in range(1, epochs + 1):
+        for _ in range(micro_batches):
+            held.append(number)
+            number += 1
+            if len(held) == window:
+                made.append(Window(epoch, tuple(held)))
+                held = []
+        if held and tail == "flush":
+            made.append(Window(epoch, tuple(held)))
+        if tail != "carry":
+            held = []
+    return made, held
+
+
+def miss(actual, expected, rtol, atol=0.0):
+    """Return the largest error in units of the tolerance: up to 1 is equal, and a mutant must reach 100.
+
+    `atol` is absolute. NaN is as far off as can be.
+    """
+    worst = 0.0
+    for got, want in zip(float64(actual), float64(expected)):
+        assert got.shape == want.shape
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error = np.where(got == want, 0.0, np.abs(got - want) / (atol + rtol * np.abs(want)))
+        worst = max(worst, float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0)))
+    return worst
+
+
+def gradient_miss(actual, expected):
+    """The same with the tolerance of gradients: 1e-5, or 1e-6 of the parameter's largest element."""
+    return max(
+        miss([got], [want], 1e-5, 1e-6 * float(np.max(np.abs(want), initial=0.0)))
+        for got, want in zip(actual, expected)
+    )
+
+
+def digest(arrays):
+    """Return the SHA-256 over the raw bytes of all arrays, in their order."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+# The optimizers, in MindSpore's formulas. Each is a function of (w, g, state, t, lr, decay) for one
+# parameter, with t from 1, that changes `state` and returns the new w.
+
+
+def sgd(w, g, state, t, lr, decay=0.0, momentum=0.0, nesterov=False):
+    g = g + decay * w
+    if not momentum:
+        return w - lr * g
+    state["v"] = g if t == 1 else momentum * state["v"] + g
+    return w - lr * (g + momentum * state["v"] if nesterov else state["v"])
+
+
+def momentum(w, g, state, t, lr, decay=0.0, momentum=0.9):
+    g = g + decay * w
+    state["v"] = state.get("v", 0.0) * momentum + g
+    return w - lr * state["v"]
+
+
+def _moments(g, state, beta1, beta2):
+    state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * g
+    state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * g**2
+    return state["m"], state["v"]
+
+
+def adam(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-8):
+    """As the kernel computes it: the correction of the bias is in the rate, and `eps` is not corrected."""
+    m, v = _moments(g + decay * w, state, *betas)
+    return w - lr * np.sqrt(1 - betas[1] ** t) / (1 - betas[0] ** t) * m / (np.sqrt(v) + eps)
+
+
+def adam_corrected(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-8):
+    """As `mint.optim` has it: both moments are corrected before `eps` is added."""
+    m, v = _moments(g + decay * w, state, *betas)
+    return w - lr * (m / (1 - betas[0] ** t)) / (np.sqrt(v / (1 - betas[1] ** t)) + eps)
+
+
+def adam_weight_decay(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-6):
+    m, v = _moments(g, state, *betas)
+    return w - lr * (m / (np.sqrt(v) + eps) + decay * w)
+
+
+def rmsprop(w, g, state, t, lr, decay=0.0, rho=0.9, momentum=0.0, eps=1e-10):
+    g = g + decay * w
+    state["s"] = rho * state.get("s", 1.0) + (1 - rho) * g**2
+    state["m"] = momentum * state.get("m", 0.0) + lr / np.sqrt(state["s"] + eps) * g
+    return w - state["m"]
+
+
+def adagrad(w, g, state, t, lr, decay=0.0, start=0.1):
+    g = g + decay * w
+    state["s"] = state.get("s", start) + g**2
+    return w - lr * g / np.sqrt(state["s"])
+
+
+def train(update, weights, gradients, lr, decay=0.0, **options):
+    """Return the weights after one update for each of `gradients`; `lr` is a number or one a update."""
+    weights, states = float64(weights), [{} for _ in weights]
+    rates = [lr] * len(gradients) if np.isscalar(lr) else lr
+    for t, (gradient, rate) in enumerate(zip(gradients, rates), start=1):
+        weights = [
+            update(w, g, state, t, rate, decay, **options) for w, g, state in zip(weights, float64(gradient), states)
+        ]
+    return weights

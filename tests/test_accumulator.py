@@ -1,0 +1,622 @@
+"""What happens to a gradient, and in which order?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore.common.initializer import initializer
+
+import ms_accum.accumulator
+from helpers import Slope, batches, forward_of, joined, mutate, values
+from ms_accum import Accumulator, _tree, split_batch
+from reference import clip, digest, global_norm, miss, window_gradient
+
+DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
+
+
+def weights_of(*shapes, dtype=ms.float32):
+    return [
+        Parameter(initializer("zeros", shape, dtype).init_data(), name=f"w{number}")
+        for number, shape in enumerate(shapes)
+    ]
+
+
+def as_gradients(*arrays, dtype=ms.float32):
+    return tuple(Tensor(np.atleast_1d(array), dtype) for array in arrays)
+
+
+def compiled(accumulator):
+    """Return the step that feeds an accumulator.
+
+    A tuple handed to a compiled function is a constant, and each new one is compiled anew: it takes tensors.
+    """
+
+    @ms.jit
+    def step(*grads):
+        return accumulator(grads)
+
+    return step
+
+
+def compiled_weighted(accumulator):
+    @ms.jit
+    def step(weight, *grads):
+        return accumulator(grads, weight)
+
+    return step
+
+
+class Fed:
+    """An Accumulator in front of SGD(1.0) from 0: minus the parameters are the gradients that it saw."""
+
+    def __init__(self, accumulate_step, *arguments, shapes=((1,),), **options):
+        self.parameters = weights_of(*shapes)
+        self.accumulator = Accumulator(nn.SGD(self.parameters, 1.0), accumulate_step, *arguments, **options)
+        self.step = compiled(self.accumulator)
+        self.weighted = compiled_weighted(self.accumulator)
+
+    def feed(self, *micro_gradients):
+        """Feed numbers, each the gradient of a micro-batch, and return whether each one updated."""
+        return [bool(self.step(*as_gradients(gradient)).asnumpy()) for gradient in micro_gradients]
+
+    def feed_weighted(self, *pairs):
+        for gradient, weight in pairs:
+            self.weighted(Tensor(weight, ms.float32), *as_gradients(gradient))
+
+    @property
+    def seen(self):
+        return [-value for value in values(self.parameters)]
+
+
+def accumulators_of(accumulator):
+    return values(accumulator._grad_sum)
+
+
+# E6
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 10.0)])
+def test_one_to_four(reduction, expected):
+    fed = Fed(4, reduction=reduction)
+    assert fed.feed(1, 2, 3, 4) == [False, False, False, True]
+    assert fed.seen == [expected]
+    assert expected == window_gradient([[1], [2], [3], [4]], reduction=reduction)[0]
+
+
+def test_large_gradients_cancel():
+    fed = Fed(4, reduction="mean")
+    fed.feed(1e8, -1e8, 3, 1)
+    assert fed.seen == [1.0]
+
+
+@pytest.mark.parametrize("mutation", ["no division", "no clear", "one late"])
+def test_one_to_four_twice_notices(mutation, monkeypatch):
+    expected = [np.array([5.0])]
+    intact = Fed(4, reduction="mean")
+    intact.feed(1, 2, 3, 4, 1, 2, 3, 4)
+    assert miss(intact.seen, expected, 1e-7) == 0
+    mutate(monkeypatch, mutation)
+    broken = Fed(4, reduction="mean")
+    broken.feed(1, 2, 3, 4, 1, 2, 3, 4)
+    assert miss(broken.seen, expected, 1e-5) >= 100
+
+
+# The mean, exact for uneven micro-batches
+
+
+def test_weights():
+    fed = Fed(3, reduction="mean")
+    fed.feed_weighted((1, 8), (2, 8), (7, 4))
+    assert fed.seen == [np.float32((1 * 8 + 2 * 8 + 7 * 4) / 20)]
+    assert miss(fed.seen, window_gradient([[[1]], [[2]], [[7]]], [8, 8, 4]), 1e-7) <= 1
+    unweighted = Fed(3, reduction="mean")
+    unweighted.feed(1, 2, 7)
+    assert miss(unweighted.seen, fed.seen, 1e-5) >= 100
+
+
+def test_a_weight_may_be_a_python_number():
+    fed = Fed(2, reduction="mean")
+    accumulator = fed.accumulator
+
+    @ms.jit
+    def step(rows, *grads):
+        return accumulator(grads, rows.shape[0])
+
+    step(Tensor(np.zeros(3), ms.float32), *as_gradients(1.0))
+    step(Tensor(np.zeros(1), ms.float32), *as_gradients(5.0))
+    assert fed.seen == [2.0]
+
+
+def test_flush_divides_by_what_is_there():
+    fed = Fed(4, reduction="mean")
+    fed.feed(1, 2)
+    assert fed.accumulator.flush() is True
+    assert fed.seen == [1.5]
+    assert fed.accumulator.flush() is False
+    assert (fed.accumulator.updates, fed.accumulator.micro_batches) == (1, 0)
+
+
+def test_flush_of_a_sum():
+    fed = Fed(4)
+    fed.feed(1, 2)
+    fed.accumulator.flush()
+    assert fed.seen == [3.0]
+
+
+def test_flush_says_that_it_skipped():
+    fed = Fed(4)
+    fed.feed(np.nan)
+    assert fed.accumulator.flush() is False
+    assert (fed.accumulator.skipped, fed.accumulator.micro_batches) == (1, 0)
+
+
+def test_clear_forgets():
+    fed = Fed(2, reduction="mean")
+    fed.feed(7)
+    fed.accumulator.clear()
+    assert fed.accumulator.micro_batches == 0
+    assert fed.feed(1, 2) == [False, True]
+    assert fed.seen == [1.5]
+
+
+def test_counters():
+    fed = Fed(2)
+    seen = []
+    for gradient in (1.0, 1.0, np.inf, 1.0, 1.0):
+        fed.feed(gradient)
+        state = fed.accumulator
+        seen.append((state.updated, state.micro_batches, state.updates, state.skipped))
+    assert seen == [(False, 1, 0, 0), (True, 0, 1, 0), (False, 1, 1, 0), (False, 0, 1, 1), (False, 1, 1, 1)]
+
+
+# E3
+
+
+@pytest.mark.parametrize("make", [nn.Momentum, nn.Adam])
+def test_nothing_moves_before_the_boundary(make):
+    parameters = weights_of((3,), (2, 2))
+    optimizer = make(parameters, 0.1, 0.9)
+    accumulator = Accumulator(optimizer, 3, reduction="mean")
+    step = compiled(accumulator)
+    gradients = as_gradients(np.ones(3), np.ones((2, 2)))
+    state = list(optimizer.get_parameters())
+    before = digest(values(state))
+    for _ in range(2):
+        step(*gradients)
+        assert digest(values(state)) == before
+        assert int(optimizer.global_step.asnumpy()[0]) == 0
+        assert all(np.all(array) for array in accumulators_of(accumulator))
+    step(*gradients)
+    assert digest(values(state)) != before
+    assert int(optimizer.global_step.asnumpy()[0]) == 1
+    assert not any(np.any(array) for array in accumulators_of(accumulator))
+
+
+def test_accumulators_that_are_not_cleared_are_noticed(monkeypatch):
+    mutate(monkeypatch, "no clear")
+    fed = Fed(2)
+    fed.feed(1, 1)
+    assert any(np.any(array) for array in accumulators_of(fed.accumulator))
+
+
+# E8
+
+
+def test_clipping_comes_after_accumulation():
+    fed = Fed(2, 1.0)
+    fed.feed(10, -10)
+    assert fed.accumulator.grad_norm == 0.0
+    assert fed.seen == [0.0]
+    fed.feed(10, -9.5)
+    assert fed.seen == [0.5]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("bound", [0.5, 2.0, 1e6])
+def test_the_norm_is_bounded(bound, reduction, rng):
+    shapes = ((40, 30), (7,), (1,))
+    fed = Fed(2, bound, shapes=shapes, reduction=reduction)
+    micro_gradients = [[rng.randn(*shape).astype(np.float32) for shape in shapes] for _ in range(2)]
+    for gradients in micro_gradients:
+        fed.step(*as_gradients(*gradients))
+    whole = window_gradient(micro_gradients, reduction=reduction)
+    assert fed.accumulator.grad_norm == pytest.approx(global_norm(whole), rel=1e-5)
+    assert global_norm(fed.seen) <= bound * (1 + 1e-6) or bound > 1e3
+    assert miss(fed.seen, clip(whole, bound), 1e-5, 1e-7) <= 1
+    early = window_gradient([clip(gradients, bound) for gradients in micro_gradients], reduction=reduction)
+    assert miss(early, clip(whole, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
+
+
+def test_the_bound_is_none_unless_given():
+    assert Fed(2).accumulator.clip_norm is None
+    assert Fed(2, 3).accumulator.clip_norm == 3.0
+
+
+def test_the_norm_is_that_of_the_unscaled_gradient():
+    parameters = weights_of((1,))
+    accumulator = Accumulator(nn.SGD(parameters, 1.0, loss_scale=8.0), 2, 1.0)
+    step = compiled(accumulator)
+    for gradient in (16.0, 24.0):
+        step(*as_gradients(gradient))
+    assert accumulator.grad_norm == 5.0
+    assert miss(values(parameters), [[-1.0]], 1e-6) <= 1
+
+
+# E9
+
+
+def in_half_precision(total, gradient):
+    return ops.assign(total, ops.cast(ops.cast(total + gradient, ms.float16), ms.float32))
+
+
+def add_in_half_precision(total, gradients):
+    return _tree._map(in_half_precision, total, gradients)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_half_precision_gradients_are_summed_in_float32(dtype):
+    fed = Fed(4096)
+    gradients = as_gradients(1e-4, dtype=DTYPES[dtype])
+    rounded = float(gradients[0].astype(ms.float32).asnumpy()[0])
+    for _ in range(4096):
+        fed.step(*gradients)
+    assert fed.seen[0][0] == pytest.approx(4096 * rounded, abs=1e-6)
+    if dtype == "float16":
+        assert fed.seen[0][0] == pytest.approx(0.4096, abs=1e-4)
+
+
+def test_a_sum_in_float16_is_noticed(monkeypatch):
+    monkeypatch.setattr(_tree, "add", add_in_half_precision)
+    fed = Fed(4096)
+    gradients = as_gradients(1e-4, dtype=ms.float16)
+    for _ in range(4096):
+        fed.step(*gradients)
+    assert abs(fed.seen[0][0] - 0.4096) >= 100 * 1e-4
+
+
+def test_float16_parameters_get_float16_gradients():
+    parameters = weights_of((1,), dtype=ms.float16)
+    accumulator = Accumulator(nn.Momentum(parameters, 1.0, 0.9), 2, reduction="mean")
+    step = compiled(accumulator)
+    for gradient in (1.0, 2.0):
+        step(*as_gradients(gradient, dtype=ms.float16))
+    assert values(parameters)[0].dtype == np.float16
+    assert values(parameters)[0] == -1.5
+
+
+# Storage that changes between two windows
+
+
+class Step(nn.Cell):
+    """A train step as a Cell. (A `ms.jit` function does not see `set_data` once it ran, with branches or without.)"""
+
+    def __init__(self, accumulator):
+        super().__init__(auto_prefix=False)
+        self.accumulator = accumulator
+
+    def construct(self, gradient):
+        return self.accumulator((gradient,))
+
+
+def momentum_of_the_second_window(*, touched):
+    """Return the parameter after a second window, before which the moments were set to 10 by name."""
+    parameters = weights_of((1,))
+    optimizer = nn.Momentum(parameters, 1.0, 1.0)
+    accumulator = Accumulator(optimizer, 2)
+    if not touched:
+        accumulator._boundary._touched = ()
+    step, one = Step(accumulator), Tensor([1.0], ms.float32)
+    step(one), step(one)
+    optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
+    step(one), step(one)
+    return values(parameters)[0].item()
+
+
+def test_optimizer_state_that_is_set_between_windows_is_used():
+    assert momentum_of_the_second_window(touched=True) == -2 - (10 + 2)
+
+
+def test_without_the_touch_it_would_not_be():
+    assert momentum_of_the_second_window(touched=False) != -2 - (10 + 2)
+
+
+# E10
+
+
+def test_the_window_changes_between_windows_without_compiling(compiles):
+    accumulator = Fed(2).accumulator
+
+    @ms.jit
+    def step(gradient):  # a tuple of gradients would be a constant, and compiled anew at each call
+        return accumulator((gradient,))
+
+    def feed(window):
+        return [bool(step(*as_gradients(1)).asnumpy()) for _ in range(window)]
+
+    feed(2)
+    compiled_so_far = len(compiles)
+    for window in (3, 5, 2):
+        accumulator.accumulate_step = window
+        assert accumulator.accumulate_step == window
+        assert feed(window) == [False] * (window - 1) + [True]
+    assert len(compiles) == compiled_so_far == 1
+
+
+def test_the_window_does_not_change_inside_a_window():
+    fed = Fed(3)
+    fed.feed(1)
+    with pytest.raises(RuntimeError, match="can't change inside a window, which holds 1 micro-batches. Call 'flush"):
+        fed.accumulator.accumulate_step = 2
+    assert fed.accumulator.accumulate_step == 3
+    fed.accumulator.clear()
+    fed.accumulator.accumulate_step = 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_the_window_does_not_change_from_or_to_1(before, after):
+    with pytest.raises(ValueError, match="can't change from or to 1"):
+        Fed(before).accumulator.accumulate_step = after
+
+
+# Windows that are skipped
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("accumulate_step", [1, 2])
+def test_a_window_that_is_not_finite_is_skipped(accumulate_step, poison):
+    parameters = weights_of((2,), (3,))
+    optimizer = nn.Adam(parameters, 0.1)
+    accumulator = Accumulator(optimizer, accumulate_step, 1.0, reduction="mean")
+    step = compiled(accumulator)
+    good = as_gradients(np.ones(2), np.ones(3))
+    bad = as_gradients(np.ones(2), [1.0, poison, 1.0])
+    state = list(optimizer.get_parameters())
+    for _ in range(accumulate_step):
+        step(*good)
+    before = digest(values(state))
+    for gradients in [bad] + [good] * (accumulate_step - 1):
+        step(*gradients)
+    assert digest(values(state)) == before
+    assert (accumulator.updates, accumulator.skipped, accumulator.updated) == (1, 1, False)
+    assert not np.isfinite(accumulator.grad_norm)
+    for _ in range(accumulate_step):
+        step(*good)
+    assert (accumulator.updates, accumulator.skipped, accumulator.updated) == (2, 1, True)
+    assert accumulator.grad_norm == pytest.approx(np.sqrt(5))
+    assert all(np.isfinite(array).all() for array in values(state))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_the_window_after_a_skipped_one_is_clean(poison):
+    fed = Fed(2, reduction="mean")
+    fed.feed(poison, 1, 2, 4)
+    assert fed.seen == [3.0]
+
+
+def cleared_by_multiplication(total):
+    return _tree._map(times_zero, total)
+
+
+def times_zero(total):
+    return ops.assign(total, total * 0.0)
+
+
+def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
+    monkeypatch.setattr(_tree, "clear", cleared_by_multiplication)
+    fed = Fed(2, reduction="mean")
+    fed.feed(np.nan, 1, 2, 4)
+    assert fed.accumulator.skipped == 2
+
+
+# A window of 1
+
+
+def test_a_window_of_1_allocates_nothing(monkeypatch):
+    made = []
+    monkeypatch.setattr(ms_accum.accumulator, "new_grad_sum", lambda *arguments: made.append(arguments))
+    Accumulator(nn.SGD(weights_of((2,)), 1.0), 1, reduction="mean")
+    assert not made
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_window_of_1_is_the_optimizer(reduction, rng):
+    arrays = [rng.randn(4, 3).astype(np.float32), rng.randn(3).astype(np.float32)]
+    results = []
+    for accumulate in (False, True):
+        parameters = weights_of((4, 3), (3,))
+        optimizer = nn.Adam(parameters, 0.1)
+        step = compiled(Accumulator(optimizer, 1, reduction=reduction)) if accumulate else compiled(optimizer)
+        for _ in range(3):
+            step(*as_gradients(*arrays))
+        results.append(digest(values(optimizer.get_parameters())))
+    assert results[0] == results[1]
+
+
+def test_a_window_of_1_counts():
+    fed = Fed(1, reduction="mean")
+    fed.feed_weighted((3, 5))
+    assert fed.seen == [3.0]
+    assert (fed.accumulator.updates, fed.accumulator.updated, fed.accumulator.micro_batches) == (1, True, 0)
+    assert fed.accumulator.flush() is False
+
+
+# The functional pattern
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
+    window = batches(rng, [8, 8, 8])
+    network, loss_fn = nn.Dense(6, 3), nn.CrossEntropyLoss()
+    forward = forward_of(network, loss_fn)
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    start = values(optimizer.parameters)
+    expected = ms.value_and_grad(forward, None, optimizer.parameters)(*joined(window))[1]
+    accumulator = Accumulator(optimizer, 3, reduction=reduction)
+    divisor = 3 if reduction == "sum" else 1
+
+    def divided(x, y):
+        return loss_fn(network(x), y) / divisor
+
+    grad_fn = ms.value_and_grad(divided, None, optimizer.parameters)
+
+    @ms.jit
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        accumulator(grads)
+        return loss
+
+    for columns in window:
+        train_step(*columns)
+    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
+    assert miss(seen, values(expected), 1e-5, 1e-6) <= 1
+    assert miss(seen, [3 * array for array in values(expected)], 1e-5, 1e-6) >= 100
+
+
+def test_whole_batches_in_the_functional_pattern(rng):
+    (batch,) = batches(rng, [10])
+    network, loss_fn = nn.Dense(6, 3), nn.CrossEntropyLoss()
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    start = values(optimizer.parameters)
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
+    expected = grad_fn(*batch)[1]
+    accumulator = Accumulator(optimizer, 3, reduction="mean")
+
+    @ms.jit
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        accumulator(grads, x.shape[0])
+        return loss
+
+    for columns in split_batch(batch, 4):
+        train_step(*columns)
+    assert accumulator.flush() is False
+    assert accumulator.updates == 1
+    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
+    assert miss(seen, values(expected), 1e-5, 1e-6) <= 1
+
+
+def test_it_runs_in_pynative_too():
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    parameters = weights_of((1,))
+    accumulator = Accumulator(nn.SGD(parameters, 1.0), 2, reduction="mean")
+    for gradient in (1.0, 2.0, 3.0):
+        accumulator(as_gradients(gradient))
+    assert values(parameters) == [-1.5]
+    assert accumulator.flush()
+    assert values(parameters) == [-4.5]
+
+
+# Names
+
+
+def state_of(accumulator):
+    return [value for value in vars(accumulator).values() if isinstance(value, Parameter)] + [*accumulator._grad_sum]
+
+
+def test_all_state_has_names_of_its_own_and_is_not_trained():
+    parameters = weights_of((2,), (3,))
+    optimizer = nn.SGD(parameters, 1.0)
+    state = [p for _ in range(2) for p in state_of(Accumulator(optimizer, 2, reduction="mean"))]
+    names = [parameter.name for parameter in [*state, *optimizer.get_parameters()]]
+    assert len(set(names)) == len(names)
+    assert not any(parameter.requires_grad for parameter in state)
+    assert all(parameter.dtype == ms.float32 for parameter in state if "grad_sum" in parameter.name)
+
+
+def test_two_accumulators_in_one_graph():
+    parameters = weights_of((1,))
+    # Two optimizers of `nn` don't go into one graph: MindSpore calls the counter of each `global_step`.
+    optimizer = nn.SGD(parameters, 1.0)
+    one, two = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
+
+    @ms.jit
+    def step(*grads):
+        one(grads)
+        return two(grads)
+
+    for gradient in (1, 2, 3, 4, 5, 6):
+        step(*as_gradients(gradient))
+    assert (one.updates, two.updates) == (3, 2)
+    assert values(parameters) == [-(21.0 + 2.0 + 5.0)]
+
+
+def test_two_accumulators_in_one_process():
+    one, two = Fed(2), Fed(2)
+    one.feed(1)
+    two.feed(5, 5)
+    one.feed(1)
+    assert (one.seen, two.seen) == ([2.0], [10.0])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "match"),
+    [
+        ((0,), {}, ValueError, "'accumulate_step' must be an int >= 1, but got 0."),
+        ((-1,), {}, ValueError, "'accumulate_step' must be an int >= 1, but got -1."),
+        ((1.5,), {}, TypeError, "'accumulate_step' must be an int >= 1, but got 1.5"),
+        ((True,), {}, TypeError, "'accumulate_step' must be an int >= 1, but got True"),
+        (("4",), {}, TypeError, "'accumulate_step' must be an int >= 1, but got '4'"),
+        ((2, 0.0), {}, ValueError, "'clip_norm' must be a finite number > 0, but got 0.0."),
+        ((2, float("nan")), {}, ValueError, "'clip_norm' must be a finite number > 0, but got nan."),
+        ((2, "1"), {}, TypeError, "'clip_norm' must be a number > 0, but got '1'"),
+        ((2,), {"reduction": "none"}, ValueError, "'reduction' must be one of 'mean', 'sum', but got 'none'."),
+    ],
+)
+def test_bad_arguments(arguments, options, error, match):
+    with pytest.raises(error) as caught:
+        Accumulator(nn.SGD(weights_of((1,)), 1.0), *arguments, **options)
+    assert str(caught.value).startswith(f"For 'Accumulator', {match}")
+
+
+def test_an_accumulate_step_that_is_set_is_checked():
+    with pytest.raises(ValueError, match="For 'Accumulator', 'accumulate_step' must be an int >= 1, but got 0"):
+        Fed(2).accumulator.accumulate_step = 0
+
+
+def test_no_optimizer():
+    with pytest.raises(TypeError, match="For 'Accumulator', 'optimizer' must be a MindSpore optimizer, but got Slope"):
+        Accumulator(Slope(), 2)
+
+
+def test_a_weight_with_a_sum_is_refused():
+    fed = Fed(2)
+    with pytest.raises(ValueError, match="'weight' must come with reduction='mean', but got 'sum'"):
+        fed.feed_weighted((1, 8))
+
+
+@pytest.mark.parametrize(
+    ("gradients", "match"),
+    [
+        ((np.ones(2),), "'grads' must be as many as the optimizer's 2 parameters, but got 1"),
+        ((np.ones(3), np.ones(2)), r"'grads' must have the shapes .* but got .*3.* for .*2"),
+    ],
+)
+def test_gradients_of_another_network_are_refused(gradients, match):
+    step = compiled(Accumulator(nn.SGD(weights_of((2,), (3,)), 1.0), 2))
+    with pytest.raises(ValueError, match=match):
+        step(*as_gradients(*gradients))
+
+
+def grouped(parameters):
+    return [{"params": [parameter], "lr": 0.1} for parameter in parameters]
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (lambda parameters: nn.Lamb(parameters, 0.1), "nn.AdamWeightDecay"),
+        (lambda parameters: nn.LARS(nn.Momentum(parameters, 0.1, 0.9)), "nn.Momentum"),
+        (lambda parameters: mint.optim.AdamW(parameters, 0.1), "mindspore.experimental.optim.AdamW"),
+        (lambda parameters: nn.AdaFactor(grouped(parameters), learning_rate=0.1, relative_step=False), "nn.Adam"),
+    ],
+    ids=["Lamb", "LARS", "mint AdamW", "AdaFactor groups"],
+)
+def test_an_optimizer_that_does_not_run_on_cpu_is_refused_by_name(make, instead):
+    optimizer = make(weights_of((2,), (3,)))
+    with pytest.raises(ValueError, match=f"'optimizer' must be one that .*{instead}"):
+        Accumulator(optimizer, 2)

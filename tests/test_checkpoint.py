@@ -1,0 +1,264 @@
+"""Is a saved model whole, and one that does not fit refused before anything is touched?"""
+
+from __future__ import annotations
+
+import os
+import resource
+import zipfile
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from model_zoo import MLP, LeNet5
+from ms_accum.checkpoint import (
+    CheckpointError,
+    check_folder,
+    check_name,
+    differences,
+    load_model,
+    load_parameters,
+    save_model,
+)
+
+
+def arrays(network):
+    return {parameter.name: parameter.asnumpy().copy() for parameter in network.get_parameters()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+
+
+def half():
+    network = LeNet5()
+    for parameter in network.get_parameters():
+        parameter.set_dtype(ms.float16)
+    return network
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of a LeNet5."""
+    path = str(tmp_path / "model.ckpt")
+    save_model(LeNet5(), path)
+    return path
+
+
+def fail_to_write(network, path):
+    """Fail as a full disk does: after a part of the file."""
+    with open(path, "wb") as file:
+        file.write(b"a part")
+    raise OSError(28, "No space left on device", path)
+
+
+# Saving
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    network, other = LeNet5(), LeNet5()
+    assert not same(arrays(network), arrays(other))
+    save_model(network, str(tmp_path / "a.ckpt"))
+    load_model(other, str(tmp_path / "a.ckpt"))
+    assert same(arrays(network), arrays(other))
+
+
+def test_mindspore_reads_it(saved):
+    network = LeNet5()
+    load_model(network, saved)
+    plain = {name: parameter.asnumpy() for name, parameter in ms.load_checkpoint(saved).items()}
+    assert same(plain, arrays(network))
+
+
+def test_a_checkpoint_of_mindspore_is_loaded(tmp_path):
+    network, other = LeNet5(), LeNet5()
+    ms.save_checkpoint(network, str(tmp_path / "plain.ckpt"))
+    load_model(other, str(tmp_path / "plain.ckpt"))
+    assert same(arrays(network), arrays(other))
+
+
+def test_saving_again_replaces_the_file_and_leaves_nothing_else(saved, tmp_path):
+    network, other = LeNet5(), LeNet5()
+    save_model(network, saved)
+    load_model(other, saved)
+    assert same(arrays(network), arrays(other))
+    assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_the_old_checkpoint_survives_a_failing_save(saved, tmp_path, monkeypatch):
+    with open(saved, "rb") as file:
+        before = file.read()
+    monkeypatch.setattr(ms, "save_checkpoint", fail_to_write)
+    with pytest.raises(OSError, match="No space left"):
+        save_model(LeNet5(), saved)
+    with open(saved, "rb") as file:
+        assert file.read() == before
+    assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+@pytest.fixture
+def little_room():
+    """Let no file grow beyond 50,000 bytes; a LeNet5 takes 247,000."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_old_checkpoint_survives_a_full_disk(saved, little_room):
+    before = {name: parameter.asnumpy() for name, parameter in load_parameters(saved).items()}
+    with pytest.raises(OSError, match="File too large"):
+        save_model(LeNet5(), saved)
+    assert same(before, {name: parameter.asnumpy() for name, parameter in load_parameters(saved).items()})
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_and_is_reported_with_its_name(saved, little_room, tmp_path):
+    with pytest.raises(OSError, match="model.ckpt' can't be written: .*File too large"):
+        save_model(LeNet5(), saved)
+    assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_names_with_spaces_and_chinese_characters(tmp_path):
+    network, other = LeNet5(), LeNet5()
+    path = str(tmp_path / "梯度 累积.ckpt")
+    save_model(network, path)
+    load_model(other, path)
+    assert same(arrays(network), arrays(other))
+
+
+# Where to
+
+
+@pytest.mark.parametrize("path", ["new.ckpt", "folder/new.ckpt", Path("folder") / "new.ckpt", "old.ckpt"], ids=str)
+def test_what_passes_the_checks_is_saved(path, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "old.ckpt").touch()
+    check_name("train_process", path)
+    check_folder("train_process", path)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "old.ckpt"]
+    save_model(LeNet5(), path)
+    assert len(load_parameters(str(path))) == 8
+
+
+def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
+    save_model(LeNet5(), tmp_path / "a.ckpt")
+    load_model(LeNet5(), tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "message"),
+    [
+        (check_name, "model.pt", "'ckpt_path' must end with '.ckpt', but got 'model.pt'"),
+        (check_name, "", "'ckpt_path' must end with '.ckpt', but got ''"),
+        (check_name, "folder.ckpt", "'ckpt_path' must name a file, but got the folder 'folder.ckpt'"),
+        (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none/model.ckpt'. Make it"),
+        (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file/model.ckpt'"),
+    ],
+)
+def test_a_target_that_will_not_do_is_refused(check, path, message, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.ckpt").mkdir()
+    with pytest.raises(ValueError, match=f"^For 'train_process', {message}"):
+        check("train_process", path)
+
+
+def test_a_folder_that_is_read_only_is_refused(monkeypatch):
+    # Asked of the system, because tests may run as root, to whom no folder is read-only.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ValueError, match="the folder of 'ckpt_path' must be writable, but got 'model.ckpt'"):
+        check_folder("train_process", "model.ckpt")
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        (MLP, ["missing dense_relu_sequential.0.weight", "and 11 more"]),
+        (lambda: LeNet5(num_class=3), ["fc3.weight is Float32 (10, 84) instead of Float32 (3, 84)", "fc3.bias is"]),
+        (lambda: LeNet5(num_channel=3), ["conv1.weight is Float32 (6, 1, 5, 5) instead of Float32 (6, 3, 5, 5)"]),
+        (half, ["conv1.weight is Float32 (6, 1, 5, 5) instead of Float16 (6, 1, 5, 5)", "more"]),
+        (lambda: nn.SequentialCell(LeNet5()), ["missing 0.conv1.weight", "more"]),
+    ],
+    ids=["other network", "other classes", "other channels", "other type", "other names"],
+)
+def test_another_architecture_is_refused_and_nothing_touched(saved, network, names):
+    network = network()
+    before = arrays(network)
+    with pytest.raises(CheckpointError) as error:
+        load_model(network, saved)
+    assert [name for name in ["model.ckpt' is of another architecture: ", *names] if name not in str(error.value)] == []
+    assert same(before, arrays(network))
+
+
+def test_differences_are_named_one_by_one():
+    network = nn.Dense(2, 3)
+    given = {"weight": ms.Parameter(np.zeros((3, 4), np.float32)), "gamma": ms.Parameter(np.zeros(1, np.float32))}
+    assert differences(network, given) == [
+        "missing bias",
+        "unexpected gamma",
+        "weight is Float32 (3, 4) instead of Float32 (3, 2)",
+    ]
+    assert differences(network, {p.name: p for p in network.get_parameters()}) == []
+
+
+# What is no checkpoint
+
+
+def as_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "b")
+
+
+def as_npz(path):
+    with open(path, "wb") as file:
+        np.savez(file, a=np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("garbage\n" * 100),
+        lambda path: path.write_bytes(bytes(range(256)) * 10),
+        lambda path: path.write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."),
+        as_zip,
+        as_npz,
+        lambda path: path.mkdir(),
+        lambda path: None,
+    ],
+    ids=["empty", "text", "bytes", "pickle", "zip", "npz", "folder", "missing"],
+)
+def test_what_is_no_checkpoint_is_refused(write, tmp_path):
+    write(tmp_path / "bad.ckpt")
+    network = LeNet5()
+    before = arrays(network)
+    with pytest.raises(CheckpointError, match="bad.ckpt' is not a"):
+        load_model(network, str(tmp_path / "bad.ckpt"))
+    assert same(before, arrays(network))
+
+
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(saved, part, tmp_path):
+    with open(saved, "rb") as file:
+        whole = file.read()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: int(len(whole) * part)])
+    network = LeNet5()
+    before = arrays(network)
+    with pytest.raises(CheckpointError, match="cut.ckpt"):
+        load_model(network, str(tmp_path / "cut.ckpt"))
+    assert same(before, arrays(network))
+
+
+def test_another_ending_is_refused(saved, tmp_path):
+    os.rename(saved, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="model.pt"):
+        load_parameters(str(tmp_path / "model.pt"))
+
+
+def test_parameters_come_by_name(saved):
+    parameters = load_parameters(saved)
+    assert list(parameters) == list(arrays(LeNet5())) and parameters["fc3.bias"].shape == (10,)

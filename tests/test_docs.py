@@ -1,0 +1,215 @@
+"""Does everything run that the documentation shows?
+
+MindSpore compiles functions of files only, so each example becomes a program in a file. All programs
+run one after the other in one process, as the reader's would in a session of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import model_zoo
+import ms_accum
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+COMMANDS = [
+    "pip install -r requirements.txt && python train.py",
+    "pip install -r requirements.txt && pytest",
+]
+MARK = "\x1e"  # between the outputs of examples
+
+# Runs programs, each in a folder of its own, and writes what they printed as JSON; those of one document share
+# nothing with others but the process.
+RUNNER = """
+import contextlib, io, json, os, pathlib, runpy, sys, traceback
+
+results = {}
+for path in sys.argv[2:]:
+    folder = pathlib.Path(path).with_suffix("")
+    folder.mkdir()
+    os.chdir(folder)
+    printed, error = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except BaseException:
+            error = traceback.format_exc()
+    results[path] = {"printed": printed.getvalue(), "error": error}
+pathlib.Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+"""
+
+
+def docstrings():
+    """Return every docstring with examples, as doctests."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = []
+    for package in (ms_accum, model_zoo):
+        names = [package.__name__, *(f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__))]
+        for name in names:
+            module = importlib.import_module(name)
+            found += [test for test in finder.find(module, name, module=module) if test.examples]
+    return {test.name: test.examples for test in found}
+
+
+def is_expression(source):
+    body = ast.parse(source).body
+    return len(body) == 1 and isinstance(body[0], ast.Expr)
+
+
+def program_of(examples):
+    """Return a program that prints what an interactive session would, a MARK before each example's output."""
+    lines = ["import sys as _sys"]
+    for example in examples:
+        lines.append(f"_sys.stdout.write({MARK!r})")
+        source = example.source.rstrip("\n")
+        lines.append(f"_sys.displayhook((\n{source}\n))" if is_expression(source) else source)
+    return "\n".join(lines) + "\n"
+
+
+def blocks(text, language):
+    """Return a document's code blocks in one language."""
+    return re.findall(rf"^```{language}[ \t]*\n(.*?)^```[ \t]*$", text, re.MULTILINE | re.DOTALL)
+
+
+def execute(programs, folder):
+    """Run programs by name, in one process; return what each printed, and its traceback if it failed."""
+    paths = {name: folder / f"{name.replace('.', '_')}.py" for name in programs}
+    for name, source in programs.items():
+        paths[name].write_text(source, encoding="utf-8")
+    runner, results = folder / "run_all.py", folder / "results.json"
+    runner.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{RUNNER}", encoding="utf-8")
+    command = [sys.executable, str(runner), str(results), *map(str, paths.values())]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    by_path = json.loads(results.read_text(encoding="utf-8"))
+    return {name: by_path[str(path)] for name, path in paths.items()}
+
+
+def mismatches(examples, result):
+    """Say which examples printed something else than the docstring says."""
+    if result["error"]:
+        return [result["error"]]
+    checker, wrong = doctest.OutputChecker(), []
+    printed = result["printed"].split(MARK)[1:]
+    for example, got in zip(examples, printed):
+        flags = sum(flag for flag, wanted in example.options.items() if wanted)
+        if not checker.check_output(example.want, got, flags):
+            wrong.append(f"{example.source}{checker.output_difference(example, got, flags)}")
+    return wrong if len(printed) == len(examples) else [*wrong, f"{len(printed)} outputs"]
+
+
+def broken_links(text, folder):
+    """Return the relative links of a document that point at nothing."""
+    text = re.sub(r"^```.*?^```[ \t]*$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(\s*<?([^)\s>]+)", text) + re.findall(r"^\[[^\]]+\]:\s*<?([^\s>]+)", text, re.MULTILINE)
+    relative = [target.split("#")[0] for target in targets if not re.match(r"[a-z][a-z+.-]*:|#|//", target)]
+    return [target for target in relative if not (folder / target).exists()]
+
+
+DOCTESTS = docstrings()
+PYTHON = {path.name: blocks(path.read_text(encoding="utf-8"), "python") for path in DOCUMENTS}
+WITH_PYTHON = [name for name, found in PYTHON.items() if found]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What all examples and blocks printed; a document's blocks continue each other, so they are one program."""
+    programs = {name: program_of(examples) for name, examples in DOCTESTS.items()}
+    programs.update({name: "\n".join(PYTHON[name]) for name in WITH_PYTHON})
+    return execute(programs, tmp_path_factory.mktemp("programs"))
+
+
+@pytest.mark.parametrize("name", DOCTESTS)
+def test_docstring(name, results):
+    assert mismatches(DOCTESTS[name], results[name]) == []
+
+
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_python_blocks(name, results):
+    assert results[name]["error"] is None
+
+
+def test_the_examples_are_found():
+    assert {"ms_accum.accumulator.Accumulator", "ms_accum.windows.split_batch", "model_zoo.lenet.LeNet5"} <= set(
+        DOCTESTS
+    )
+
+
+def test_readme_begins_with_the_run_and_the_test():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [block.strip() for block in blocks(readme, "bash")[:2]] == COMMANDS
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_point_at_files(path):
+    assert broken_links(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+# The checks can fail
+
+
+GOOD = """
+>>> import mindspore as ms
+>>> def twice(x):
+...     return x + x
+>>> ms.jit(twice)(ms.Tensor([1, 2])).shape
+(2,)
+>>> for word in ("a", "b"):
+...     print(word)
+a
+b
+>>> None
+>>> {1: 2,
+...  3: 4}  # two lines
+{1: 2, 3: 4}
+>>> print(list(range(99)))  # doctest: +ELLIPSIS
+[0, 1, ..., 98]
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    sources = {
+        "good": GOOD,
+        "another value": ">>> 1 + 1\n3\n",
+        "nothing printed": ">>> x = 2\n2\n",
+        "not announced": ">>> print(5)\n",
+        "raises": ">>> 1 + 1\n2\n>>> 1 / 0\n",
+        "leaves early": ">>> raise SystemExit(0)\n",
+    }
+    examples = {name: doctest.DocTestParser().get_examples(source) for name, source in sources.items()}
+    programs = {name: program_of(found) for name, found in examples.items()}
+    results = execute(programs, tmp_path_factory.mktemp("planted"))
+    return {name: mismatches(examples[name], results[name]) for name in sources}
+
+
+def test_examples_that_hold(planted):
+    assert planted.pop("good") == []
+    assert [name for name, wrong in planted.items() if not wrong] == []
+
+
+def test_blocks_are_found_by_language():
+    text = "```bash\na && b\n```\n```python\nx = 1\n```\ntext `python`\n```python\ny = x\n```\n~~~\n"
+    assert blocks(text, "python") == ["x = 1\n", "y = x\n"] and blocks(text, "bash") == ["a && b\n"]
+
+
+def test_links_that_point_at_nothing_are_found(tmp_path):
+    (tmp_path / "there.md").touch()
+    fine = "[a](there.md) [b](there.md#part) [c](https://x.org/y) [d](#here) ![e](./there.md) `[f](gone.md)`"
+    assert broken_links(fine, tmp_path) == []
+    assert broken_links("[a](gone.md) ![b](gone.png#x)\n[c]: gone.txt\n", tmp_path) == [
+        "gone.md",
+        "gone.png",
+        "gone.txt",
+    ]

@@ -1,0 +1,685 @@
+"""How does a run go?"""
+
+from __future__ import annotations
+
+import os
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.experimental import optim
+
+import ms_accum.weights
+from helpers import Recorder, Slope, batches, joined, micro_batch, mutate, run, seen_gradient, slope_driver, values
+from model_zoo import create_dataset
+from ms_accum import GradientAccumulation
+from reference import digest, miss, window_gradient
+
+
+def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
+    """Return a network of one dense layer, its optimizer and its driver."""
+    network = nn.Dense(6, 3)
+    loss = nn.CrossEntropyLoss() if loss is None else loss
+    optimizer = make(network.trainable_params(), lr)
+    return network, optimizer, GradientAccumulation(network, loss, optimizer, **options)
+
+
+# Tails
+
+
+@pytest.mark.parametrize(
+    ("tail", "updates", "seen"),
+    [
+        ("flush", [1, 2, 1, 2], 1.5 + 4 + 1.5 + 4),
+        ("carry", [1, 2, 3], 1.5 + 2.5 + 3),
+        ("drop", [1, 1], 1.5 + 1.5),
+    ],
+)
+def test_tails(tail, updates, seen):
+    model = slope_driver(tail=tail)
+    recorder = run(model, [micro_batch(1), micro_batch(2), micro_batch(4)], 2, epochs=2)
+    steps = {"carry": [1, 1, 2]}.get(tail, updates)
+    assert [record.step for record in recorder.records] == steps
+    assert seen_gradient(model) == [seen]
+    assert (model.updates, model.micro_batches) == (len(updates), 0)
+
+
+@pytest.mark.parametrize("mutation", ["no division", "no clear", "one late"])
+def test_tails_notice(mutation, monkeypatch):
+    mutate(monkeypatch, mutation)
+    model = slope_driver()
+    run(model, [micro_batch(1), micro_batch(2), micro_batch(4)], 2, epochs=2)
+    assert miss([seen_gradient(model)], [[11.0]], 1e-5) >= 100
+
+
+def test_a_window_is_carried_from_one_call_to_the_next():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1)] * 3, 2)
+    assert (model.updates, model.micro_batches, model.updated) == (1, 1, False)
+    recorder = run(model, [micro_batch(4)] * 2, 2)
+    assert [(record.step, record.loss, record.samples) for record in recorder.records] == [(1, -2.5, 2)]
+    assert (model.updates, model.micro_batches) == (2, 1)
+    assert seen_gradient(model) == [1 + 2.5]
+    assert model.flush() is True
+    assert seen_gradient(model) == [1 + 2.5 + 4]
+    assert (model.updates, model.micro_batches, model.updated) == (3, 0, True)
+
+
+def test_the_window_does_not_change_inside_a_carried_window():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1)] * 3, 2)
+    with pytest.raises(RuntimeError, match="'mini_steps' can't change from 2 to 3 inside a window, which holds 1"):
+        run(model, [micro_batch(1)] * 3, 3)
+    model.clear()
+    run(model, [micro_batch(1)] * 3, 3)
+    assert (model.updates, model.micro_batches) == (2, 0)
+
+
+# E10
+
+
+def test_the_window_changes_between_runs_without_compiling(compiles):
+    model = slope_driver()
+    run(model, [micro_batch(1)] * 2, 2)
+    compiled_so_far = len(compiles)
+    assert compiled_so_far
+    for window in (3, 4, 8):
+        run(model, [micro_batch(1)] * window, window)
+    assert len(compiles) == compiled_so_far
+    assert (model.updates, seen_gradient(model)) == (4, [4.0])
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_driver_goes_from_windows_of_1_to_longer_ones_and_back(first):
+    model = slope_driver()
+    for window in (first, 3 - first, first):
+        run(model, [micro_batch(1), micro_batch(3)], window)
+    assert seen_gradient(model) == [{1: 4 + 2 + 4, 2: 2 + 4 + 2}[first]]
+
+
+# Whole batches
+
+
+def test_whole_batches_are_windows():
+    model = slope_driver()
+    batch = (Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)
+    recorder = run(model, [batch, micro_batch(5, rows=1)], micro_batch_size=2)
+    assert seen_gradient(model) == [4.0 + 5.0]
+    assert [(record.step, record.samples) for record in recorder.records] == [(1, 5), (2, 1)]
+    assert recorder.planned == model.planned_updates(1, [batch] * 2) == 2
+
+
+def test_whole_batches_that_are_not_weighted_are_noticed(monkeypatch):
+    monkeypatch.setattr(ms_accum.weights.Weight, "of", lambda self, micro_batch: 1.0)
+    model = slope_driver()
+    run(model, [(Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)], micro_batch_size=2)
+    assert miss([seen_gradient(model)], [[4.0]], 1e-5) >= 100
+
+
+def test_a_batch_of_one_micro_batch():
+    model = slope_driver()
+    run(model, [micro_batch(3, rows=4)], micro_batch_size=9)
+    assert seen_gradient(model) == [3.0]
+
+
+# Weights
+
+
+UNEVEN = [micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)]
+
+
+def of_the_value(x):
+    return x[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("weight", "weights"),
+    [
+        (None, [4, 4, 2]),
+        (3, [1, 1, 1]),
+        (Tensor(0.5, ms.float32), [1, 1, 1]),
+        (of_the_value, [1, 2, 7]),
+        (lambda x: float(x.asnumpy().max() ** 2), [1, 4, 49]),
+    ],
+)
+def test_what_a_micro_batch_counts_for(weight, weights):
+    model = slope_driver(weight=weight)
+    recorder = run(model, UNEVEN, 3)
+    expected = window_gradient([[[1.0]], [[2.0]], [[7.0]]], weights)
+    assert miss([seen_gradient(model)], expected, 1e-6) <= 1
+    assert miss([seen_gradient(model)], [[10.0]], 1e-5) >= 100
+    assert recorder.records[0].samples == 10
+
+
+def tokens(x, y):
+    return (y >= 0).sum()
+
+
+def test_masked_tokens_count_for_nothing(rng):
+    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(ignore_index=-1), weight=tokens)
+    window = batches(rng, [4, 4, 4])
+    labels = [label.asnumpy() for _, label in window]
+    labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
+    window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
+    start = values(optimizer.parameters)
+    grad_fn = ms.value_and_grad(model._forward, None, optimizer.parameters)
+    loss, expected = grad_fn(*joined([window[0], window[2]]))
+    recorder = run(model, window, 3)
+    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
+    assert miss(seen, values(expected), 1e-5, 1e-6) <= 1
+    assert recorder.records[0].loss == pytest.approx(float(loss.asnumpy()), abs=1e-6)
+    assert (recorder.records[0].samples, model.skipped) == (8, 0)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_micro_batch_of_weight_0_is_not_run(window):
+    model = slope_driver(weight=of_the_value)
+    poison = (Tensor(np.array([[0.0], [np.nan]], np.float32)),)
+    recorder = run(model, [poison, micro_batch(2)], window)
+    assert seen_gradient(model) == [2.0]
+    assert recorder.records[-1].loss == 0.0
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_of_weight_0_is_no_update(window):
+    model = slope_driver(weight=of_the_value)
+    recorder = run(model, [micro_batch(0)] * window + [micro_batch(3)] * window, window)
+    empty = [record for record in recorder.records if np.isnan(record.loss)]
+    assert [(record.skipped, record.samples) for record in empty] == [(True, 0)]
+    assert [record.lr for record in empty] == [1.0]
+    assert model.updates == 1
+    assert seen_gradient(model) == [3.0]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_windows_of_weight_0_in_a_row_are_not_taken_for_bad_gradients(window):
+    model = slope_driver(weight=of_the_value)
+    run(model, [micro_batch(0)] * (12 * window) + [micro_batch(3)] * window, window)
+    assert (model.skipped, model.updates) == (12, 1)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_not_0_or_more_is_refused(answer, window):
+    model = slope_driver(weight=lambda x: answer)
+    with pytest.raises(ValueError, match="'weight' must be a function that returns a finite number >= 0, but got"):
+        run(model, [micro_batch(1)] * 2, window)
+
+
+# Losses
+
+
+def test_a_loss_that_sums():
+    rng = np.random.RandomState(0)
+    window = batches(rng, [4, 4, 2])
+    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(reduction="sum"), reduction="sum")
+    start = values(optimizer.parameters)
+    loss, expected = ms.value_and_grad(model._forward, None, optimizer.parameters)(*joined(window))
+    recorder = run(model, window, 3)
+    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
+    assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
+    assert recorder.records[0].loss == pytest.approx(float(loss.asnumpy()) / 10, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction", "match"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "mean", "'reduction' must be 'sum' for a loss that sums"),
+        (nn.CrossEntropyLoss(reduction="none"), "mean", "'loss_fn' must be a loss with reduction='mean' or 'sum'"),
+        (nn.MSELoss(reduction="none"), "sum", "'loss_fn' must be a loss with reduction='mean' or 'sum'"),
+    ],
+)
+def test_a_loss_that_does_not_go_with_the_reduction_is_refused(loss, reduction, match):
+    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {match}"):
+        linear_driver(loss, reduction=reduction)
+
+
+def squared(output, label):
+    return ops.mean((output - label) ** 2)
+
+
+def test_a_function_is_a_loss(rng):
+    network = nn.Dense(2, 1)
+    model = GradientAccumulation(network, squared, nn.SGD(network.trainable_params(), 0.1))
+    x, y = Tensor(rng.randn(4, 2).astype(np.float32)), Tensor(rng.randn(4, 1).astype(np.float32))
+    losses = [record.loss for record in run(model, [(x, y)] * 8, 2).records]
+    assert losses == sorted(losses, reverse=True)
+
+
+class Ratio(nn.Cell):
+    """A network that returns its loss itself, from three columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
+
+    def construct(self, x, y, z):
+        return ops.mean(self.w * x * y / z)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_network_with_its_own_loss_takes_any_columns(window):
+    network = Ratio()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0))
+    columns = tuple(np.full(4, value, np.float32) for value in (3.0, 4.0, 6.0))
+    run(model, [columns] * 2, window)
+    assert values([network.w]) == [-2.0 * 2 / window]
+
+
+# E12
+
+
+def test_the_loss_shown_is_the_mean_over_the_window(rng):
+    network, _, model = linear_driver(lr=0.0)
+    data = batches(rng, [8, 8, 3, 8, 1])
+    losses = [float(model._forward(*columns).asnumpy()) for columns in data]
+    shown = [record.loss for record in run(model, data, 3).records]
+    expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
+    assert shown == pytest.approx(expected, abs=1e-6)
+    assert abs(shown[0] - np.mean(losses[:3])) >= 1e-4  # a mean of means
+    assert abs(shown[0] - losses[2]) >= 1e-4  # the last micro-batch
+    assert abs(shown[0] - losses[2] / 3) >= 1e-4
+
+
+# Records
+
+
+def test_records():
+    network = Slope(2)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], [0.5, 0.25, 0.125, 0.0625]), clip_norm=1.0)
+    data = [micro_batch(3, 4, rows=2), micro_batch(3, 4, rows=1), micro_batch(0, 0.5, rows=5)]
+    recorder = run(model, data, 2, epochs=2, watch=lambda: (model.updates, model.updated, model.micro_batches))
+    first, second, third, fourth = recorder.records
+    assert [r.epoch for r in recorder.records] == [1, 1, 2, 2]
+    assert [r.step for r in recorder.records] == [1, 2, 1, 2]
+    assert [r.update for r in recorder.records] == [1, 2, 3, 4]
+    assert [r.lr for r in recorder.records] == [0.5, 0.25, 0.125, 0.0625]
+    assert [r.samples for r in recorder.records] == [3, 5, 3, 5]
+    assert [r.grad_norm for r in recorder.records] == pytest.approx([5.0, 0.5, 5.0, 0.5])
+    assert [r.skipped for r in recorder.records] == [False] * 4
+    assert all(r.seconds > 0 for r in recorder.records)
+    assert first.loss == 0.0
+    assert second.loss == pytest.approx(-0.5 * 0.5 * 4 / 5)
+    assert recorder.seen == [(number, True, 0) for number in range(1, 5)]
+    assert (recorder.planned, recorder.closed) == (4, True)
+
+
+def test_reporters_are_closed_when_a_run_breaks():
+    def broken():
+        yield micro_batch(1)
+        raise OSError("the disk is gone")
+
+    recorder = Recorder()
+    with pytest.raises(OSError, match="the disk is gone"):
+        slope_driver().train_process(1, broken(), 2, report=(recorder,), ckpt_path=None)
+    assert recorder.closed
+
+
+def test_lines_are_the_default_where_nobody_watches(capsys):
+    slope_driver().train_process(1, [micro_batch(1)] * 2, 1, ckpt_path=None)
+    assert capsys.readouterr().out.splitlines() == ["epoch: 1 step: 1 loss is 0", "epoch: 1 step: 2 loss is -1"]
+
+
+# Datasets
+
+
+def test_datasets_of_mindspore():
+    data = create_dataset(batch_size=500)
+    flat = nn.SequentialCell(nn.Flatten(), nn.Dense(32 * 32, 10))
+    model = GradientAccumulation(flat, nn.CrossEntropyLoss(), nn.SGD(flat.trainable_params(), 0.01))
+    recorder = run(model, data, 2, epochs=2)
+    assert [record.samples for record in recorder.records] == [1000, 437] * 2
+    assert recorder.planned == 4
+    assert recorder.records[-1].loss < recorder.records[0].loss
+
+
+def test_each_epoch_has_an_order_of_its_own():
+    network = Slope(32 * 32)
+    optimizer = nn.SGD([network.w], 1.0)
+    model = GradientAccumulation(nn.SequentialCell(nn.Flatten(), network), None, optimizer)
+
+    def images():
+        return create_dataset(batch_size=400, shuffle=True, seed=3).project(["image"])
+
+    seen = run(model, images(), 1, epochs=2, watch=lambda: digest(values([network.w]))).records
+    assert [record.samples for record in seen] == [400, 400, 400, 237] * 2
+    norms = [record.grad_norm for record in seen]
+    assert not set(norms[:3]) & set(norms[4:7])
+
+
+@pytest.mark.parametrize("data", [[micro_batch(1), micro_batch(2)], (micro_batch(1), micro_batch(2))])
+def test_lists_of_micro_batches(data):
+    model = slope_driver()
+    run(model, data, 2, epochs=2)
+    assert seen_gradient(model) == [3.0]
+
+
+def test_arrays_and_single_columns():
+    model = slope_driver()
+    run(model, [np.ones((2, 1), np.float32), [np.full((2, 1), 3, np.float32)]], 2)
+    assert seen_gradient(model) == [2.0]
+
+
+def test_a_generator_does_for_one_epoch():
+    model = slope_driver()
+    recorder = run(model, (micro_batch(value) for value in (1, 2, 3)), 2)
+    assert recorder.planned is None
+    assert seen_gradient(model) == [4.5]
+
+
+def test_a_generator_that_is_used_up_is_refused():
+    model = slope_driver()
+    with pytest.raises(ValueError, match="must yield batches in every epoch, but got none in epoch 2"):
+        run(model, (micro_batch(value) for value in (1, 2, 3)), 2, epochs=2)
+    assert model.updates == 2
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="'train_dataset' must have batches, but got an empty one"):
+        run(slope_driver(), [], 2)
+
+
+def test_a_window_that_never_fills_is_refused():
+    with pytest.raises(ValueError, match="'mini_steps' must be at most 3 with tail='drop', but got 7"):
+        run(slope_driver(tail="drop"), [micro_batch(1)] * 3, 7, epochs=5)
+
+
+def test_a_window_that_never_filled_is_an_error_where_it_could_not_be_known():
+    with pytest.raises(RuntimeError, match="no window was filled in the whole run"):
+        run(slope_driver(tail="drop"), iter([micro_batch(1)] * 3), 7)
+
+
+def test_a_carried_window_may_be_longer_than_a_call():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1)] * 3, 4)
+    run(model, [micro_batch(5)] * 3, 4)
+    assert (model.updates, model.micro_batches) == (1, 2)
+    assert seen_gradient(model) == [2.0]
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_scale_and_weight_together_fit_into_float16(window):
+    """Rows times loss scale must not enter the backward pass: 8192 rows times 2**14 are no float16."""
+    network = Slope(dtype=ms.float16)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=2.0**14))
+    rows = (Tensor(np.ones((8192, 1)), ms.float16),)
+    run(model, [rows] * window, window)
+    assert (model.skipped, model.updates) == (0, 1)
+    assert values([network.w])[0] == [-1.0]
+
+
+def test_what_overflows_in_the_parameters_type_is_skipped():
+    network = Slope(dtype=ms.float16)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
+    run(model, [(Tensor(np.full((1, 1), 40_000.0), ms.float16),)] * 4, 4)
+    assert (model.skipped, model.updates) == (1, 0)
+    assert values([network.w])[0] == [0.0]
+
+
+def test_a_frozen_parameter_is_refused():
+    network = nn.Dense(2, 2)
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    network.bias.requires_grad = False
+    with pytest.raises(ValueError, match="'bias', which is frozen. Freeze first"):
+        GradientAccumulation(network, nn.MSELoss(), optimizer)
+
+
+def test_a_micro_batch_that_fails_is_not_counted():
+    model = slope_driver(tail="carry")
+    with pytest.raises(Exception, match="."):
+        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], 4)
+    assert model.micro_batches == 1
+
+
+@pytest.mark.parametrize("options", [{"weight": Tensor([0.2, 3.0], ms.float32)}, {"ignore_index": 1}], ids=str)
+def test_what_the_loss_averages_over_is_what_counts(rng, options):
+    """Class weights and ignored labels: 6 rows at once are 2 + 4 rows."""
+    rows, labels = rng.randn(6, 3).astype(np.float32), np.array([0, 1, 1, 0, 0, 1], np.int32)
+    results = []
+    for cuts in ([0, 6], [0, 2, 6]):
+        ms.set_seed(1)
+        network = nn.Dense(3, 2)
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        model = GradientAccumulation(network, nn.CrossEntropyLoss(**options), optimizer)
+        data = [(rows[start:end], labels[start:end]) for start, end in zip(cuts, cuts[1:])]
+        run(model, data, len(data))
+        results.append(values(optimizer.parameters))
+    assert miss(*results, 1e-5, 1e-6) <= 1
+
+
+@pytest.mark.parametrize(("tail", "planned"), [("flush", 6), ("carry", 5), ("drop", 3)])
+def test_planned_updates(tail, planned):
+    model = slope_driver(tail=tail)
+    data = [micro_batch(1)] * 5
+    assert model.planned_updates(3, data, 3) == planned
+    recorder = run(model, data, 3, epochs=3)
+    assert len(recorder.records) == recorder.planned == planned
+    assert model.planned_updates(3, iter(data), 3) is None
+
+
+def test_updates_that_finish_a_carried_window_are_planned():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1)] * 5, 4)
+    assert model.micro_batches == 1
+    recorder = run(model, [micro_batch(1)] * 3, 4)
+    assert len(recorder.records) == 1
+    assert recorder.planned == 1
+
+
+# Runs that go wrong
+
+
+@pytest.mark.parametrize("tail", ["flush", "drop"])
+def test_an_interrupted_run_leaves_nothing(tail):
+    model = slope_driver(tail=tail)
+
+    def interrupted():
+        yield from [micro_batch(1), micro_batch(1), micro_batch(100)]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(model, interrupted(), 2)
+    recorder = run(model, [micro_batch(1)] * 2, 2)
+    assert [record.samples for record in recorder.records] == [2]
+    assert seen_gradient(model) == [2.0]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_that_is_not_finite_is_skipped_and_counted(window):
+    network, optimizer, model = linear_driver(make=nn.Adam, lr=0.1)
+    rng = np.random.RandomState(0)
+    data = batches(rng, [4] * 3 * window)
+    image, label = data[window]
+    data[window] = (image * np.nan, label)
+    recorder = run(model, data, window, watch=lambda: digest(values(optimizer.get_parameters())))
+    assert [record.skipped for record in recorder.records] == [False, True, False]
+    assert [record.update for record in recorder.records] == [1, 1, 2]
+    assert recorder.seen[0] == recorder.seen[1] != recorder.seen[2]
+    assert (model.updates, model.skipped) == (2, 1)
+    assert all(np.isfinite(array).all() for array in values(optimizer.get_parameters()))
+    assert int(optimizer.global_step.asnumpy()[0]) == 2
+
+
+def test_ten_skipped_windows_in_a_row_stop():
+    model = slope_driver()
+    bad, good = micro_batch(np.nan), micro_batch(1)
+    run(model, [bad] * 18 + [good] * 2 + [bad] * 18, 2)
+    assert (model.updates, model.skipped) == (1, 18)
+    with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
+        run(model, [bad] * 40, 2)
+    assert model.skipped == 28
+
+
+# Checkpoints
+
+
+def test_the_model_is_saved_where_the_tutorial_has_it():
+    network, _, model = linear_driver()
+    model.train_process(1, batches(np.random.RandomState(0), [4, 4]), 2, report=())
+    assert os.listdir() == ["gradient_accumulation.ckpt"]
+    saved = ms.load_checkpoint("gradient_accumulation.ckpt")
+    assert digest(values([saved[p.name] for p in network.get_parameters()])) == digest(values(network.get_parameters()))
+
+
+def test_nothing_is_saved_if_not_wanted():
+    run(slope_driver(), [micro_batch(1)], 1)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [("model.txt", "'ckpt_path' must end with '.ckpt'"), ("no/folder/model.ckpt", "the folder of 'ckpt_path' must ex")],
+)
+def test_a_path_that_can_not_be_written_is_refused_before_training(path, match):
+    model = slope_driver()
+    with pytest.raises(ValueError, match=match):
+        model.train_process(1, [micro_batch(1)], 1, report=(), ckpt_path=path)
+    assert model.updates == 0
+
+
+# A window of 1
+
+
+@pytest.mark.parametrize("make", [nn.SGD, nn.Adam])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_window_of_1_is_plain_training(make, reduction, rng):
+    data, results = batches(rng, [8, 8, 4]), []
+    for plain in (True, False):
+        ms.set_seed(1)
+        network, optimizer, model = linear_driver(make=make, lr=0.1, reduction=reduction)
+        if plain:
+            cell = nn.TrainOneStepCell(model._forward, optimizer)
+            for columns in data:
+                cell(*columns)
+        else:
+            run(model, data, 1)
+        results.append(digest(values(optimizer.get_parameters())))
+    assert results[0] == results[1]
+
+
+def test_two_drivers_in_one_process():
+    one, two = slope_driver(), slope_driver()
+    run(one, [micro_batch(1)] * 2, 2)
+    run(two, [micro_batch(5)] * 2, 2)
+    run(one, [micro_batch(2)] * 2, 2)
+    assert (seen_gradient(one), seen_gradient(two)) == ([3.0], [5.0])
+
+
+def test_two_drivers_share_an_optimizer(rng):
+    network, optimizer, one = linear_driver(lr=0.1)
+    two = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
+    data = batches(rng, [4, 4])
+    run(one, data, 2)
+    run(two, data, 2)
+    assert int(optimizer.global_step.asnumpy()[0]) == 2
+
+
+# What is changed between two runs
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_weights_that_are_loaded_between_runs_are_trained(window):
+    model = slope_driver()
+    network = model._network
+    run(model, [micro_batch(1)] * 2, window)
+    ms.load_param_into_net(network, {"w": Parameter(Tensor([100.0], ms.float32), name="w")})
+    recorder = run(model, [micro_batch(1)] * window, window)
+    assert [record.loss for record in recorder.records] == [100.0]
+    assert values([network.w]) == [99.0]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_learning_rate_that_is_set_between_runs_is_used(window):
+    model = slope_driver()
+    run(model, [micro_batch(1)] * window, window)
+    model._optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
+    recorder = run(model, [micro_batch(1)] * window, window)
+    assert [record.lr for record in recorder.records] == [0.25]
+    assert seen_gradient(model) == [1.25]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_what_is_assigned_between_runs_is_used(window):
+    model = slope_driver()
+    network = model._network
+    run(model, [micro_batch(1)] * window, window)
+    ops.assign(network.w, Tensor([100.0], ms.float32))
+    ops.assign(model._optimizer.learning_rate, Tensor(0.25, ms.float32))
+    run(model, [micro_batch(1)] * window, window)
+    assert values([network.w]) == [99.75]
+
+
+def test_schedulers_of_the_experimental_optimizers():
+    network = Slope()
+    optimizer = optim.SGD([network.w], 0.5)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    model = GradientAccumulation(network, None, optimizer)
+    recorder = run(model, [micro_batch(1)] * 6, 2, watch=scheduler.step)
+    assert [record.lr for record in recorder.records] == [0.5, 0.25, 0.125]
+    assert values([network.w]) == [-0.875]
+
+
+def test_to_flush_an_empty_window_is_no_update():
+    model = slope_driver()
+    assert model.flush() is False
+    run(model, [micro_batch(1)] * 2, 2)
+    assert model.flush() is False
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_an_optimizers_loss_scale_is_taken_out(window):
+    network = Slope()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=8.0))
+    run(model, [micro_batch(3)] * window, window)
+    assert seen_gradient(model) == [3.0]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"reduction": "none"}, ValueError, "'reduction' must be one of 'mean', 'sum', but got 'none'."),
+        ({"tail": "keep"}, ValueError, "'tail' must be one of 'flush', 'carry', 'drop', but got 'keep'."),
+        ({"clip_norm": -1}, ValueError, "'clip_norm' must be a finite number > 0, but got -1.0."),
+        ({"weight": 0}, ValueError, "'weight' must be a finite number > 0, but got 0.0."),
+        ({"weight": "rows"}, TypeError, "'weight' must be a number > 0, but got 'rows'"),
+        ({"weight": 2, "reduction": "sum"}, ValueError, "'weight' must come with reduction='mean', but got 'sum'."),
+    ],
+)
+def test_bad_arguments(options, error, match):
+    with pytest.raises(error) as caught:
+        slope_driver(**options)
+    assert str(caught.value).startswith(f"For 'GradientAccumulation', {match}")
+
+
+def test_neither_a_network_nor_an_optimizer():
+    network = Slope()
+    with pytest.raises(TypeError, match="'network' must be a Cell, but got int"):
+        GradientAccumulation(4, None, nn.SGD([network.w], 1.0))
+    with pytest.raises(TypeError, match="'optimizer' must be a MindSpore optimizer, but got Slope"):
+        GradientAccumulation(network, None, network)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "match"),
+    [
+        ((0,), {"mini_steps": 2}, ValueError, "'epoch' must be an int >= 1, but got 0"),
+        ((1.5,), {"mini_steps": 2}, TypeError, "'epoch' must be an int >= 1, but got 1.5"),
+        ((1,), {"mini_steps": 0}, ValueError, "'mini_steps' must be an int >= 1, but got 0"),
+        ((1,), {"mini_steps": 1.5}, TypeError, "'mini_steps' must be an int >= 1, but got 1.5"),
+        ((1,), {"micro_batch_size": 0}, ValueError, "'micro_batch_size' must be an int >= 1, but got 0"),
+        ((1,), {}, ValueError, "one of 'mini_steps' and 'micro_batch_size' must be given, but got None and None"),
+        (
+            (1,),
+            {"mini_steps": 2, "micro_batch_size": 4},
+            ValueError,
+            "one of 'mini_steps' and 'micro_batch_size' must be given, but got 2 and 4",
+        ),
+    ],
+)
+def test_bad_runs(arguments, options, error, match):
+    with pytest.raises(error, match=f"For 'train_process', {match}"):
+        slope_driver().train_process(*arguments, [micro_batch(1)] * 4, report=(), ckpt_path=None, **options)

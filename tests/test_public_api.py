@@ -1,0 +1,131 @@
+"""Is the public surface what is documented, no more and no less?"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import model_zoo
+import ms_accum
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC = [
+    "Accumulator",
+    "GradientAccumulation",
+    "TrainClear",
+    "TrainForwardBackward",
+    "TrainOptim",
+    "UpdateRecord",
+    "evaluate",
+    "scale_learning_rate",
+    "split_batch",
+    "tune_cpu",
+    "updates_per_epoch",
+]
+# They compute on numbers or cut what they get, on the host: there is no platform to name.
+ON_THE_HOST = ("split_batch", "updates_per_epoch")
+# Its fields are documented one by one, and nobody makes one.
+RECORD = "UpdateRecord"
+
+# Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
+SIGNATURES = {
+    ms_accum.Accumulator: "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum')",
+    ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
+    ms_accum.TrainForwardBackward: "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None)",
+    ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
+    ms_accum.TrainOptim: "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None)",
+    ms_accum.TrainOptim.construct: "(self)",
+    ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
+    ms_accum.TrainClear.construct: "(self)",
+    ms_accum.GradientAccumulation: (
+        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None)"
+    ),
+    ms_accum.GradientAccumulation.train_process: (
+        "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, "
+        "ckpt_path='gradient_accumulation.ckpt')"
+    ),
+    ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",
+    ms_accum.GradientAccumulation.flush: "(self)",
+    ms_accum.GradientAccumulation.clear: "(self)",
+    ms_accum.UpdateRecord: "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped)",
+    ms_accum.evaluate: "(network, dataset)",
+    ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
+    ms_accum.split_batch: "(batch, micro_batch_size)",
+    ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",
+    model_zoo.LeNet5: "(num_class=10, num_channel=1)",
+    model_zoo.MLP: "(num_class=10)",
+    model_zoo.create_dataset: (
+        "(data_path=None, batch_size=32, repeat_size=1, num_parallel_workers=1, *, usage=None, image_size=32, "
+        "shuffle=None, seed=None, drop_remainder=False, num_shards=1, shard_id=0)"
+    ),
+}
+
+
+def signature_of(function):
+    """Return a signature without its types, which are documentation."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def sections_missing(documented, expected):
+    docstring = inspect.getdoc(documented) or ""
+    return [section for section in expected if f"\n{section}:\n" not in docstring]
+
+
+def test_all_is_the_documented_list():
+    assert ms_accum.__all__ == PUBLIC == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there():
+    assert [name for name in PUBLIC if not hasattr(ms_accum, name)] == []
+
+
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES.items(), ids=[f.__qualname__ for f in SIGNATURES])
+def test_signature(function, expected):
+    assert signature_of(function) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != RECORD])
+def test_docstring_has_its_sections(name):
+    expected = ["Args", "Examples"] if name in ON_THE_HOST else ["Args", "Supported Platforms", "Examples"]
+    assert sections_missing(getattr(ms_accum, name), expected) == []
+
+
+def test_a_missing_section_is_found():
+    def documented(x):
+        """Do it.
+
+        Args:
+            x (int): in passing, Examples: are not this.
+        """
+
+    assert sections_missing(documented, ["Args", "Examples"]) == ["Examples"]
+    assert signature_of(documented) == "(x)"
+
+
+def test_every_field_of_the_record_is_documented():
+    (record,) = ast.parse(inspect.getsource(ms_accum.UpdateRecord)).body
+    pairs = zip(record.body[1::2], record.body[2::2])
+    documented = [field.target.id for field, text in pairs if isinstance(text.value, ast.Constant)]
+    assert tuple(documented) == ms_accum.UpdateRecord._fields
+    assert ast.get_docstring(record)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in (*ON_THE_HOST, RECORD)])
+def test_platforms_that_were_not_tried_are_not_claimed(name):
+    docstring = inspect.getdoc(getattr(ms_accum, name))
+    assert "\nSupported Platforms:\n    ``CPU`` (``Ascend`` and ``GPU`` not run here)\n" in docstring
+
+
+def test_importing_the_library_imports_nothing_heavy():
+    names = ("ms_accum", "model_zoo", "sklearn", "download", "matplotlib")
+    look = f"import sys, ms_accum; print(*(name for name in {names} if name in sys.modules))"
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "ms_accum\n"

@@ -1,0 +1,63 @@
+"""Is the CPU runtime told what pays, and nothing that the user has decided himself?"""
+
+from __future__ import annotations
+
+import os
+
+import mindspore as ms
+import pytest
+from mindspore import nn
+
+from model_zoo import MLP, LeNet5
+from ms_accum import runtime, tune_cpu
+
+KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """An AVX-512 machine whose user has set nothing; what a test sets is taken back."""
+    for name in (KERNELS, HOST):
+        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
+    monkeypatch.setattr(ms, "__version__", "2.10.0")
+
+
+def test_convolutions_get_both_settings_and_the_environment_has_them():
+    settings = tune_cpu(LeNet5())
+    assert settings == {KERNELS: "AVX2", HOST: "1"}
+    assert {name: os.environ[name] for name in settings} == settings
+
+
+def test_matrix_products_keep_their_kernels():
+    assert tune_cpu(MLP()) == {HOST: "1"}
+    assert KERNELS not in os.environ
+
+
+@pytest.mark.parametrize(("name", "other"), [(KERNELS, HOST), (HOST, KERNELS)])
+def test_what_the_user_set_stays(monkeypatch, name, other):
+    monkeypatch.setenv(name, "his own")
+    assert list(tune_cpu(LeNet5())) == [other]
+    assert os.environ[name] == "his own"
+
+
+def test_a_machine_without_avx512_needs_no_cap(monkeypatch):
+    monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
+    assert tune_cpu(LeNet5()) == {HOST: "1"}
+
+
+@pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])
+def test_older_versions_need_less(monkeypatch, version, names):
+    monkeypatch.setattr(ms, "__version__", version)
+    assert list(tune_cpu(LeNet5())) == names
+
+
+def test_other_devices_are_left_alone(monkeypatch):
+    monkeypatch.setattr(ms, "get_context", lambda name: "Ascend")
+    assert tune_cpu(LeNet5()) == {}
+
+
+@pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
+def test_convolutions_are_found_inside(cell, found):
+    assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found

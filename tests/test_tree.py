@@ -1,0 +1,92 @@
+"""What can be done to a tuple of gradients inside a graph?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor
+
+from helpers import values
+from ms_accum import _tree
+from reference import global_norm, miss
+
+SHAPES = ((300, 200), (7,), ())
+
+
+def arrays(rng, scale=1.0):
+    return [np.asarray(rng.randn(*shape) * scale, np.float32) for shape in SHAPES]
+
+
+def tensors(arrays, dtype=ms.float32):
+    return tuple(Tensor(array, dtype) for array in arrays)
+
+
+def totals(arrays):
+    return tuple(
+        Parameter(Tensor(array), name=f"total{number}", requires_grad=False) for number, array in enumerate(arrays)
+    )
+
+
+def in_a_graph(function, total):
+    @ms.jit
+    def call(*arguments):
+        return function(total, *arguments)
+
+    return call
+
+
+def test_add(rng):
+    held, gradients = arrays(rng), arrays(rng)
+    total = totals(held)
+    in_a_graph(_tree.add, total)(tensors(gradients))
+    assert miss(values(total), [a + b for a, b in zip(held, gradients)], 1e-7) == 0
+
+
+def test_add_weighted(rng):
+    held, gradients = arrays(rng), arrays(rng)
+    total = totals(held)
+    in_a_graph(_tree.add_weighted, total)(tensors(gradients), Tensor(3.0, ms.float32))
+    assert miss(values(total), [a + 3 * b for a, b in zip(held, gradients)], 1e-6, 1e-6) <= 1
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16])
+def test_add_takes_half_precision(dtype, rng):
+    gradients = tensors(arrays(rng), dtype)
+    total = totals([np.zeros(shape, np.float32) for shape in SHAPES])
+    in_a_graph(_tree.add, total)(gradients)
+    expected = [gradient.astype(ms.float32).asnumpy() for gradient in gradients]
+    assert miss(values(total), expected, 1e-7) == 0
+
+
+@pytest.mark.parametrize("poison", [1.0, np.nan, np.inf])
+def test_clear(poison):
+    total = totals([np.full(shape, poison, np.float32) for shape in SHAPES])
+    in_a_graph(_tree.clear, total)()
+    assert all(np.array_equal(value, np.zeros(shape)) for value, shape in zip(values(total), SHAPES))
+
+
+def test_divide_and_cast(rng):
+    gradients = arrays(rng)
+
+    @ms.jit
+    def call(grads, like):
+        return _tree.cast_like(_tree.divide(grads, Tensor(4.0, ms.float32)), like)
+
+    divided = call(tensors(gradients), tensors(gradients, ms.float16))
+    assert all(value.dtype == ms.float16 for value in divided)
+    assert miss(values(divided), [array / 4 for array in gradients], 1e-3, 1e-6) <= 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_global_norm(scale, rng):
+    gradients = arrays(rng, scale)
+    norm = ms.jit(_tree.global_norm)(tensors(gradients))
+    assert float(norm.asnumpy()) == pytest.approx(global_norm(gradients), rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_one_element_makes_the_norm_not_finite(poison, rng):
+    gradients = arrays(rng)
+    gradients[1][3] = poison
+    assert not np.isfinite(ms.jit(_tree.global_norm)(tensors(gradients)).asnumpy())
