@@ -52,7 +52,8 @@ class Signals:
     """A reporter that keeps Ctrl-C and SIGTERM errors of one line.
 
     With each graph it compiles, MindSpore takes SIGINT over and makes it a SIGTERM to its own process, on
-    which Python dies without a word. So they are taken back after each update.
+    which Python dies without a word. So they are taken back after each update. For moments of each run of a graph it
+    does so too; then Ctrl-C ends the program as SIGTERM would.
     """
 
     def start(self, updates: int | None = None) -> None:

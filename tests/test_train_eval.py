@@ -24,7 +24,7 @@ from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord
 from ms_accum.checkpoint import load_parameters, save_model
-from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
+from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")
@@ -265,9 +265,8 @@ def test_ctrl_c_ends_the_run_with_a_line(tmp_path):
             err = program.communicate(timeout=60)[1]
         finally:
             program.kill()
-    # Before 2.10 MindSpore takes SIGINT back at each call of a graph, and makes it a SIGTERM.
-    old = ms.__version__.startswith(("2.8.", "2.9."))
-    assert (program.returncode, one_line(err)) == ((143, "terminated") if old else (INTERRUPTED, "interrupted"))
+    # While MindSpore compiles, and for moments of each run of a graph, it holds SIGINT and makes it a SIGTERM.
+    assert (program.returncode, one_line(err)) in ((INTERRUPTED, "interrupted"), (TERMINATED, "terminated"))
 
 
 @pytest.mark.parametrize("module", [training, evaluation])
