@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import mindspore as ms
 from mindspore import nn
 
 from model_zoo import DEFAULT_URL, MODELS, DataError, create_dataset, download_mnist
-from ms_accum import GradientAccumulation, evaluate, tune_cpu, updates_per_epoch
+from ms_accum import GradientAccumulation, evaluate, find_micro_batch_size, tune_cpu, updates_per_epoch
+from ms_accum._bytes import short
 from ms_accum.checkpoint import check_folder, check_name, save_model
+from ms_accum.out_of_memory import memory_advice
 from ms_accum.program import (
     DATA,
     DISK,
+    TRAINING,
     USAGE,
     Failure,
     Parser,
     Signals,
     choose_device,
     exit_code,
+    memory,
     number,
     quiet,
     run,
@@ -35,6 +40,7 @@ from ms_accum.report import MetricsFile, progress
 RECIPES = {"mnist": {"epochs": 10, "lr": 0.01}, "digits": {"epochs": 25, "lr": 0.04}}
 ADAPTIVE_LR = 0.001
 EVAL_BATCH = 100
+BATCH_SIZE, MINI_STEPS, AUTO = 32, 4, "auto"
 TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
 
 
@@ -48,37 +54,39 @@ def flags() -> Parser:
     add("--model", choices=tuple(MODELS), default="lenet5", help="default: %(default)s")
     add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help="default: 10 on mnist, 25 on digits")
-    add("--batch_size", type=whole(1), default=32, metavar="N", help="rows of a micro-batch, default: %(default)s")
+    what = f"rows of a micro-batch, default: {BATCH_SIZE}; auto: the most that fit into memory"
+    add("--batch_size", type=rows, metavar="N|auto", help=what)
     names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
-    add(*names, type=whole(1), default=4, metavar="N", help="micro-batches in a window, default: %(default)s")
+    add(*names, type=whole(1), metavar="N", help=f"micro-batches in a window, default: {MINI_STEPS}")
+    what = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
+    add("--effective_batch", type=whole(1), metavar="N", help=what)
+    what = "for --batch_size auto: what the process may take, such as 2GiB; default: what the device has"
+    add("--memory_budget", type=memory, metavar="SIZE", help=what)
     add("--reduction", choices=("mean", "sum"), default="mean", help="of a window's gradients, default: %(default)s")
     what = "what becomes of a last, shorter window, default: %(default)s"
     add("--tail", choices=tuple(TAILS), default="flush", help=what)
     add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the window's gradient, default: none")
     add("--optimizer", choices=("momentum", "sgd", "adam", "adamw"), default="momentum", help="default: %(default)s")
-    add(
-        "--lr",
-        type=number(0, above=True),
-        metavar="X",
-        help=f"default: 0.01 on mnist, 0.04 on digits, {ADAPTIVE_LR} with adam and adamw",
-    )
+    what = f"default: 0.01 on mnist, 0.04 on digits, {ADAPTIVE_LR} with adam and adamw"
+    add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), default=0.0, metavar="X", help="default: %(default)s")
     add("--runtime", choices=("tuned", "default"), default="tuned", help="of MindSpore on CPU, default: %(default)s")
-    add(
-        "--seed",
-        type=whole(0, 2**32 - 1),
-        default=1,
-        metavar="N",
-        help="of weights and data order, default: %(default)s",
-    )
+    what = "of weights and data order, default: %(default)s"
+    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=what)
     add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
     add("--ckpt_path", metavar="FILE", help="default: gradient_accumulation.ckpt in --output_dir")
     return parser
 
 
+def rows(text: str) -> int | str:
+    """Convert the text of --batch_size."""
+    return AUTO if text == AUTO else whole(1)(text)
+
+
 def resolve(args: argparse.Namespace) -> None:
     """Fill in the defaults that depend on other flags, and refuse flags that contradict each other."""
+    resolve_window(args)
     args.dataset = args.dataset or ("digits" if args.data_path is None else "mnist")
     if args.dataset == "mnist" and args.data_path is None:
         raise Failure("argument --data_path: must be given for mnist; --download fetches it there", USAGE)
@@ -96,14 +104,43 @@ def resolve(args: argparse.Namespace) -> None:
     args.ckpt_path = args.ckpt_path or os.path.join(args.output_dir, "gradient_accumulation.ckpt")
 
 
+def resolve_window(args: argparse.Namespace) -> None:
+    """Do so for the flags that say what a window is: micro-batches and their number, or the rows of all of them."""
+    auto, whole_batch = args.batch_size == AUTO, args.effective_batch
+    if auto and whole_batch is None:
+        raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
+    if args.memory_budget is not None and not auto:
+        raise Failure("argument --memory_budget: is for --batch_size auto", USAGE)
+    if whole_batch is None:
+        args.batch_size = args.batch_size or BATCH_SIZE
+        args.mini_steps = args.mini_steps or MINI_STEPS
+        return
+    if args.mini_steps is not None:
+        raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
+    if args.tail != "flush":
+        raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {args.tail}", USAGE)
+    args.batch_size = args.batch_size or min(BATCH_SIZE, whole_batch)
+    if not auto and args.batch_size > whole_batch:
+        raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
+
+
+def split_of(args: argparse.Namespace) -> dict[str, int]:
+    """Return how the driver is told what a window is."""
+    if args.effective_batch is None:
+        return {"mini_steps": args.mini_steps}
+    whole_batch = args.batch_size == args.effective_batch  # without accumulators
+    return {"mini_steps": 1} if whole_batch else {"micro_batch_size": args.batch_size}
+
+
 def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the training and the test split."""
+    """Return the training split, in batches of what one window or one micro-batch takes, and the test split."""
     size = MODELS[args.model].image_size
+    batch_size = args.effective_batch or args.batch_size
     # A DataError is a ValueError too: the inner one is asked first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
         if args.download:
             download_mnist(args.data_path, args.download)
-        train = create_dataset(args.data_path, args.batch_size, usage="train", image_size=size, seed=args.seed)
+        train = create_dataset(args.data_path, batch_size, usage="train", image_size=size, seed=args.seed)
         return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", image_size=size)
 
 
@@ -117,25 +154,95 @@ def make_optimizer(args: argparse.Namespace, parameters: list) -> nn.Optimizer:
     return kind(parameters, learning_rate=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
 
 
-def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, micro_batches: int, updates: int | None) -> None:
+def build(args: argparse.Namespace) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
+    """Return the driver and the network that the flags describe, and what was set for the CPU runtime."""
+    ms.set_seed(args.seed)
+    network = MODELS[args.model].make()
+    settings = tune_cpu(network) if args.runtime == "tuned" else {}
+    optimizer = make_optimizer(args, network.trainable_params())
+    # Not nn.CrossEntropyLoss: on CPU it alone takes as long as the rest of a small network, forward and backward.
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    options = {"reduction": args.reduction, "tail": args.tail, "clip_norm": args.clip_norm}
+    return GradientAccumulation(network, loss_fn, optimizer, **options), network, settings
+
+
+def trial(args: argparse.Namespace, rows: int) -> None:
+    """Train the first window of this very run in micro-batches of `rows` rows, and evaluate a batch."""
+    args = argparse.Namespace(**{**vars(args), "batch_size": rows})
+    choose_device(args.device_target)
+    train, test = datasets(args)
+    model, network, _ = build(args)
+    window = next(train.create_tuple_iterator(num_epochs=1))
+    model.train_process(1, [window], **split_of(args), report=(), ckpt_path=None)
+    evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))])
+
+
+def find_batch_size(args: argparse.Namespace) -> str:
+    """Replace "auto" by the largest micro-batch that fits, and return what was found in words."""
+    with exit_code(USAGE, ValueError):
+        found = find_micro_batch_size(partial(trial, args), args.effective_batch, memory_budget=args.memory_budget)
+    args.batch_size = found.micro_batch_size
+    budget = f" of {short(args.memory_budget)}" if args.memory_budget else ""
+    trials = len(found.trials)
+    split = f"of {args.effective_batch}, {found.mini_steps} in a window"
+    return f"{args.batch_size} rows ({split}), {short(found.peak)}{budget}, {trials} trial{'s' * (trials > 1)}"
+
+
+def windows_of(args: argparse.Namespace, batches: int) -> tuple[str, str, int]:
+    """Return in words what a window and an epoch are, and the micro-batches in a window."""
+    if args.effective_batch is None:
+        window = args.mini_steps
+        tail = batches - window * updates_per_epoch(batches, window, "drop")
+        short_window = f", {tail} of them in {TAILS[args.tail]}" if tail else ""
+        even = f"{args.batch_size * window} = {args.batch_size} rows x {window} micro-batches"
+        return even, f"{batches:,} micro-batches{short_window}", window
+    size, rows = args.effective_batch, args.batch_size
+    window = updates_per_epoch(size, rows)
+    full = updates_per_epoch(size, rows, "drop") if rows <= size else 0
+    rest = f" + {size - full * rows} rows" if full < window else ""
+    return f"{size} = {rows} rows x {full} micro-batches{rest}", f"{batches:,} windows", window
+
+
+def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: int, updates: int | None) -> None:
     """Print what follows from the flags, before anything is trained."""
-    window = args.mini_steps
-    tail = micro_batches - window * updates_per_epoch(micro_batches, window, "drop")
+    effective_batch, epoch, window = windows_of(args, batches)
     parameters = sum(parameter.size for parameter in network.trainable_params())
     momentum = f", momentum {args.momentum:g}" if args.optimizer in ("momentum", "sgd") else ""
     decay = f", weight decay {args.weight_decay:g}" if args.weight_decay else ""
     clip = f", clip_norm {args.clip_norm:g}" if args.clip_norm else ""
-    rows = (
+    lines = (
         ("model", f"{args.model}, {parameters:,} parameters, on {device}"),
         ("data", f"{args.data_path or 'embedded digits'}, seed {args.seed}"),
-        ("effective batch", f"{args.batch_size * window} = {args.batch_size} rows x {window} micro-batches"),
-        ("an epoch", f"{micro_batches:,} micro-batches" + (f", {tail} of them in {TAILS[args.tail]}" if tail else "")),
+        ("effective batch", effective_batch),
+        ("an epoch", epoch),
         ("the run", f"{args.epochs} epoch{'s' * (args.epochs > 1)}, {updates:,} updates"),
         ("optimizer", f"{args.optimizer}, lr {args.lr:g}{momentum}{decay}{clip}, {args.reduction} over a window"),
         ("accumulators", f"{parameters * 4 / 2**20 if window > 1 else 0:.2f} MiB"),
     )
-    for name, value in rows:
+    for name, value in lines:
         print(f"{name:16} {value}")
+
+
+def make_folders(args: argparse.Namespace) -> None:
+    """Make the folders of what the run writes, or refuse now what would fail at its end."""
+    with exit_code(DISK, OSError, ValueError):
+        os.makedirs(args.output_dir, exist_ok=True)
+        os.makedirs(os.path.dirname(os.path.abspath(args.ckpt_path)), exist_ok=True)
+        check_folder("train.py", args.ckpt_path)
+
+
+def train_model(model: GradientAccumulation, args: argparse.Namespace, train: Any) -> None:
+    """Train; where memory runs out, say which flags to use."""
+    metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"))
+    split, report = split_of(args), (progress(), metrics, Signals())
+    try:
+        model.train_process(args.epochs, train, **split, report=report, ckpt_path=None)
+    except Exception as error:
+        window = args.mini_steps or updates_per_epoch(args.effective_batch, args.batch_size)
+        advice = memory_advice(error, args.batch_size, window)
+        if advice is None:
+            raise
+        raise Failure(advice, TRAINING) from error
 
 
 def main(args: argparse.Namespace) -> None:
@@ -143,31 +250,19 @@ def main(args: argparse.Namespace) -> None:
     resolve(args)
     device = choose_device(args.device_target)
     train, test = datasets(args)
-    ms.set_seed(args.seed)
-    network = MODELS[args.model].make()
-    settings = tune_cpu(network) if args.runtime == "tuned" else {}
-    optimizer = make_optimizer(args, network.trainable_params())
-    model = GradientAccumulation(
-        network,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        reduction=args.reduction,
-        tail=args.tail,
-        clip_norm=args.clip_norm,
-    )
+    model, network, settings = build(args)
     with exit_code(USAGE, ValueError):
         updates = model.planned_updates(args.epochs, train, args.mini_steps)
         check_name("train.py", args.ckpt_path)
     if updates == 0:
         raise Failure(f"argument --mini_steps: no window of {args.mini_steps} would fill in the whole run", USAGE)
-    with exit_code(DISK, OSError, ValueError):
-        os.makedirs(args.output_dir, exist_ok=True)
-        os.makedirs(os.path.dirname(os.path.abspath(args.ckpt_path)), exist_ok=True)
-        check_folder("train.py", args.ckpt_path)
+    found = find_batch_size(args) if args.batch_size == AUTO else None
+    make_folders(args)
     show_runtime(settings)
+    if found:
+        print(f"micro-batch      {found}")
     show_plan(args, device, network, train.get_dataset_size(), updates)
-    metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"))
-    model.train_process(args.epochs, train, args.mini_steps, report=(progress(), metrics, Signals()), ckpt_path=None)
+    train_model(model, args, train)
     with exit_code(DISK, OSError), quiet():
         save_model(network, args.ckpt_path)
     show_accuracy(*evaluate(network, test))

@@ -1,9 +1,10 @@
 """Exact gradient accumulation for MindSpore in graph mode."""
 
 from .accumulator import Accumulator
-from .batch_size import scale_learning_rate
+from .batch_size import MicroBatch, find_micro_batch_size, scale_learning_rate
 from .cells import TrainClear, TrainForwardBackward, TrainOptim
 from .driver import GradientAccumulation
+from .memory import MemoryReport, memory_report
 from .metrics import UpdateRecord, evaluate
 from .runtime import tune_cpu
 from .windows import split_batch, updates_per_epoch
@@ -11,11 +12,15 @@ from .windows import split_batch, updates_per_epoch
 __all__ = [
     "Accumulator",
     "GradientAccumulation",
+    "MemoryReport",
+    "MicroBatch",
     "TrainClear",
     "TrainForwardBackward",
     "TrainOptim",
     "UpdateRecord",
     "evaluate",
+    "find_micro_batch_size",
+    "memory_report",
     "scale_learning_rate",
     "split_batch",
     "tune_cpu",

@@ -1,15 +1,24 @@
-"""How large a batch, and which learning rate goes with it?"""
+"""How large a batch and a micro-batch, and which learning rate goes with them?"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple, NoReturn
 
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
-from . import _check
+from . import _bytes, _check
+from .trials import Trial, available_memory, on_host, run_trial
 
 RULES = ("linear", "sqrt")
+
+# A process that does the same again peaks 1 % higher or lower.
+MARGIN = 0.02
+
+# Peaks are affine in the rows, nearly: so many trials may follow a line before the rest bisects.
+_ON_A_LINE = 8
 
 
 class _ScaledSchedule(LearningRateSchedule):
@@ -59,3 +68,148 @@ def scale_learning_rate(lr: Any, base_batch: int, batch: int, rule: str = "linea
     if isinstance(lr, LearningRateSchedule):
         return _ScaledSchedule(lr, factor)
     return _check.positive_number(owner, "lr", lr) * factor
+
+
+class MicroBatch(NamedTuple):
+    """The largest micro-batch that fits, and how it was found."""
+
+    micro_batch_size: int
+    """int, its rows."""
+    mini_steps: int
+    """int, micro-batches in a window of the effective batch, of which the last may be shorter."""
+    peak: int
+    """int, the peak of its trial in bytes: of the process on CPU, of the device's memory elsewhere."""
+    trials: tuple[Trial, ...]
+    """tuple[Trial], all trials in their order: rows, peak, whether it fits."""
+
+
+def find_micro_batch_size(
+    trial: Callable[[int], Any], effective_batch: int, *, memory_budget: int | str | None = None
+) -> MicroBatch:
+    """Find the largest micro-batch whose training fits into a memory budget, by trying.
+
+    Each trial runs in a new process, which is stopped when it takes more than the budget: nothing of it harms
+    this one. The first tries the whole effective batch; then a line through the peaks says what to try,
+    and bisection where they are on no line: mostly 4 to 7 trials in all. What is found was tried itself and fits; what
+    is larger by a 16th (by 1 row below 32) was tried, or something smaller, and doesn't. Peaks vary by 1 % from run
+    to run, so 2 % of the budget are left free.
+
+    Args:
+        trial (Callable[[int], Any]): builds and trains one window, with an update, in micro-batches of as
+            many rows as it is called with. The new process imports it: a function (or a `functools.partial`
+            of one) at a module's top level, in a program whose own work stands below
+            ``if __name__ == "__main__":``.
+        effective_batch (int): rows of a window.
+        memory_budget (Union[int, str, None]): bytes, or a text such as ``"2GiB"`` or ``"512 MB"``. On CPU it
+            is for the whole process, Python and MindSpore included, and must be given: nobody else knows what the
+            machine has to hold beside it. Default: ``None``, what the device has.
+
+    Returns:
+        MicroBatch, for ``train_process(..., micro_batch_size=found.micro_batch_size)``.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of its range, or not even 1 row fits; then it says how much that takes.
+        RuntimeError: If a trial fails for another reason than memory.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_accum import GradientAccumulation, find_micro_batch_size
+        >>> from model_zoo import MLP, create_dataset
+        >>> def trial(rows):
+        ...     ms.set_context(mode=ms.GRAPH_MODE)
+        ...     net = MLP()
+        ...     optimizer = nn.Adam(net.trainable_params())
+        ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer)
+        ...     dataset = create_dataset(batch_size=128, image_size=28)
+        ...     batch = next(dataset.create_tuple_iterator(num_epochs=1))
+        ...     model.train_process(1, [batch], micro_batch_size=rows, report=(), ckpt_path=None)
+        >>> if __name__ == "__main__":
+        ...     found = find_micro_batch_size(trial, 128, memory_budget="4GiB")
+        ...     print(found.micro_batch_size, found.mini_steps, len(found.trials))
+        128 1 1
+    """
+    owner = "find_micro_batch_size"
+    if not callable(trial):
+        _check.refuse(TypeError, owner, "trial", "a function of the rows", type(trial).__name__)
+    rows = _check.positive_int(owner, "effective_batch", effective_batch)
+    limit = _limit(owner, memory_budget)
+    trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
+    fitting = [tried for tried in trials if tried.fits]
+    if not fitting:
+        _refuse_one_row(owner, trial, trials[-1], memory_budget)
+    best = max(fitting)
+    windows = range(0, rows, best.rows)
+    return MicroBatch(best.rows, len(windows), best.peak or 0, trials)
+
+
+def _limit(owner: str, budget: int | str | None) -> int | None:
+    """Return the peak that just fits, or None for what the device has."""
+    if budget is not None:
+        return int(_bytes.amount(owner, "memory_budget", budget) * (1 - MARGIN))
+    if on_host():
+        rule = "given on CPU, where a process may take all the machine has"
+        _check.refuse(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
+    return None
+
+
+def search(attempt: Callable[[int], Trial], most: int, limit: int | None) -> tuple[Trial, ...]:
+    """Try sizes from 1 to `most` until the largest that fits is known up to a 16th of it; return all trials.
+
+    Args:
+        attempt (Callable[[int], Trial]): tries a size.
+        most (int): the largest size, tried first.
+        limit (Optional[int]): the peak that just fits, for interpolation; ``None`` where it is not known.
+    """
+    trials = [attempt(most)]
+    rows = _next_rows(trials, limit)
+    while rows is not None:
+        trials.append(attempt(rows))
+        rows = _next_rows(trials, limit)
+    return tuple(trials)
+
+
+def _next_rows(trials: Sequence[Trial], limit: int | None) -> int | None:
+    """Return the size to try next, or None where the largest that fits is known."""
+    fitting = sorted((tried.rows, tried.peak) for tried in trials if tried.fits)
+    failing = [tried.rows for tried in trials if not tried.fits]
+    low, high = (fitting[-1][0] if fitting else 0), min(failing, default=0)
+    step = max(1, low >> 4)
+    if high - low <= step:
+        return None
+    if not fitting:
+        return max(1, high >> 2 * len(failing))
+    if limit is None or len(trials) >= _ON_A_LINE:
+        guess = math.isqrt(low * high)
+    elif len(fitting) == 1:
+        # Any second point makes a line: a smaller one fits and is soon done, but the smallest are on no line.
+        if low >= 8:
+            return low >> 2
+        guess = math.isqrt(low * high)
+    else:
+        guess = _on_the_line(fitting[-2:], limit) or math.isqrt(low * high)
+    # Never nearer to what is known than is asked for: a line that errs by little ends the search so.
+    return max(min(guess, high - max(1, high >> 4)), low + step)
+
+
+def _on_the_line(points: Sequence[tuple], limit: int) -> int | None:
+    """Return the size at which the line through two peaks meets the limit; None where it doesn't rise."""
+    (fewer, lower), (more, higher) = points
+    if higher <= lower:
+        return None
+    return int(more + (limit - higher) * (more - fewer) / (higher - lower))
+
+
+def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: Any) -> NoReturn:
+    """Say what a micro-batch of 1 row takes: on CPU it may take half of what the machine has left, to find out."""
+    if on_host():
+        smallest = run_trial(owner, trial, 1, available_memory() >> 1)
+    above = "at least" if smallest.fits else "above"
+    takes = "more than the device has" if smallest.peak is None else _bytes.short(int(smallest.peak / (1 - MARGIN)))
+    rule = f"{above} {takes}, what training with a micro-batch of 1 row takes"
+    got = None if budget is None else _bytes.short(_bytes.amount(owner, "memory_budget", budget))
+    _check.refuse(ValueError, owner, "memory_budget", rule, got)

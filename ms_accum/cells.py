@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from . import _check, _tree
-from .accumulator import Boundary, divide_accumulators, loss_scale, new_grad_sum, state, unique_name
+from .accumulator import Boundary, loss_scale, new_grad_sum, state, unique_name
 from .metrics import learning_rate
 
 
@@ -39,7 +39,9 @@ class _LossAndGradients(nn.Cell):
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:
-        (_, loss), grads = self.differentiate(scale * self.sens, *inputs)
+        if self.sens != 1.0:  # known when it is compiled: a kernel less
+            scale = scale * self.sens
+        (_, loss), grads = self.differentiate(scale, *inputs)
         return loss, grads
 
 
@@ -144,7 +146,7 @@ class TrainOptim(nn.Cell):
         clip_norm: float | None = None,
     ):
         super().__init__(auto_prefix=False)
-        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, divide_accumulators())
+        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, _tree.multiply_in_place)
         _check.same_layout("TrainOptim", "grad_sum", grad_sum, optimizer.parameters)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = _hidden(weight_sum)
@@ -184,6 +186,24 @@ class TrainClear(nn.Cell):
         return True
 
 
+class _TrainEmpty(nn.Cell):
+    """Do what `TrainClear` does, in place, as far as the accumulators are finite.
+
+    A graph of its own: where one graph reads Parameters and changes them later, MindSpore copies them first.
+    """
+
+    def __init__(self, grad_sum: tuple, weight_sum: ms.Parameter | None):
+        super().__init__(auto_prefix=False)
+        self.grad_sum = grad_sum
+        self.weight_sum = _hidden(weight_sum)
+
+    def construct(self) -> Any:
+        _tree.cancel(self.grad_sum)
+        if self.weight_sum:
+            ops.assign(self.weight_sum[0], Tensor(0.0, ms.float32))
+        return True
+
+
 class TrainWindowOfOne(nn.Cell):
     """Run one micro-batch and update with it: a window of 1, which needs no accumulators.
 
@@ -217,14 +237,19 @@ class Windows:
         self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
         self._optimizer = optimizer
         self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
+        self._empty = _TrainEmpty(grad_sum, weight_sum)
         self.clear = TrainClear(grad_sum, weight_sum=weight_sum)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
         return self._forward_backward(*micro_batch, weight=weight)
 
     def end(self) -> tuple:
-        """Return the learning rate used, whether the optimizer was called, and the norm."""
-        return learning_rate(self._optimizer), *self._optim()
+        """Empty the window; return the learning rate used, whether the optimizer was called, and the norm."""
+        lr = learning_rate(self._optimizer)
+        updated, norm = self._optim()
+        # The norm was finite, so every element is.
+        (self._empty if updated.asnumpy() else self.clear)()
+        return lr, updated, norm
 
 
 class WindowsOfOne:
@@ -245,8 +270,9 @@ class WindowsOfOne:
         return loss
 
     def end(self) -> tuple:
-        """Return what `Windows.end` returns, and the same if no micro-batch counted: no update, no norm."""
-        return self._ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
+        """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
+        ended, self._ended = self._ended, None
+        return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
 
     def clear(self) -> None:
         """Forget the window."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
@@ -17,9 +17,10 @@ from .batch_norm import warn_about_batch_norm
 from .cells import Windows, WindowsOfOne
 from .checkpoint import check_folder, check_name, save_model
 from .metrics import UpdateRecord, WindowLoss, check_loss
+from .out_of_memory import memory_advice
 from .report import Reporter, progress
 from .weights import Weight
-from .windows import TAILS, mark_batch_ends, mark_ends, updates_in_run
+from .windows import TAILS, updates_in_run, window_ends
 
 _OWNER = "GradientAccumulation"
 
@@ -129,7 +130,7 @@ class GradientAccumulation:
             RuntimeError: If the window's size changes inside a window, or no gradient is finite any more.
         """
         _check.positive_int("train_process", "epoch", epoch)
-        ends = self._window_ends(mini_steps, micro_batch_size)
+        ends = window_ends("train_process", mini_steps, micro_batch_size)
         total = self.planned_updates(epoch, train_dataset, mini_steps)
         if ckpt_path is not None:
             check_name("train_process", ckpt_path)
@@ -145,7 +146,7 @@ class GradientAccumulation:
                 closing.callback(reporter.close)
             self._ended_at = time.perf_counter()
             for number, batches in enumerate(epochs_of(train_dataset, epoch), start=1):
-                ended += self._run_epoch(number, ends(batches), reporters)
+                ended += self._run_epoch(number, ends(batches, self.micro_batches), reporters)
         if not ended and self._tail == "drop":
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         if ckpt_path is not None:
@@ -198,6 +199,9 @@ class GradientAccumulation:
         """Forget the micro-batches of an unfinished window."""
         if self.micro_batches:
             self._cells.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         self._loss.clear()
         self.micro_batches = 0
 
@@ -227,8 +231,15 @@ class GradientAccumulation:
         # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
         if weight:
             scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
-            loss = self._cells.add(micro_batch, scale)
-            self._loss.add(loss, weight, micro_batch[0].shape[0])
+            rows = micro_batch[0].shape[0]
+            try:
+                loss = self._cells.add(micro_batch, scale)
+            except (MemoryError, RuntimeError) as error:
+                advice = memory_advice(error, rows, self._window)
+                if advice is None:
+                    raise
+                raise RuntimeError(advice) from error
+            self._loss.add(loss, weight, rows)
         self.micro_batches += 1
         self.updated = False
 
@@ -252,7 +263,7 @@ class GradientAccumulation:
             not self.updated,
         )
         self._ended_at = now
-        self.clear()
+        self._forget()
         for reporter in reporters:
             reporter.update(record)
         if self._skipped_in_a_row >= SKIPPED_IN_A_ROW:
@@ -285,16 +296,3 @@ class GradientAccumulation:
         self._window = window
         self._skipped_in_a_row = 0
         self._forward.set_train()
-
-    def _window_ends(self, mini_steps: int | None, micro_batch_size: int | None) -> Callable:
-        """Return the function that marks, in an epoch's batches, where windows end."""
-        if (mini_steps is None) == (micro_batch_size is None):
-            raise ValueError(
-                "For 'train_process', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
-                f"{mini_steps} and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
-            )
-        if micro_batch_size is not None:
-            size = _check.positive_int("train_process", "micro_batch_size", micro_batch_size)
-            return partial(mark_batch_ends, micro_batch_size=size)
-        window = _check.positive_int("train_process", "mini_steps", mini_steps)
-        return lambda batches: mark_ends(batches, window, self.micro_batches)

@@ -15,6 +15,8 @@ from typing import Callable, NoReturn
 import mindspore as ms
 import yaml
 
+from ._bytes import RULE, from_text
+
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 
@@ -171,6 +173,14 @@ def number(low: float, *, above: bool = False) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def memory(text: str) -> int:
+    """Convert a flag's text to bytes."""
+    size = from_text(text)
+    if size is None:
+        raise argparse.ArgumentTypeError(f"must be {RULE}, but got '{text}'")
+    return size
 
 
 def choose_device(target: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 from . import _check
 
@@ -67,11 +68,26 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     return (tuple(column[start : start + size] for column in columns) for start in starts)
 
 
-def mark_batch_ends(batches: Iterable, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
+def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
     """Yield the micro-batches of whole batches, each with whether its batch, its window, ends with it."""
+    del held  # windows of whole batches leave none
     for batch in batches:
         pieces = list(split_batch(batch, micro_batch_size))
         yield from mark_ends(pieces, len(pieces))
+
+
+def window_ends(owner: str, mini_steps: int | None, micro_batch_size: int | None) -> Callable:
+    """Return the function that marks the ends in an epoch's batches, given how many micro-batches are held."""
+    if (mini_steps is None) == (micro_batch_size is None):
+        raise ValueError(
+            f"For '{owner}', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
+            f"{mini_steps} and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
+        )
+    if micro_batch_size is not None:
+        size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
+        return partial(mark_batch_ends, micro_batch_size=size)
+    window = _check.positive_int(owner, "mini_steps", mini_steps)
+    return lambda batches, held: mark_ends(batches, window, held)
 
 
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:

@@ -108,8 +108,8 @@ def _one_late(micro_batches, window):
 
 # What is broken on purpose, to see that a check notices: (module, name, what it becomes).
 MUTATIONS = {
-    "no division": [(_tree, "divide", _no_division), (_tree, "divide_in_place", _no_division)],
-    "no clear": [(_tree, "clear", _no_clear)],
+    "no division": [(_tree, "multiply", _no_division), (_tree, "multiply_in_place", _no_division)],
+    "no clear": [(_tree, "clear", _no_clear), (_tree, "cancel", _no_clear)],
     "one late": [(ms_accum.windows, "is_full", _one_late), (ms_accum.accumulator, "is_full", _one_late)],
 }
 

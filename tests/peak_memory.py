@@ -12,8 +12,8 @@ import ms_accum._tree as tree
 from ms_accum import GradientAccumulation
 
 kind = sys.argv[1]
-if kind == "copied":  # a mutant: the gradients are divided into a second set
-    tree.divide_in_place = tree.divide
+if kind == "copied":  # a mutant: the gradients are multiplied into a second set
+    tree.multiply_in_place = tree.multiply
 
 ms.set_context(mode=ms.GRAPH_MODE)
 network = nn.SequentialCell(nn.Dense(1024, 4096), nn.ReLU(), nn.Dense(4096, 4096), nn.ReLU(), nn.Dense(4096, 10))

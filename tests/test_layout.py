@@ -18,9 +18,9 @@ PROGRAMS = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")
 
 # A module imports modules of earlier layers only; `_check`, which all may import, imports none.
 LAYERS = (
-    ("_check", "_batches", "_tree", "windows", "runtime"),
-    ("batch_size", "batch_norm", "metrics", "weights", "checkpoint"),
-    ("accumulator",),
+    ("_check", "_batches", "_bytes", "_tree", "windows", "runtime", "out_of_memory"),
+    ("batch_norm", "metrics", "weights", "checkpoint", "memory", "trials"),
+    ("accumulator", "batch_size"),
     ("cells",),
     ("report",),
     ("driver",),

@@ -117,6 +117,15 @@ def windows(micro_batches, size, tail, epochs=1):
         (["--optimizer=adamw", "--momentum=0"], "argument --momentum: adamw has none"),
         (["--tail=drop", "--mini_steps=46"], "'mini_steps' must be at most 45 with tail='drop', but got 46"),
         (["--tail=carry", "--mini_steps=91", "--epochs=2"], "argument --mini_steps: no window of 91 would fill"),
+        (["--batch_size=auto"], "argument --batch_size: auto needs --effective_batch"),
+        (["--batch_size=most"], "argument --batch_size: must be an int >= 1, but got 'most'"),
+        (["--memory_budget=2GiB"], "argument --memory_budget: is for --batch_size auto"),
+        (["--effective_batch=64", "--batch_size=auto", "--memory_budget=2G"], "must be an amount of memory above 0"),
+        (["--effective_batch=64", "--mini_steps=2"], "argument --mini_steps: follows from --effective_batch"),
+        (["--effective_batch=64", "--tail=carry"], "argument --tail: each effective batch is a window"),
+        (["--effective_batch=64", "--batch_size=65"], "argument --batch_size: must be <= 64, the --effective_batch"),
+        (["--effective_batch=64", "--batch_size=auto"], "'memory_budget' must be given on CPU"),
+        (["--effective_batch=1438"], "must be <= 1437, the number of train images, but got 1438"),
         (["--seed=4294967296"], "argument --seed: must be an int >= 0 and <= 4294967295, but got '4294967296'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -346,6 +355,51 @@ def test_tails(tail, capfd):
     assert [(row["epoch"], row["samples"]) for row in metrics("out")] == expected
     assert plan(out)["the run"] == f"2 epochs, {len(expected)} updates"
     assert plan(out)["an epoch"].startswith("45 micro-batches, 3 of them in ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "accumulators"),
+    [
+        ("--batch_size=96", "256 = 96 rows x 2 micro-batches + 64 rows", "2.55 MiB"),
+        ("--batch_size=256", "256 = 256 rows x 1 micro-batches", "0.00 MiB"),
+        ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
+    ],
+)
+def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulators, capfd):
+    losses = []
+    for split in ("--batch_size=256", rows):
+        assert train("--epochs=1", "--model=mlp", "--effective_batch=256", split, "--output_dir=out") == OK
+        shown = plan(capfd.readouterr().out)
+        losses.append([row["loss"] for row in metrics("out")])
+        assert [row["samples"] for row in metrics("out")] == [256] * 5 + [157]
+    assert (shown["effective batch"], shown["accumulators"]) == (line, accumulators)
+    assert (shown["an epoch"], shown["the run"]) == ("6 windows", "1 epoch, 6 updates")
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_the_largest_micro_batch_is_found(tmp_path):
+    argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
+    done = process("train.py", *argv, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (OK, "")
+    found = plan(done.stdout)["micro-batch"]
+    assert re.fullmatch(r"128 rows \(of 128, 1 in a window\), [\d.]+ [MG]iB of 8 GiB, 1 trials?", found)
+    assert plan(done.stdout)["effective batch"] == "128 = 128 rows x 1 micro-batches"
+
+
+def test_a_budget_that_nothing_fits_says_what_is_needed(tmp_path):
+    done = process("train.py", "--batch_size=auto", "--effective_batch=64", "--memory_budget=9MB", cwd=tmp_path)
+    assert done.returncode == USAGE and done.stdout == "" and os.listdir(tmp_path) == []
+    assert re.search(r"must be at least [\d.]+ MiB, what training with a micro-batch of 1 row", one_line(done.stderr))
+
+
+def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr(training.GradientAccumulation, "train_process", fail)
+    assert train("--output_dir=out") == TRAINING
+    message = one_line(capfd.readouterr().err)
+    assert "take micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message
 
 
 @pytest.mark.parametrize("flag", ["--mini_steps", "--accumulate_step", "--gradient_accumulation_steps"])

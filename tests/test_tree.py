@@ -66,12 +66,44 @@ def test_clear(poison):
     assert all(np.array_equal(value, np.zeros(shape)) for value, shape in zip(values(total), SHAPES))
 
 
-def test_divide_and_cast(rng):
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("elements", [4, 2**17])
+def test_the_accumulators_themselves_change(elements, compiled, mode):
+    """Small or large, in a graph or outside: MindSpore's own in-place methods leave them as they were outside."""
+    ms.set_context(mode=mode)
+    total = (Parameter(Tensor(np.ones(elements), ms.float32), name="t", requires_grad=False),)
+    gradients = (Tensor(np.full(elements, 3.0), ms.float32),)
+
+    def work(factor, *gradients):
+        _tree.add(total, gradients)
+        _tree.multiply_in_place(total, factor)
+        _tree.add_weighted(total, gradients, factor)
+        return True
+
+    def clear():
+        _tree.clear(total)
+        return True
+
+    def cancel():
+        _tree.cancel(total)
+        return True
+
+    if compiled:
+        work, clear, cancel = ms.jit(work), ms.jit(clear), ms.jit(cancel)
+    for empty in (clear, cancel):
+        work(Tensor(0.5, ms.float32), *gradients)
+        assert set(total[0].asnumpy()) == {3.5 if empty is clear else 3.0}
+        empty()
+        assert set(total[0].asnumpy()) == {0.0}
+
+
+def test_multiply_and_cast(rng):
     gradients = arrays(rng)
 
     @ms.jit
     def call(grads, like):
-        return _tree.cast_like(_tree.divide(grads, Tensor(4.0, ms.float32)), like)
+        return _tree.cast_like(_tree.multiply(grads, Tensor(0.25, ms.float32)), like)
 
     divided = call(tensors(gradients), tensors(gradients, ms.float16))
     assert all(value.dtype == ms.float16 for value in divided)

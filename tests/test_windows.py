@@ -82,6 +82,7 @@ class CountingCells:
 
     def end(self):
         self.made.append(tuple(self.held))
+        self.clear()
         return 0.0, Tensor(True), Tensor(0.0)
 
     def clear(self):
@@ -218,5 +219,5 @@ def test_split_batch_refuses():
 
 
 def test_each_batch_is_a_window_of_its_micro_batches():
-    ends = [(len(rows), end) for (rows,), end in mark_batch_ends([np.zeros(5), np.zeros(2)], 2)]
+    ends = [(len(rows), end) for (rows,), end in mark_batch_ends([np.zeros(5), np.zeros(2)], micro_batch_size=2)]
     assert ends == [(2, False), (2, False), (1, True), (2, True)]

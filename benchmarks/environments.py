@@ -1,0 +1,36 @@
+"""Where do the peers live?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PEERS = ("torch", "jax")
+
+
+def python(kind: str) -> Path | None:
+    """Return the interpreter for "mindspore" (this one), "torch" or "jax"; None where it was not set up."""
+    if kind == "mindspore":
+        return Path(sys.executable)
+    path = HERE / ".envs" / kind / "bin" / "python"
+    return path if _marker(kind).exists() else None
+
+
+def run(arguments: Namespace) -> None:
+    """Make the peers' environments, one for each: their requirements contradict each other."""
+    del arguments
+    for kind in PEERS:
+        requirements = HERE / f"requirements-{kind}.txt"
+        folder = HERE / ".envs" / kind
+        print(f"{folder}: {', '.join(requirements.read_text(encoding='utf-8').split())}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", "-r", requirements], check=True)
+        _marker(kind).touch()
+
+
+def _marker(kind: str) -> Path:
+    """Return the file that says that an environment is complete: an interrupted `setup` leaves half of one."""
+    return HERE / ".envs" / kind / "complete"

@@ -1,0 +1,150 @@
+"""How is a contender driven?
+
+Each is a program in a process of its own, spoken to in lines of JSON. While another one is measured it is stopped:
+spinning threads of one framework would disturb the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = Path(__file__).parent / "programs"
+
+# A contender runs as its users run it. Ours sets these itself, the others have never heard of them.
+_UNSET = ("ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN")
+_STDERR_LINES = 12
+
+
+class ContenderError(RuntimeError):
+    """A contender died, took too long, or said what is no answer."""
+
+
+class Contender:
+    """A running program. Use it in a `with` statement: at the end it is gone, whatever happened.
+
+    Args:
+        name (str): what tables and errors call it.
+        python (Path): the interpreter of its environment.
+        program (str): a file of `programs/`, or any path.
+        flags (Sequence[str]): of the program.
+        environment (Mapping[str, str]): variables to add to its environment.
+        limit (float): the seconds that it may take to get ready, and for each answer.
+
+    After `__enter__` it is ready, and `about` is what it said of itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: str | Path,
+        program: str | Path,
+        flags: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        limit: float = 600,
+    ):
+        self.name = name
+        self.limit = limit
+        self.about: dict[str, Any] = {}
+        self._command = [str(python), str(PROGRAMS / program), *flags]
+        self._environment = _environment(environment or {})
+        self._held = b""
+
+    def __enter__(self) -> Contender:
+        self._stderr = tempfile.TemporaryFile()
+        # A group of its own, to be stopped and ended with all its children. It stays in our session: should we
+        # be killed, the kernel wakes a stopped group with SIGHUP, which ends it.
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=self._environment,
+            preexec_fn=os.setpgrp,
+        )
+        try:
+            self.about = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request and return the answer."""
+        try:
+            os.write(self._process.stdin.fileno(), json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+        except BrokenPipeError:
+            raise self._error("died") from None
+        return self._answer()
+
+    def stop(self) -> None:
+        """Stop the program, with all its threads and children, until `go`."""
+        self._signal(signal.SIGSTOP)
+        # The signal only asks. A program that has ended meanwhile is seen here too, and left for `close`.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go(self) -> None:
+        """Let the program go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the program."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            stream.close()  # type: ignore[union-attr]
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            pass  # it has ended by itself; the next question will say so
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._line(time.monotonic() + self.limit)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._error(f"said what is no answer: {line[:200]!r}")
+        return answer
+
+    def _line(self, deadline: float) -> bytes:
+        """Return the next line of stdout. Not by `readline`, which can't be given a time limit."""
+        stdout = self._process.stdout.fileno()  # type: ignore[union-attr]
+        while b"\n" not in self._held:
+            ready, _, _ = select.select([stdout], [], [], max(0, deadline - time.monotonic()))
+            if not ready:
+                raise self._error(f"gave no answer within {self.limit:g} s")
+            more = os.read(stdout, 65536)
+            if not more:
+                raise self._error("died")
+            self._held += more
+        line, self._held = self._held.split(b"\n", 1)
+        return line
+
+    def _error(self, what: str) -> ContenderError:
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").splitlines()[-_STDERR_LINES:]
+        said = "".join(f"\n    {line}" for line in last)
+        return ContenderError(f"The contender '{self.name}' {what}." + (f" Its last words:{said}" if said else ""))
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    # The project is not installed where it is benchmarked.
+    return {**kept, "PYTHONPATH": str(ROOT), **added}

@@ -1,0 +1,131 @@
+"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py peak NET ROWS N COUNT"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+
+def ends_well(rows):
+    """Take next to nothing."""
+
+
+def takes_memory(rows):
+    """Take a MiB a row, page by page."""
+    return [np.ones(2**17) for _ in range(rows)]
+
+
+def raises(error, rows):
+    raise error
+
+
+def is_killed(rows):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def aborts(rows):
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+    os.abort()
+
+
+def leaves(code, rows):
+    os._exit(code)
+
+
+class NotThere:
+    """A function that a new process can't import."""
+
+    def __call__(self, rows):
+        pass
+
+    def __reduce__(self):
+        return import_module, ("there_is_no_such_module",)
+
+
+def images(rows):
+    """A wide convolution and what goes with it: 0.5 MB of activations a row, 10,000 parameters."""
+    from mindspore import nn
+
+    layers = (
+        nn.Conv2d(1, 16, 3),
+        nn.GELU(),
+        nn.Conv2d(16, 16, 3, stride=4),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Dense(1024, 10),
+    )
+    rng = np.random.RandomState(0)
+    batch = (rng.randn(rows, 1, 32, 32).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
+    return nn.SequentialCell(*layers), batch
+
+
+def wide(rows, width=4096):
+    """An MLP that is nearly all parameters: 33.6 million at 4096."""
+    from mindspore import nn
+
+    network = nn.SequentialCell(nn.Dense(width, width), nn.ReLU(), nn.Dense(width, width))
+    return network, (np.ones((rows, width), np.float32), np.zeros(rows, np.int32))
+
+
+def tokens(rows):
+    """Two Transformer blocks on 32 tokens of 64 numbers."""
+    from mindspore import nn
+
+    blocks = [nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(2)]
+    rng = np.random.RandomState(0)
+    batch = (rng.randn(rows, 32, 64).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
+    return nn.SequentialCell(*blocks, nn.Flatten(), nn.Dense(32 * 64, 10)), batch
+
+
+def lenet(rows):
+    from model_zoo import LeNet5
+
+    rng = np.random.RandomState(0)
+    return LeNet5(), (rng.randn(rows, 1, 32, 32).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
+
+
+NETWORKS = {"images": images, "wide": wide, "small": partial(wide, width=16), "tokens": tokens, "lenet": lenet}
+
+
+def driver(network):
+    import mindspore as ms
+    from mindspore import nn
+
+    from ms_accum import GradientAccumulation
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.001))
+
+
+def train_whole(effective_batch, rows, report=()):
+    """Train a window of `images` in micro-batches of `rows` rows, twice."""
+    import mindspore as ms
+
+    ms.set_seed(1)
+    network, batch = images(effective_batch)
+    driver(network).train_process(2, [batch], micro_batch_size=rows, report=report, ckpt_path=None)
+
+
+def peak():
+    """Return the peak so far in MB."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))[1]) / 1024
+
+
+def print_peak(name, rows, mini_steps, count):
+    """Train `count` micro-batches and print the peak; before it, that after a tenth of them."""
+    network, batch = NETWORKS[name](rows)
+    model = driver(network)
+    for micro_batches in (max(count // 10, 1), count):
+        model.train_process(1, [batch] * micro_batches, mini_steps, report=(), ckpt_path=None)
+        print(peak())
+
+
+if __name__ == "__main__":
+    print_peak(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,272 @@
+"""Do the benchmarks run, and are their rows sane? How fast anything is, no test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import speed
+from benchmarks.choosing import available, start
+from benchmarks.contenders import ENTRIES, OURS, check_same_size
+from benchmarks.environments import python
+from benchmarks.process import Contender, ContenderError
+from benchmarks.results import machine, save, show
+
+ROOT = Path(__file__).resolve().parents[1]
+PROTOCOL = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'programs')!r})\nfrom protocol import serve\n"
+FAST = (OURS, "tutorial-cells")
+RECORD = {"benchmark", "date", "machine", "versions", "settings", "rows"}
+
+
+def benchmark(name, output, *options):
+    """Run a benchmark as a user does, and return its record and what it printed."""
+    command = [sys.executable, "-m", "benchmarks", name, "--short", "--output", str(output), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads((output / f"{name}.json").read_text(encoding="utf-8")), done.stdout
+
+
+def check_speed(record, contenders):
+    assert set(record) == RECORD
+    assert record["settings"]["windows"] == [1, 2]
+    cases = [(row["network"], row["window"], row["contender"]) for row in record["rows"]]
+    assert cases == [("mlp", window, name) for window in (1, 2) for name in contenders]
+    for row in record["rows"]:
+        ours = next(o for o in record["rows"] if o["contender"] == OURS and o["window"] == row["window"])
+        assert 0 < row["ms_min"] <= row["ms"] <= row["ms_max"] < float("inf")
+        assert row["ms_min"] / ours["ms_max"] <= row["ratio"] <= row["ms_max"] / ours["ms_min"]
+    for window in (1, 2):
+        peers = [row for row in record["rows"] if row["window"] == window and row["contender"] != OURS]
+        best = min(peers, key=lambda row: row["ms"])
+        assert [row for row in peers if row["best_peer"]] == [best]
+
+
+def test_speed_runs(tmp_path):
+    record, said = benchmark("speed", tmp_path, "--contenders", *FAST)
+    check_speed(record, FAST)
+    assert {"ms_accum", "mindspore"} <= set(record["versions"])
+    assert all(row["ratio"] == 1 for row in record["rows"] if row["contender"] == OURS)
+    assert "best peer" in said
+    assert not (tmp_path / "speed.png").exists()
+
+
+def test_memory_runs(tmp_path):
+    record, _ = benchmark("memory", tmp_path, "--contenders", OURS)
+    assert set(record) == RECORD
+    cases = [(row["window"], row["batch"], row["micro_batches"]) for row in record["rows"]]
+    assert cases == [(1, 32, 3), (2, 32, 6), (1, 64, 3), (4, 32, 100), (4, 32, 200)]
+    one, two = record["rows"][:2]
+    assert all(100 < row["peak_mib"] < 10_000 for row in record["rows"])
+    assert one["set_mib"] == pytest.approx(669_706 * 4 / 2**20)
+    assert two["more_sets"] == pytest.approx((two["peak_mib"] - one["peak_mib"]) / one["set_mib"])
+    assert one["more_sets"] == 0
+
+
+@pytest.mark.slow
+def test_speed_runs_with_every_contender_that_is_here(tmp_path):
+    record, said = benchmark("speed", tmp_path)
+    here = [entry.name for entry in ENTRIES if python(entry.environment)]
+    check_speed(record, here)
+    assert ("benchmarks setup" in said) == (len(here) < len(ENTRIES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", speed.BATCH)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_program_learns(entry, network):
+    if not python(entry.environment):
+        pytest.skip(f"{entry.environment} is not set up: python -m benchmarks setup")
+    parameters = {"lenet5": 61_684, "mlp": 669_706, "transformer": 867_328, "mlp50m": 50_223_210}
+    with start(entry, "--network", network) as contender:
+        first = contender.ask(window=2, batch=speed.BATCH[network], windows=1)["loss"]
+        last = contender.ask(window=2, batch=speed.BATCH[network], windows=24)["loss"]
+        assert contender.about["parameters"] == parameters[network]
+    assert last < 0.98 * first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["speed", "--contenders", "pytorch"], "pytorch"), (["memory", "--networks", "resnet"], "resnet")],
+)
+def test_an_unknown_name_is_one_line_and_exit_code_2(arguments, word):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_environment_is_said_in_one_line(monkeypatch, capsys):
+    for module in ("contenders", "choosing"):
+        monkeypatch.setattr(f"benchmarks.{module}.python", lambda kind: "python" if kind == "mindspore" else None)
+    assert {entry.environment for entry in available(ENTRIES, None)} == {"mindspore"}
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
+    with pytest.raises(ContenderError, match="benchmarks setup"):
+        start(ENTRIES[-1])
+
+
+def test_ratios_are_medians_of_the_rounds_and_the_best_peer_is_not_ours():
+    rows = speed._figures({OURS: [1.0, 2.0, 1.0], "a": [2.0, 2.0, 3.0], "b": [4.0, 1.0, 1.5]})
+    assert [row["ratio"] for row in rows] == [1.0, 2.0, 1.5]
+    assert [row["ms"] for row in rows] == [1.0, 2.0, 1.5]
+    assert [row["best_peer"] for row in rows] == [False, False, True]
+
+
+def test_without_ours_there_is_no_ratio():
+    (row,) = speed._figures({"a": [2.0]})
+    assert row["ratio"] is None
+    assert row["best_peer"]
+
+
+@pytest.fixture
+def contender(tmp_path):
+    """Return a function that makes a contender of a program's text."""
+
+    def make(source, limit=30.0):
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return Contender("it", sys.executable, path, limit=limit)
+
+    return make
+
+
+def echo(build="{'size': 3}", answer="request"):
+    return PROTOCOL + f"def answer(**request): return {answer}\nserve(lambda: ({build}, answer))\n"
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_contender_answers_and_is_gone_afterwards(contender):
+    with contender(echo()) as it:
+        pid = it._process.pid
+        assert it.about == {"ready": True, "size": 3}
+        assert it.ask(window=2) == {"window": 2}
+        assert it.ask(peak=True)["peak_mib"] > 1
+    assert is_gone(pid)
+
+
+def test_it_is_gone_also_after_an_error_of_ours_and_while_it_is_stopped(contender):
+    with pytest.raises(ZeroDivisionError), contender(echo()) as it:
+        it.stop()
+        raise ZeroDivisionError
+    assert is_gone(it._process.pid)
+
+
+def test_what_libraries_print_is_no_answer(contender):
+    source = PROTOCOL + "def build():\n    print('noise')\n    return {}, lambda: {'x': 1}\nserve(build)\n"
+    with contender(source) as it:
+        assert it.ask() == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "limit", "words"),
+    [
+        ("import sys; sys.exit('no such thing')", 30, "'it' died.*no such thing"),
+        ("raise ImportError('torch')", 30, "(?s)'it' died.*ImportError: torch"),
+        ("import time; time.sleep(60)", 0.3, "no answer within 0.3 s"),
+        ("print('hello')", 30, "said what is no answer: b'hello'"),
+        ("print('[1, 2]')", 30, "said what is no answer"),
+        ("print('half a line', end='')", 30, "'it' died"),
+    ],
+)
+def test_a_program_that_never_gets_ready_is_an_error(contender, source, limit, words):
+    it = contender(source, limit)
+    with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), it:
+        pass
+    assert is_gone(it._process.pid)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [("1 / 0", "died.*ZeroDivisionError"), ("__import__('time').sleep(60)", "no answer within"), ("[]", "no answer")],
+)
+def test_a_program_that_fails_at_a_request_is_an_error(contender, answer, words):
+    with contender(echo(answer=answer), limit=2) as it, pytest.raises(ContenderError, match="(?s)" + words):
+        it.ask(window=1)
+
+
+def test_a_question_to_the_dead_is_an_error(contender):
+    with contender(echo()) as it:
+        os.kill(it._process.pid, signal.SIGKILL)
+        while not is_gone(it._process.pid):
+            time.sleep(0.01)
+        with pytest.raises(ContenderError, match="died"):
+            it.ask(window=1)
+        it.stop()
+
+
+def test_a_stopped_contender_does_not_run_and_goes_on_where_it_was(contender, tmp_path):
+    ticks = tmp_path / "ticks"
+    source = f"""
+    import threading, time
+    def tick():
+        while True:
+            with open({str(ticks)!r}, "a") as file:
+                file.write("x")
+            time.sleep(0.001)
+    threading.Thread(target=tick, daemon=True).start()
+    """
+    with contender(textwrap.dedent(source) + echo()) as it:
+        it.stop()
+        time.sleep(0.1)
+        before = ticks.stat().st_size
+        time.sleep(0.3)
+        assert ticks.stat().st_size == before
+        it.go()
+        assert it.ask(window=1) == {"window": 1}
+        time.sleep(0.3)
+        assert ticks.stat().st_size > before
+
+
+def test_a_stopped_contender_does_not_outlive_whoever_is_killed(contender, tmp_path):
+    (tmp_path / "program.py").write_text(echo(), encoding="utf-8")
+    source = f"""
+    import os, signal, sys
+    from benchmarks.process import Contender
+    with Contender("it", sys.executable, {str(tmp_path / "program.py")!r}) as it:
+        it.stop()
+        print(it._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    deadline = time.monotonic() + 10
+    while not is_gone(int(done.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_gone(int(done.stdout))
+
+
+def test_contenders_of_different_sizes_are_refused(contender):
+    with contender(echo("{'parameters': 3}")) as a, contender(echo("{'parameters': 4}")) as b:
+        b.name = "other"
+        check_same_size([a])
+        with pytest.raises(ContenderError, match="'it': 3, 'other': 4"):
+            check_same_size([a, b])
+
+
+def test_a_record_is_saved_with_the_machine(tmp_path):
+    path = save("speed", tmp_path / "new", [{"ms": 1.5}], {"rounds": 2}, {"torch": "1"})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert set(record) == RECORD
+    assert record["rows"] == [{"ms": 1.5}]
+    assert record["machine"] == machine()
+    assert record["machine"]["cores"] >= 1
+
+
+def test_a_table_is_aligned(capsys):
+    show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], {"name": "", "ms": ".1f", "of": "d"})
+    assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"

@@ -1,0 +1,192 @@
+"""Do the benchmarks of input, start and accuracy run, and are their rows sane? How fast anything is, no test says."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import accuracy, data, mnist, start
+from benchmarks.choosing import known, unused
+from benchmarks.choosing import start as launch
+from benchmarks.contenders import OURS
+from benchmarks.environments import python
+from idx_files import fingerprints, write_mnist, zipped
+from model_zoo import create_dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
+
+
+def benchmark(name, output, *options):
+    """Run a benchmark in its short form as a user does, and return its record and what it printed."""
+    command = [sys.executable, "-m", "benchmarks", name, "--short", "--output", str(output), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in output.iterdir()) == [f"{name}.json"]
+    record = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
+    assert set(record) == {"benchmark", "date", "machine", "versions", "settings", "rows"}
+    assert record["benchmark"] == name and "mindspore" in record["versions"]
+    return record, done.stdout
+
+
+def part(record, name):
+    return [row for row in record["rows"] if row["part"] == name]
+
+
+def check_positive(rows, *columns):
+    for row in rows:
+        assert all(0 < row[column] < math.inf for column in columns), row
+
+
+def check_data(record, contenders):
+    ready, loaders, epochs = (part(record, name) for name in ("ready", "loader", "epoch"))
+    assert [row["contender"] for row in ready] == [row["contender"] for row in loaders] == contenders
+    check_positive(ready, "first_s", "again_s")
+    check_positive(loaders, "ms", "ms_min", "ms_max", "ratio")
+    assert [row["ratio"] for row in loaders if row["contender"] == OURS] == [1]
+    assert [(row["network"], row["window"]) for row in epochs] == [("lenet5", 4)]
+    check_positive(epochs, "whole_s", "training_s", "ratio")
+    assert all(row["ratio"] == pytest.approx(row["whole_s"] / row["training_s"]) for row in epochs)
+
+
+def test_data_runs(tmp_path):
+    record, said = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
+    check_data(record, [OURS, "MnistDataset"])
+    assert "to the first batch" in said and "batch of 32" in said and "ready in memory" in said
+
+
+@TORCH
+@pytest.mark.slow
+def test_data_runs_with_pytorch(tmp_path):
+    record, _ = benchmark("data", tmp_path)
+    check_data(record, [entry.name for entry in data.LOADERS])
+    assert "torch" in record["versions"]
+
+
+def check_start(record, contenders):
+    commands, stages, compiles = (part(record, name) for name in ("command", "stage", "compile"))
+    assert [row["contender"] for row in commands] == contenders
+    check_positive([*commands, *stages], "seconds", "min", "max")
+    assert [row["stage"] for row in stages][:2] == ["interpreter", "import mindspore"]
+    assert stages[-1]["stage"] == "first window"
+    check_positive(compiles, "graphs", "compile_s", "window_s", "tail_s")
+
+
+@pytest.mark.slow
+def test_start_runs(tmp_path):
+    record, _ = benchmark("start", tmp_path)
+    check_start(record, [start.TRAIN, OURS])
+    # What a run compiles depends on neither the window's size nor a tail of fewer micro-batches.
+    _, two = rows = part(record, "compile")
+    assert [row["window"] for row in rows] == [1, 2]
+    assert two["tail_graphs"] == 0 and two["short_graphs"] <= 1
+
+
+def test_start_runs_for_one_window(tmp_path):
+    record, said = benchmark("start", tmp_path, "--contenders", start.TRAIN, "--windows", "2", "--networks", "mlp")
+    check_start(record, [start.TRAIN])
+    assert "stage by stage" in said
+
+
+def test_accuracy_runs(tmp_path):
+    record, said = benchmark("accuracy", tmp_path)
+    (epoch,), (summary,) = part(record, "epoch"), part(record, "summary")
+    assert (epoch["contender"], epoch["epoch"], epoch["seed"]) == (OURS, 1, 1)
+    assert 0 <= epoch["accuracy"] <= 1 and summary["accuracy"] == epoch["accuracy"]
+    check_positive([epoch], "seconds", "start_s")
+    assert record["settings"]["data"] == "the embedded digits" and "98.5%" in said
+
+
+@TORCH
+@pytest.mark.slow
+@pytest.mark.parametrize("program", accuracy.PROGRAMS, ids=lambda program: program.name)
+def test_each_program_of_accuracy_learns(program, tmp_path):
+    folder = write_mnist(tmp_path, train=640, test=100)
+    versions = {}
+    rows = accuracy._train(program, 1, folder, 15, versions)
+    assert [row["epoch"] for row in rows] == list(range(1, 16)) and versions
+    assert rows[-1]["accuracy"] > 0.9
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+
+
+def test_accuracy_without_mnist_says_so(monkeypatch, capsys):
+    monkeypatch.delenv("MNIST_DATA", raising=False)
+    options = Namespace(short=False, networks=None, windows=None, rounds=None, contenders=None, output="nowhere")
+    with pytest.raises(SystemExit) as ended:
+        accuracy.run(options)
+    assert ended.value.code == 2 and "MNIST_DATA" in capsys.readouterr().out
+
+
+def epochs_of(accuracies, seed):
+    row = {"contender": "x", "seed": seed, "start_s": 1.0}
+    return [{**row, "epoch": n, "seconds": 10.0 * n, "accuracy": a} for n, a in enumerate(accuracies, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "goal", "reached"),
+    [
+        ([[0.98, 0.985, 0.99]], 20.0, "1/1"),
+        ([[0.9, 0.98]], None, "0/1"),
+        ([[0.99, 0.98], [0.9, 0.99], [0.9, 0.9]], 20.0, "2/3"),
+        ([[0.99, 0.98], [0.9, 0.9], [0.9, 0.9]], None, "1/3"),
+    ],
+)
+def test_the_goal_is_the_first_epoch_that_reaches_it(runs, goal, reached):
+    rows = [row for seed, accuracies in enumerate(runs) for row in epochs_of(accuracies, seed)]
+    summary = accuracy._summary("x", rows)
+    assert (summary["goal_s"], summary["reached"]) == (goal, reached)
+
+
+@TORCH
+@pytest.mark.slow
+def test_all_loaders_yield_the_same_images(tmp_path):
+    write_mnist(tmp_path, train=64, test=32)
+    means = [_mean(loader, tmp_path) for loader in data.LOADERS]
+    assert means == pytest.approx([means[0]] * len(means), abs=0.01)
+
+
+def _mean(loader, folder):
+    with launch(loader, "--data", str(folder)) as contender:
+        answer = contender.ask(what="ready")
+        assert answer["images"] == [32, 1, 32, 32] and answer["labels"] == [32]
+        assert contender.ask(what="epoch")["rows"] == 64
+        return contender.ask(what="mean")["mean"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_copy_of_mnist_is_read_from_a_zip_or_a_folder(packed, tmp_path, monkeypatch):
+    written = write_mnist(tmp_path / "written", train=64, test=32)
+    path = written
+    if packed:
+        names = fingerprints(written)
+        path = tmp_path / "MNIST_Data.zip"
+        path.write_bytes(zipped([(f"MNIST_Data/{name}", (written / name).read_bytes()) for name in names]))
+    monkeypatch.setenv("MNIST_DATA", str(path))
+    assert mnist.source(short=False) == "MNIST"
+    with mnist.files(short=False) as folder:
+        mnist.forget(folder)
+        assert fingerprints(folder) == fingerprints(written)
+    assert not folder.exists()
+
+
+def test_without_mnist_there_are_random_files_that_can_be_read(monkeypatch):
+    monkeypatch.setenv("MNIST_DATA", "/nowhere")
+    assert mnist.source(short=False).startswith("random")
+    with mnist.files(short=True) as folder:
+        assert create_dataset(folder, 32, usage="train").get_dataset_size() == 20
+        assert create_dataset(folder, 32, usage="test").get_dataset_size() == 4
+
+
+def test_options_that_nobody_knows_are_refused():
+    with pytest.raises(ValueError, match="argument --networks: must be of a, b, but got c"):
+        known("--networks", ["a", "c"], ["a", "b"])
+    with pytest.raises(ValueError, match="argument --windows: accuracy has no such choice"):
+        unused("accuracy", networks=None, windows=[2])
+    known("--networks", None, ["a"])

@@ -1,0 +1,100 @@
+"""What becomes of a trial in a process of its own, and of this one?"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from functools import partial
+
+import pytest
+
+import memory_runs as runs
+from ms_accum import find_micro_batch_size
+from ms_accum.trials import Trial, peak_of, run_trial
+
+MIB = 2**20
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+
+
+@pytest.fixture(scope="module")
+def idle():
+    """The peak of a process that does nothing but import MindSpore."""
+    return run_trial("test", runs.ends_well, 1, None).peak
+
+
+def test_the_peak_is_that_of_the_trial(idle):
+    done = run_trial("test", runs.takes_memory, 300, idle + 500 * MIB)
+    assert done.fits and done.rows == 300
+    assert done.peak - idle == pytest.approx(300 * MIB, rel=0.1)
+
+
+def test_a_trial_that_exceeds_its_limit_is_stopped(idle):
+    before = peak_of("self")
+    done = run_trial("test", runs.takes_memory, 100_000, idle + 200 * MIB)
+    assert not done.fits and idle + 200 * MIB < done.peak < idle + 1000 * MIB
+    assert multiprocessing.active_children() == [] and peak_of("self") - before < 50 * MIB
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        partial(runs.raises, MemoryError()),
+        partial(runs.raises, RuntimeError("Device memory not enough.")),
+        runs.is_killed,
+        runs.aborts,
+    ],
+    ids=["MemoryError", "RuntimeError", "SIGKILL", "SIGABRT"],
+)
+def test_want_of_memory_does_not_fit(trial):
+    assert run_trial("test", trial, 8, None) == Trial(8, None, False)
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        (partial(runs.raises, ValueError("no such layer\nsecond line")), "ValueError: no such layer"),
+        (partial(runs.leaves, 3), "a process that ended with exit code 3"),
+        (runs.NotThere(), "a process that ended with exit code 1"),
+    ],
+    ids=["error", "exit", "not importable"],
+)
+def test_another_end_is_an_error(trial, said):
+    with pytest.raises(RuntimeError) as caught:
+        find_micro_batch_size(trial, 8, memory_budget="64GiB")
+    rule = "'trial' must be a function that runs with 8 rows in a new process"
+    assert str(caught.value) == f"For 'find_micro_batch_size', {rule}, but got {said}."
+    assert ("raise error" in str(caught.value.__cause__)) == ("ValueError" in said)
+
+
+def test_the_largest_that_fits_is_found(idle):
+    found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=int((idle + 400 * MIB) / 0.98))
+    assert 350 <= found.micro_batch_size <= 405 and found.mini_steps == 3
+    assert Trial(found.micro_batch_size, found.peak, True) in found.trials and len(found.trials) <= 7
+
+
+def test_a_row_that_does_not_fit_says_what_it_takes():
+    with pytest.raises(ValueError, match=r"'memory_budget' must be at least [\d.]+ MiB, what training with a micro-"):
+        find_micro_batch_size(runs.ends_well, 2, memory_budget="10MiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((lambda rows: None, 8, "1GiB"), TypeError, "'trial' must be a function at a module's top level, which a new"),
+        ((3, 8, "1GiB"), TypeError, "'trial' must be a function of the rows, but got int"),
+        ((runs.ends_well, 0, "1GiB"), ValueError, "'effective_batch' must be an int >= 1, but got 0"),
+        (
+            (runs.ends_well, 8, "1 GiX"),
+            ValueError,
+            "'memory_budget' must be an amount of memory above 0, .* got '1 GiX'",
+        ),
+        ((runs.ends_well, 8, 0), ValueError, "'memory_budget' must be an amount of memory above 0, .* but got 0"),
+        ((runs.ends_well, 8, 1.5), TypeError, "'memory_budget' must be an amount of memory above 0, .* but got 1.5"),
+        ((runs.ends_well, 8, True), TypeError, "'memory_budget' must be an amount of memory"),
+        ((runs.ends_well, 8, None), ValueError, "'memory_budget' must be given on CPU, .* Give for example '2GiB'."),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    trial, rows, budget = arguments
+    with pytest.raises(error, match=f"For 'find_micro_batch_size', {match}"):
+        find_micro_batch_size(trial, rows, memory_budget=budget)
