@@ -7,15 +7,14 @@ host decides when a window ends; a branch in the first graph would be paid by ev
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from . import _check, _tree
-from .accumulator import Boundary, loss_scale, new_grad_sum, state, unique_name
-from .metrics import learning_rate
+from .accumulator import Boundary, loss_scale
 
 
 class _LossAndGradients(nn.Cell):
@@ -204,6 +203,43 @@ class _TrainEmpty(nn.Cell):
         return True
 
 
+class TrainTogether(nn.Cell):
+    """Run several micro-batches, one after the other, in one call: a call costs as much as a small network.
+
+    Args:
+        forward_backward (TrainForwardBackward): runs one of them.
+        most (int): how many there can be. Fewer compile nothing anew.
+
+    Inputs:
+        - **count** (Tensor) - how many there are.
+        - **\\*columns** (tuple[Tensor]) - those of the micro-batches, stacked; with weights, these are the last.
+
+    Outputs:
+        Tensor, their losses, and zeros up to `most`.
+    """
+
+    def __init__(self, forward_backward: TrainForwardBackward, most: int):
+        super().__init__(auto_prefix=False)
+        self.forward_backward = forward_backward
+        self.places = Tensor(np.eye(most), ms.float32)
+        network = forward_backward.loss_and_gradients.network
+        self.touched = (*network.get_parameters(), *forward_backward.grad_sum, *forward_backward.weight_sum)
+
+    def construct(self, count: Any, *columns: Any) -> Any:
+        done = Tensor(0, ms.int32)
+        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop is a branch
+        losses = ops.zeros_like(self.places[0])
+        while done < count:
+            row = [column[done] for column in columns]
+            if self.forward_backward.weight_sum:
+                loss = self.forward_backward(*row[:-1], weight=row[-1])
+            else:
+                loss = self.forward_backward(*row)
+            losses = losses + self.places[done] * ops.cast(loss, ms.float32)
+            done = done + 1
+        return losses
+
+
 class TrainWindowOfOne(nn.Cell):
     """Run one micro-batch and update with it: a window of 1, which needs no accumulators.
 
@@ -224,56 +260,3 @@ class TrainWindowOfOne(nn.Cell):
 def _hidden(weight_sum: ms.Parameter | None) -> tuple:
     """Wrap a Parameter so that a Cell doesn't count it among its own weights."""
     return () if weight_sum is None else (weight_sum,)
-
-
-class Windows:
-    """The three Cells and the accumulators they share: one call a micro-batch, two a window's end."""
-
-    def __init__(self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None):
-        name = unique_name("gradient_accumulation")
-        grad_sum = new_grad_sum(name, optimizer.parameters)
-        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
-        sens = loss_scale(optimizer)
-        self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
-        self._optimizer = optimizer
-        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
-        self._empty = _TrainEmpty(grad_sum, weight_sum)
-        self.clear = TrainClear(grad_sum, weight_sum=weight_sum)
-
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
-        return self._forward_backward(*micro_batch, weight=weight)
-
-    def end(self) -> tuple:
-        """Empty the window; return the learning rate used, whether the optimizer was called, and the norm."""
-        lr = learning_rate(self._optimizer)
-        updated, norm = self._optim()
-        # The norm was finite, so every element is.
-        (self._empty if updated.asnumpy() else self.clear)()
-        return lr, updated, norm
-
-
-class WindowsOfOne:
-    """The same for windows of 1, where there is nothing to accumulate."""
-
-    _ended: tuple | None = None
-
-    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):
-        self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm)
-        self._optimizer = optimizer
-
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
-        """Run a micro-batch and update with it; a weight would cancel out."""
-        del weight
-        lr = learning_rate(self._optimizer)
-        loss, updated, norm = self._cell(*micro_batch)
-        self._ended = (lr, updated, norm)
-        return loss
-
-    def end(self) -> tuple:
-        """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
-        ended, self._ended = self._ended, None
-        return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
-
-    def clear(self) -> None:
-        """Forget the window."""
-        self._ended = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Callable
 
@@ -14,18 +14,15 @@ from . import _check
 from ._batches import batches_per_epoch, epochs_of
 from .accumulator import REDUCTIONS
 from .batch_norm import warn_about_batch_norm
-from .cells import Windows, WindowsOfOne
 from .checkpoint import check_folder, check_name, save_model
-from .metrics import UpdateRecord, WindowLoss, check_loss
-from .out_of_memory import memory_advice
+from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
+from .out_of_memory import memory_advised
 from .report import Reporter, progress
+from .running import Windows, WindowsOfOne
 from .weights import Weight
 from .windows import TAILS, updates_in_run, window_ends
 
 _OWNER = "GradientAccumulation"
-
-# One bad batch is an accident; this many windows in a row without a finite gradient are a run that learns nothing.
-SKIPPED_IN_A_ROW = 10
 
 
 class GradientAccumulation:
@@ -91,7 +88,7 @@ class GradientAccumulation:
         self._loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, self._reduction) == "sum")
         self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
         self._window: int | None = None
-        self._skipped_in_a_row = 0
+        self._rows = 1
         self.micro_batches = 0
         """int, the micro-batches that the window holds."""
         self.updates = 0
@@ -231,25 +228,20 @@ class GradientAccumulation:
         # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
         if weight:
             scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
-            rows = micro_batch[0].shape[0]
-            try:
+            self._rows = micro_batch[0].shape[0]
+            with self._running():
                 loss = self._cells.add(micro_batch, scale)
-            except (MemoryError, RuntimeError) as error:
-                advice = memory_advice(error, rows, self._window)
-                if advice is None:
-                    raise
-                raise RuntimeError(advice) from error
-            self._loss.add(loss, weight, rows)
+            self._loss.add(loss, weight, self._rows)
         self.micro_batches += 1
         self.updated = False
 
     def _end_window(self, epoch: int = 0, step: int = 0, reporters: Sequence[Reporter] = ()) -> None:
-        lr, updated, norm = self._cells.end()
+        with self._running():
+            lr, updated, norm = self._cells.end()
         self.updated = bool(updated.asnumpy())
         self.updates += self.updated
         self.skipped += not self.updated
-        if self._loss.samples:  # a window in which nothing counted says nothing about gradients
-            self._skipped_in_a_row = 0 if self.updated else self._skipped_in_a_row + 1
+        samples = self._loss.samples
         now = time.perf_counter()
         record = UpdateRecord(
             epoch,
@@ -258,7 +250,7 @@ class GradientAccumulation:
             self._loss.mean,
             lr,
             float(norm.asnumpy()),
-            self._loss.samples,
+            samples,
             now - self._ended_at,
             not self.updated,
         )
@@ -266,11 +258,18 @@ class GradientAccumulation:
         self._forget()
         for reporter in reporters:
             reporter.update(record)
-        if self._skipped_in_a_row >= SKIPPED_IN_A_ROW:
-            raise RuntimeError(
-                f"For '{_OWNER}', the gradients of {self._skipped_in_a_row} windows in a row were not finite. "
-                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
-            )
+        if samples:  # a window in which nothing counted says nothing about gradients
+            self._skips.add(record.skipped)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Give up the window if one of its micro-batches fails."""
+        try:
+            with memory_advised(self._rows, self._window):
+                yield
+        except Exception:
+            self.clear()
+            raise
 
     @cached_property
     def _windows(self) -> Windows:
@@ -294,5 +293,5 @@ class GradientAccumulation:
                 f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         self._window = window
-        self._skipped_in_a_row = 0
+        self._skips = SkippedInARow(_OWNER)
         self._forward.set_train()

@@ -11,6 +11,9 @@ from mindspore import nn
 from . import _check
 from ._batches import epochs_of
 
+# One bad batch is an accident; this many windows in a row without a finite gradient are a run that learns nothing.
+SKIPPED_IN_A_ROW = 10
+
 
 class UpdateRecord(NamedTuple):
     """What is known of a window once it has ended."""
@@ -64,6 +67,27 @@ class WindowLoss:
             total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
             weights += weight
         return total / weights if weights else float("nan")
+
+
+class SkippedInARow:
+    """How many windows in a row had no finite gradient; too many end the run.
+
+    Args:
+        owner (str): whose run it is, for the wording of the error.
+    """
+
+    def __init__(self, owner: str):
+        self._owner = owner
+        self._count = 0
+
+    def add(self, skipped: bool) -> None:
+        """Count a window."""
+        self._count = self._count + 1 if skipped else 0
+        if self._count >= SKIPPED_IN_A_ROW:
+            raise RuntimeError(
+                f"For '{self._owner}', the gradients of {self._count} windows in a row were not finite. "
+                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
+            )
 
 
 def learning_rate(optimizer: Any) -> float:

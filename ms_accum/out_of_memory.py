@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # What MindSpore's memory pools, kernels and graph compiler say, on devices and on the host, and what C++ does.
 _TEXTS = re.compile(
@@ -44,3 +46,15 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
         f"{failed}: take micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
         f"(train.py --batch_size auto --effective_batch {rows * window}) find the largest that fits"
     )
+
+
+@contextmanager
+def memory_advised(rows: int, window: int | None) -> Iterator[None]:
+    """Give `memory_advice` with what is raised inside the block."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        advice = memory_advice(error, rows, window)
+        if advice is None:
+            raise
+        raise RuntimeError(advice) from error

@@ -425,11 +425,14 @@ def test_a_frozen_parameter_is_refused():
         GradientAccumulation(network, nn.MSELoss(), optimizer)
 
 
-def test_a_micro_batch_that_fails_is_not_counted():
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
     model = slope_driver(tail="carry")
     with pytest.raises(Exception, match="."):
-        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], 4)
-    assert model.micro_batches == 1
+        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], window)
+    assert model.micro_batches == 0 and model.updates == window % 2
+    run(model, [micro_batch(3)] * window, window)
+    assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
 @pytest.mark.parametrize("options", [{"weight": Tensor([0.2, 3.0], ms.float32)}, {"ignore_index": 1}], ids=str)

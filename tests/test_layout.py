@@ -22,7 +22,7 @@ LAYERS = (
     ("batch_norm", "metrics", "weights", "checkpoint", "memory", "trials"),
     ("accumulator", "batch_size"),
     ("cells",),
-    ("report",),
+    ("report", "running"),
     ("driver",),
     ("program",),
     ("__init__",),

@@ -1,0 +1,143 @@
+"""How are the micro-batches of a window run?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from .accumulator import loss_scale, new_grad_sum, state, unique_name
+from .cells import TrainClear, TrainForwardBackward, TrainOptim, TrainTogether, TrainWindowOfOne, _TrainEmpty
+from .metrics import learning_rate
+
+# Micro-batches that are run in one call, where they wait for each other in no more memory than this.
+TOGETHER = 8
+_LIMIT = 64 * 2**20
+
+
+class Losses:
+    """The losses of some micro-batches, of which there are none before they have been run."""
+
+    values: Tensor | None = None
+
+    def of(self, number: int) -> Loss:
+        """Return that of one of them."""
+        return Loss(self, number)
+
+
+class Loss(NamedTuple):
+    """One of them; read it once the window has ended."""
+
+    among: Losses
+    number: int
+
+    def asnumpy(self) -> np.ndarray:
+        """Return its value."""
+        if self.among.values is None:
+            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
+        return self.among.values.asnumpy()[self.number]
+
+
+class Windows:
+    """The Cells and the accumulators they share.
+
+    On CPU micro-batches of one shape wait for each other, to be run in one call, at the latest when the window ends.
+    """
+
+    def __init__(self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None):
+        name = unique_name("gradient_accumulation")
+        grad_sum = new_grad_sum(name, optimizer.parameters)
+        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
+        sens = loss_scale(optimizer)
+        self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
+        self._optimizer = optimizer
+        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
+        self._empty = _TrainEmpty(grad_sum, weight_sum)
+        self._clear = TrainClear(grad_sum, weight_sum=weight_sum)
+        self._together = TrainTogether(self._forward_backward, TOGETHER)
+        self._waiting: list[tuple] = []
+        self._losses = Losses()
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> Any:
+        """Take a micro-batch in, and return its loss, to be read when the window has ended."""
+        columns = micro_batch if weight is None else (*micro_batch, weight)
+        if self._waiting and _layout(columns) != _layout(self._waiting[0]):
+            self._run()
+        if not _may_wait(columns):
+            return self._forward_backward(*micro_batch, weight=weight)
+        self._waiting.append(columns)
+        loss = self._losses.of(len(self._waiting) - 1)
+        if len(self._waiting) == TOGETHER:
+            self._run()
+        return loss
+
+    def _run(self) -> None:
+        """Run what waits."""
+        waiting, self._waiting = self._waiting, []
+        losses, self._losses = self._losses, Losses()
+        stacked = [_stacked(column) for column in zip(*waiting)]
+        losses.values = self._together(Tensor(len(waiting), ms.int32), *stacked)
+
+    def clear(self) -> None:
+        """Forget the window."""
+        self._waiting, self._losses = [], Losses()
+        self._clear()
+
+    def end(self) -> tuple:
+        """Empty the window; return the learning rate used, whether the optimizer was called, and the norm."""
+        if self._waiting:
+            self._run()
+        lr = learning_rate(self._optimizer)
+        updated, norm = self._optim()
+        # The norm was finite, so every element is.
+        (self._empty if updated.asnumpy() else self._clear)()
+        return lr, updated, norm
+
+
+def _layout(columns: tuple) -> list[tuple]:
+    return [(column.shape, column.dtype) for column in columns]
+
+
+def _may_wait(columns: tuple) -> bool:
+    """Return whether to run them with others: a call costs the host of a CPU much, and they have to be copied."""
+    on_cpu = ms.get_context("device_target") == "CPU"
+    return on_cpu and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
+
+
+def _stacked(column: Sequence[Tensor]) -> Tensor:
+    """Return them as one, with room for as many as can be run together; nothing reads the rest."""
+    values = [each.asnumpy() for each in column]
+    stacked = np.empty((TOGETHER, *values[0].shape), values[0].dtype)
+    np.stack(values, out=stacked[: len(values)])
+    return Tensor.from_numpy(stacked)
+
+
+class WindowsOfOne:
+    """The same for windows of 1, where there is nothing to accumulate."""
+
+    _ended: tuple | None = None
+
+    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):
+        self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm)
+        self._optimizer = optimizer
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
+        """Run a micro-batch and update with it; a weight would cancel out."""
+        del weight
+        lr = learning_rate(self._optimizer)
+        loss, updated, norm = self._cell(*micro_batch)
+        self._ended = (lr, updated, norm)
+        return loss
+
+    def end(self) -> tuple:
+        """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
+        ended, self._ended = self._ended, None
+        return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
+
+    def clear(self) -> None:
+        """Forget the window."""
+        self._ended = None
