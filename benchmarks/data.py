@@ -65,6 +65,11 @@ def run(arguments: Namespace) -> None:
         results.plot(path.with_suffix(".png"), lambda figure: _draw(figure, batches, epochs))
 
 
+def _first_batch(loader: Entry, folder: Path) -> float:
+    with start(loader, "--data", str(folder)) as contender:
+        return contender.ask(what="ready")["seconds"]
+
+
 def _ready(loader: Entry, short: bool, rounds: int) -> dict[str, Any]:
     """Measure the first batch of fresh processes: on files it never saw and that are not in memory, then again."""
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -72,8 +77,7 @@ def _ready(loader: Entry, short: bool, rounds: int) -> dict[str, Any]:
         with mnist.files(short) as folder:
             mnist.forget(folder)
             for measured in seconds:
-                with start(loader, "--data", str(folder)) as contender:
-                    measured.append(contender.ask(what="ready")["seconds"])
+                measured.append(_first_batch(loader, folder))
     first, again = map(statistics.median, seconds)
     return {"part": "ready", "contender": loader.name, "first_s": first, "again_s": again}
 

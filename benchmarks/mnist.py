@@ -64,10 +64,15 @@ def _copy(path: Path, folder: Path) -> None:
         for usage, prefix in _PREFIX.items():
             (folder / usage).mkdir()
             for kind in _KINDS:
-                found = sorted(path.rglob(f"{prefix}-{kind}"))
-                if not found:
-                    raise FileNotFoundError(f"MNIST_DATA: '{path}' holds no {prefix}-{kind.replace('?', '-')}")
-                shutil.copy(found[0], folder / usage / f"{prefix}-{kind.replace('?', '-')}")
+                _copy_file(path, f"{prefix}-{kind}", folder / usage)
+
+
+def _copy_file(source: Path, pattern: str, folder: Path) -> None:
+    name = pattern.replace("?", "-")
+    found = sorted(source.rglob(pattern))
+    if not found:
+        raise FileNotFoundError(f"MNIST_DATA: '{source}' holds no {name}")
+    shutil.copy(found[0], folder / name)
 
 
 def _write_random(folder: Path, *rows: int) -> None:

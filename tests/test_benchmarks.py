@@ -270,3 +270,13 @@ def test_a_record_is_saved_with_the_machine(tmp_path):
 def test_a_table_is_aligned(capsys):
     show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], {"name": "", "ms": ".1f", "of": "d"})
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
+
+
+def test_cost_runs(tmp_path):
+    record, _ = benchmark("cost", tmp_path, "--networks", "mlp")
+    rows = {row["piece"]: row for row in record["rows"]}
+    for row in rows.values():
+        assert row["ms"] > 0 and row["ms_min"] <= row["ms"]
+        if "beside" in row:
+            assert row["beside"] in rows and row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+    assert {"plain", "accumulate", "update", "window, ours"} <= set(rows)

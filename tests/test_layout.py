@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = sorted((ROOT / "ms_accum").glob("*.py"))
 ZOO = sorted((ROOT / "model_zoo").glob("*.py"))
-PROGRAMS = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+BENCHMARKS = [path for folder in ("", "programs") for path in sorted((ROOT / "benchmarks" / folder).glob("*.py"))]
+PROGRAMS = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), *BENCHMARKS]
 
 # A module imports modules of earlier layers only; `_check`, which all may import, imports none.
 LAYERS = (

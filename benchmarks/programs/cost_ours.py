@@ -14,7 +14,7 @@ from protocol import serve
 from workload import NETWORKS, micro_batches
 
 from ms_accum import GradientAccumulation, __version__, tune_cpu
-from ms_accum.running import Windows
+from ms_accum.running import TOGETHER, Windows
 
 _ADD = ops.HyperMap()
 
@@ -92,13 +92,14 @@ class Pieces:
         # By name: what is run, and how many micro-batches that are.
         self._pieces: dict[str, tuple[Callable[[], Any], int]] = {
             "plain": (lambda: plain(*self._data[0]), 1),
-            "accumulate": (lambda: self._ours._forward_backward(*self._data[0], weight=self._weight), 1),
+            "accumulate": (self._accumulate, TOGETHER),
             "plain, optimizer": (lambda: updating(*self._data[0]), 1),
             "update": (self._update, 1),
+            "window, ours": (self._ours_together, window),
             "window, driver": (self._drive, window),
-            "window, Cells": (self._call, window),
+            "window, one by one": (self._one_by_one, window),
             "window, gradients returned": (self._return, window),
-            "window, while": (self._loop, window),
+            "window, one graph": (self._loop, window),
         }
         self.parameters = networks_ms.size(network)
 
@@ -116,14 +117,23 @@ class Pieces:
         """What can be asked for."""
         return list(self._pieces)
 
+    def _accumulate(self) -> Any:
+        """Run as many micro-batches as are run together, and no update."""
+        return [self._ours.add(self._data[0], self._weight) for _ in range(TOGETHER)][-1]
+
     def _update(self) -> Any:
-        loss = self._ours._forward_backward(*self._data[0], weight=self._weight)
+        loss = self._ours.add(self._data[0], self._weight)
         self._ours.end()
         return loss
 
-    def _call(self) -> Any:
+    def _ours_together(self) -> Any:
+        losses = [self._ours.add(micro_batch, self._weight) for micro_batch in self._data]
+        self._ours.end()
+        return losses[-1]
+
+    def _one_by_one(self) -> Any:
         for micro_batch in self._data:
-            loss = self._ours.add(micro_batch, self._weight)
+            loss = self._ours._forward_backward(*micro_batch, weight=self._weight)
         self._ours.end()
         return loss
 

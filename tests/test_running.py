@@ -1,0 +1,123 @@
+"""How are the micro-batches of a window run?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from helpers import batches, run, slope_driver
+from ms_accum import GradientAccumulation, running
+from reference import digest
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Count how many micro-batches each call runs."""
+    counts = []
+    together = running.TrainTogether.__call__
+
+    def counted(cell, count, *columns):
+        counts.append(int(count.asnumpy()))
+        return together(cell, count, *columns)
+
+    monkeypatch.setattr(running.TrainTogether, "__call__", counted)
+    return counts
+
+
+def trained(rng_seed, rows, window, reduction="mean", **options):
+    """Return the bytes of what a run leaves, and its losses."""
+    ms.set_seed(1)
+    network = nn.Dense(6, 3)
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    model = GradientAccumulation(network, loss, optimizer, reduction=reduction, **options)
+    recorder = run(model, batches(np.random.RandomState(rng_seed), rows), window, epochs=2)
+    return digest(optimizer.get_parameters()), [record.loss for record in recorder.records]
+
+
+def never_wait(monkeypatch):
+    monkeypatch.setattr(running, "_LIMIT", 0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("rows", "window", "expected"),
+    [
+        ([8] * 5, 2, [2, 2, 1] * 2),
+        ([8] * 21, 20, [8, 8, 4, 1] * 2),
+        ([8, 8, 4, 4, 8], 5, [2, 2, 1] * 2),
+    ],
+)
+def test_together_is_what_they_are_one_by_one(rows, window, expected, reduction, calls, monkeypatch):
+    together = trained(3, rows, window, reduction)
+    assert calls == expected
+    never_wait(monkeypatch)
+    alone = trained(3, rows, window, reduction)
+    assert calls == expected
+    assert together[0] == alone[0]
+    assert together[1] == pytest.approx(alone[1], rel=1e-7)
+
+
+def test_one_that_is_left_out_is_noticed(monkeypatch):
+    alone = trained(3, [8] * 5, 2)
+    looped = running._stacked
+    monkeypatch.setattr(running, "_stacked", lambda column: looped((column[-1], *column[1:])))
+    assert trained(3, [8] * 5, 2)[0] != alone[0]
+
+
+def test_large_ones_do_not_wait(calls, monkeypatch):
+    never_wait(monkeypatch)
+    trained(3, [8] * 4, 2)
+    assert not calls
+
+
+def test_in_pynative_mode_too():
+    graph = trained(3, [8] * 5, 4)
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    assert trained(3, [8] * 5, 4)[1] == pytest.approx(graph[1], rel=1e-5)
+
+
+def test_a_loss_is_there_once_the_window_has_ended():
+    windows = slope_driver()._windows
+    loss = windows.add((Tensor([[1.0]], ms.float32),), Tensor(1.0, ms.float32))
+    with pytest.raises(RuntimeError, match="not been run yet"):
+        loss.asnumpy()
+    windows.end()
+    assert float(loss.asnumpy()) == 0.0
+
+
+class Masks(nn.Cell):
+    """Its loss tells the masks of its dropout apart."""
+
+    def __init__(self):
+        super().__init__()
+        ms.set_seed(1)
+        self.w = Parameter(Tensor([1.0], ms.float32), name="w")
+        self.dropout = nn.Dropout(p=0.5)
+        self.places = Tensor(np.sqrt(np.arange(2, 66)), ms.float32)
+
+    def construct(self, x):
+        return ops.reduce_sum(self.dropout(x) * self.places) * self.w[0]
+
+
+def losses_of_masks(runs):
+    """Return the losses of windows of 1 row of ones, in several runs of the driver; 3 micro-batches, so with tails."""
+    network = Masks()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1e-9))
+    records = []
+    for prepare in runs:
+        prepare()
+        records += run(model, [(Tensor(np.ones((64,)), ms.float32),)] * 3, 2).records
+    return [record.loss for record in records]
+
+
+def test_each_micro_batch_has_a_mask_of_its_own(monkeypatch):
+    losses = losses_of_masks([lambda: None] * 4)
+    assert len(set(losses)) == len(losses) == 8
+
+
+def test_a_second_graph_with_a_forward_repeats_masks(monkeypatch):
+    losses = losses_of_masks([lambda: None, lambda: never_wait(monkeypatch)])
+    assert len({round(loss, 3) for loss in losses}) < len(losses)
