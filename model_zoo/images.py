@@ -54,7 +54,9 @@ def resize(images: np.ndarray, side: int) -> np.ndarray:
     resized = np.empty((len(images), side, side), np.uint8)
     for start in range(0, len(images), _CHUNK):
         chunk = images[start : start + _CHUNK].astype(np.float32)
-        resized[start : start + _CHUNK] = np.rint(np.matmul(mix, np.matmul(chunk, mix.T)))
+        # One product over the rows of all images is faster than one an image.
+        rows = (chunk.reshape(-1, mix.shape[1]) @ mix.T).reshape(len(chunk), -1, side)
+        resized[start : start + _CHUNK] = np.rint(np.matmul(mix, rows))
     return resized
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mindspore as ms
 import pytest
@@ -11,6 +15,7 @@ from mindspore import nn
 from model_zoo import MLP, LeNet5
 from ms_accum import runtime, tune_cpu
 
+ROOT = Path(__file__).resolve().parents[1]
 KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
 
 
@@ -61,3 +66,28 @@ def test_other_devices_are_left_alone(monkeypatch):
 @pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
 def test_convolutions_are_found_inside(cell, found):
     assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
+
+
+# Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
+
+
+def losses(folder, cores=2, **settings):
+    """Return the losses of a short run of train.py."""
+    unset = {name: value for name, value in os.environ.items() if name not in (KERNELS, HOST)}
+    flags = [f"--{name}={value}" for name, value in settings.items() if name == "runtime"]
+    environment = {**unset, **{name: value for name, value in settings.items() if name != "runtime"}}
+    command = [sys.executable, str(ROOT / "train.py"), "--epochs=1", f"--output_dir={folder}", *flags]
+    own = sorted(os.sched_getaffinity(0))[:cores]
+    run = {"env": environment, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, own)}
+    subprocess.run(command, check=True, capture_output=True, timeout=300, **run)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_results_change_by_rounding_only(tmp_path):
+    expected = losses(tmp_path, runtime="default")
+    assert len(expected) == 12
+    for settings in ({}, {"cores": 1}, {KERNELS: "AVX2"}, {KERNELS: "SSE41"}, {KERNELS: "AVX2", "cores": 1}):
+        assert losses(tmp_path, **settings) == pytest.approx(expected, rel=1e-4), settings
