@@ -45,7 +45,8 @@ class Loss(NamedTuple):
 class Windows:
     """The Cells and the accumulators they share.
 
-    On CPU micro-batches of one shape wait for each other, to be run in one call, at the latest when the window ends.
+    In graph mode on CPU micro-batches of one shape wait for each other, to be run in one call, at the latest when the
+    window ends.
     """
 
     def __init__(self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None):
@@ -103,9 +104,9 @@ def _layout(columns: tuple) -> list[tuple]:
 
 
 def _may_wait(columns: tuple) -> bool:
-    """Return whether to run them with others: a call costs the host of a CPU much, and they have to be copied."""
-    on_cpu = ms.get_context("device_target") == "CPU"
-    return on_cpu and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
+    """Return whether to run them with others: calling a graph costs a CPU much, and they have to be copied."""
+    graphs_on_cpu = ms.get_context("device_target") == "CPU" and ms.get_context("mode") == ms.GRAPH_MODE
+    return graphs_on_cpu and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
 
 
 def _stacked(column: Sequence[Tensor]) -> Tensor:

@@ -73,10 +73,13 @@ def test_large_ones_do_not_wait(calls, monkeypatch):
     assert not calls
 
 
-def test_in_pynative_mode_too():
+def test_in_pynative_mode_they_do_not_wait(calls):
     graph = trained(3, [8] * 5, 4)
+    assert calls
+    calls.clear()
     ms.set_context(mode=ms.PYNATIVE_MODE)
     assert trained(3, [8] * 5, 4)[1] == pytest.approx(graph[1], rel=1e-5)
+    assert not calls
 
 
 def test_a_loss_is_there_once_the_window_has_ended():
