@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .contenders import Entry, say_what_is_missing
 from .environments import python
@@ -21,6 +23,12 @@ def unused(benchmark: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"argument --{name}: {benchmark} has no such choice")
+
+
+def changed(settings: Any, arguments: Namespace) -> Any:
+    """Return a record of settings with those that were given as arguments of the same name."""
+    given = {name: getattr(arguments, name, None) for name in settings._fields}
+    return settings._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def available(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:

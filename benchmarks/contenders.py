@@ -39,20 +39,6 @@ def say_what_is_missing(environments: Sequence[str]) -> None:
         print(f"without {' and '.join(missing)}, not set up here: run 'python -m benchmarks setup'")
 
 
-def choose(names: Sequence[str] | None) -> list[Entry]:
-    """Return the contenders of these names (None: all) whose environments are there."""
-    from .choosing import available  # it imports this module
-
-    return available(ENTRIES, names)
-
-
-def start(entry: Entry, network: str) -> Contender:
-    """Return the contender that trains this network, to be entered."""
-    from .choosing import start as start_with  # it imports this module
-
-    return start_with(entry, "--network", network)
-
-
 def check_same_size(contenders: Sequence[Contender]) -> None:
     """Raise unless all train equally many parameters: else they would not do the same work."""
     sizes = {contender.name: contender.about["parameters"] for contender in contenders}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .choosing import available, known, start
+from .choosing import available, changed, known, start
 from .contenders import ENTRIES, OURS, Entry
 from .results import plot, save, show
 from .speed import BATCH
@@ -42,7 +42,8 @@ SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, growth=(100, 200))
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = _settings(arguments)
+    known("--networks", arguments.networks, tuple(BATCH))
+    settings = changed(SHORT if arguments.short else Settings(), arguments)
     entries = available(ENTRIES, arguments.contenders)
     rows: list[dict] = []
     versions: dict[str, str] = {}
@@ -55,13 +56,6 @@ def run(arguments: Namespace) -> None:
     path = save("memory", arguments.output, rows, settings._asdict(), versions)
     if not arguments.short:
         plot(Path(path).with_suffix(".png"), lambda figure: _draw(figure, rows, settings.networks))
-
-
-def _settings(arguments: Namespace) -> Settings:
-    given = {name: getattr(arguments, name) for name in ("networks", "windows")}
-    known("--networks", given["networks"], tuple(BATCH))
-    settings = SHORT if arguments.short else Settings()
-    return settings._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def _peaks(network: str, entries: Sequence[Entry], settings: Settings, versions: dict) -> list[dict]:

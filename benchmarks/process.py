@@ -57,7 +57,7 @@ class Contender:
         self.limit = limit
         self.about: dict[str, Any] = {}
         self._command = [str(python), str(PROGRAMS / program), *flags]
-        self._environment = _environment(environment or {})
+        self._environment = environment_of(environment or {})
         self._held = b""
 
     def __enter__(self) -> Contender:
@@ -144,7 +144,8 @@ class Contender:
         return ContenderError(f"The contender '{self.name}' {what}." + (f" Its last words:{said}" if said else ""))
 
 
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
+def environment_of(added: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a contender runs with."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     # The project is not installed where it is benchmarked.
     return {**kept, "PYTHONPATH": str(ROOT), **added}

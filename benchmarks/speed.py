@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import speed_plot
-from .choosing import available, known, start
+from .choosing import available, changed, known, start
 from .contenders import ENTRIES, OURS, Entry, check_same_size
 from .process import Contender, ContenderError
 from .results import plot, save, show
@@ -47,7 +47,8 @@ SHORT = Settings(networks=("mlp",), windows=(1, 2), rounds=2, seconds=0.05)
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = _settings(arguments)
+    known("--networks", arguments.networks, tuple(BATCH))
+    settings = changed(SHORT if arguments.short else Settings(), arguments)
     entries = available(ENTRIES, arguments.contenders)
     rows: list[dict] = []
     versions: dict[str, str] = {}
@@ -58,13 +59,6 @@ def run(arguments: Namespace) -> None:
     path = save("speed", arguments.output, rows, {**settings._asdict(), "batch": BATCH}, versions)
     if not arguments.short:
         plot(Path(path).with_suffix(".png"), lambda figure: speed_plot.draw(figure, rows), speed_plot.size(rows))
-
-
-def _settings(arguments: Namespace) -> Settings:
-    given = {name: getattr(arguments, name) for name in ("networks", "windows", "rounds")}
-    known("--networks", given["networks"], tuple(BATCH))
-    settings = SHORT if arguments.short else Settings()
-    return settings._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def _measure(network: str, entries: Sequence[Entry], settings: Settings, versions: dict) -> list[dict]:

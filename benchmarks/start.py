@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from . import contenders, mnist, results
-from .choosing import known, start
-from .contenders import ENTRIES, OURS, Entry, choose
-from .process import ROOT, Contender, ContenderError, _environment
+from . import mnist, results
+from .choosing import available, known, start
+from .contenders import ENTRIES, OURS, Entry
+from .process import ROOT, Contender, ContenderError, environment_of
 
 Command = tuple[str, Callable[..., float]]
 
@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> None:
 
 def _chosen(names: Sequence[str]) -> list[Command]:
     """Return what the contenders of these names are measured with, as far as they can run here."""
-    entries = choose([name for name in names if name != TRAIN])
+    entries = available(ENTRIES, [name for name in names if name != TRAIN])
     programs = [(entry.name, partial(_program, entry)) for entry in entries]
     return [*([(TRAIN, _train)] if TRAIN in names else ()), *programs]
 
@@ -98,7 +98,7 @@ def _train(network: str, folder: Path, versions: dict[str, str]) -> float:
     with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, str(ROOT / "train.py"), f"--data_path={folder}", f"--model={network}"]
         command.append(f"--output_dir={output}")
-        environment, pipe = _environment({}), subprocess.PIPE
+        environment, pipe = environment_of({}), subprocess.PIPE
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=pipe, stderr=said, env=environment, text=True) as process:
             seen = any(line.startswith("epoch: 1 step: 1 ") for line in process.stdout or ())
@@ -114,7 +114,7 @@ def _program(entry: Entry, network: str, folder: Path, versions: dict[str, str])
     """Return the seconds from a program's start to its answer about one window."""
     del folder  # its data is made up
     began = time.perf_counter()
-    with contenders.start(entry, network) as contender:
+    with start(entry, "--network", network) as contender:
         contender.ask(window=4, batch=BATCH, windows=1)
         seconds = time.perf_counter() - began
         versions.update(contender.about["versions"])

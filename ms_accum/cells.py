@@ -179,10 +179,7 @@ class TrainClear(nn.Cell):
         self.weight_sum = _hidden(weight_sum)
 
     def construct(self) -> Any:
-        _tree.clear(self.grad_sum)
-        if self.weight_sum:
-            ops.assign(self.weight_sum[0], Tensor(0.0, ms.float32))
-        return True
+        return _emptied(_tree.clear, self.grad_sum, self.weight_sum)
 
 
 class _TrainEmpty(nn.Cell):
@@ -197,10 +194,7 @@ class _TrainEmpty(nn.Cell):
         self.weight_sum = _hidden(weight_sum)
 
     def construct(self) -> Any:
-        _tree.cancel(self.grad_sum)
-        if self.weight_sum:
-            ops.assign(self.weight_sum[0], Tensor(0.0, ms.float32))
-        return True
+        return _emptied(_tree.cancel, self.grad_sum, self.weight_sum)
 
 
 class TrainTogether(nn.Cell):
@@ -255,6 +249,13 @@ class TrainWindowOfOne(nn.Cell):
         loss, grads = self.loss_and_gradients(1.0, *inputs)
         updated, norm = self.boundary(grads, None)
         return loss, updated, norm
+
+
+def _emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
+    empty(grad_sum)
+    if weight_sum:
+        ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
+    return True
 
 
 def _hidden(weight_sum: ms.Parameter | None) -> tuple:

@@ -1,14 +1,12 @@
-"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py peak NET ROWS N COUNT"""
+"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py NET ROWS N COUNT"""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
@@ -115,7 +113,9 @@ def train_whole(effective_batch, rows, report=()):
 
 def peak():
     """Return the peak so far in MB."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))[1]) / 1024
+    from ms_accum.trials import peak_of
+
+    return peak_of("self") / 2**20
 
 
 def print_peak(name, rows, mini_steps, count):

@@ -32,6 +32,7 @@ class Driver:
     """`GradientAccumulation.train_process` on ready Tensors, after `tune_cpu`."""
 
     versions = {"ms_accum": __version__, **networks_ms.VERSIONS}
+    load = staticmethod(networks_ms.tensors)
 
     def __init__(self, arguments: argparse.Namespace):
         network = networks_ms.make(arguments.network)
@@ -44,10 +45,6 @@ class Driver:
     def set_window(self, window: int) -> None:
         """Set `mini_steps` of what follows."""
         self._window = window
-
-    def load(self, micro_batches: Sequence[tuple]) -> list:
-        """Return the window as Tensors."""
-        return networks_ms.tensors(micro_batches)
 
     def train(self, windows: Sequence[Any]) -> float:
         """Run an epoch of these windows."""

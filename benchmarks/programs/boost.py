@@ -30,6 +30,7 @@ class Boost:
     """One Cell that runs a micro-batch, and updates with the last of a window."""
 
     versions = networks_ms.VERSIONS
+    load = staticmethod(networks_ms.tensors)
 
     def __init__(self, arguments: argparse.Namespace):
         self._name = arguments.network
@@ -40,10 +41,6 @@ class Boost:
         network = networks_ms.make(self._name)
         with_loss = nn.WithLossCell(network, networks_ms.loss())
         self._train_step = TrainOneStep(with_loss, networks_ms.momentum(network), window).set_train()
-
-    def load(self, micro_batches: Sequence[tuple]) -> list:
-        """Return the window as Tensors."""
-        return networks_ms.tensors(micro_batches)
 
     def train(self, windows: Sequence[Any]) -> float:
         """Run these windows; the loss is read once for each."""

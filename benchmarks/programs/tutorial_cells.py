@@ -80,6 +80,7 @@ class Cells:
     """The tutorial's `GradientAccumulation`, which sums the gradients of a window."""
 
     versions = networks_ms.VERSIONS
+    load = staticmethod(networks_ms.tensors)
 
     def __init__(self, arguments: argparse.Namespace):
         network = networks_ms.make(arguments.network)
@@ -95,10 +96,6 @@ class Cells:
 
     def set_window(self, window: int) -> None:
         """Nothing to do: the host counts."""
-
-    def load(self, micro_batches: Sequence[tuple]) -> list:
-        """Return the window as Tensors."""
-        return networks_ms.tensors(micro_batches)
 
     def train(self, windows: Sequence[Any]) -> float:
         """Run these windows; the loss is read once for each, as the tutorial prints it."""

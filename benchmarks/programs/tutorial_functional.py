@@ -43,6 +43,7 @@ class Functional:
     """A compiled train step that calls the accumulator."""
 
     versions = networks_ms.VERSIONS
+    load = staticmethod(networks_ms.tensors)
 
     def __init__(self, arguments: argparse.Namespace):
         self._name = arguments.network
@@ -68,10 +69,6 @@ class Functional:
 
         network.set_train()
         self._train_step = train_step
-
-    def load(self, micro_batches: Sequence[tuple]) -> list:
-        """Return the window as Tensors."""
-        return networks_ms.tensors(micro_batches)
 
     def train(self, windows: Sequence[Any]) -> float:
         """Run these windows; the loss is read once for each."""
