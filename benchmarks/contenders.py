@@ -9,6 +9,7 @@ from .environments import PEERS, python
 from .process import Contender, ContenderError
 
 OURS = "ms_accum"
+UNTUNED = "ms_accum-untuned"
 
 
 class Entry(NamedTuple):
@@ -30,6 +31,8 @@ ENTRIES = (
     Entry("jax-multisteps", "jax", "jax_loop.py"),
     Entry("jax-scan", "jax", "jax_loop.py", ("--scan",)),
 )
+# To see that `tune_cpu` slows no network.
+WITH_UNTUNED = (ENTRIES[0], Entry(UNTUNED, "mindspore", "accum.py", ("--untuned",)), *ENTRIES[1:])
 
 
 def say_what_is_missing(environments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from . import speed_plot
 from .choosing import available, changed, known, start
-from .contenders import ENTRIES, OURS, Entry, check_same_size
+from .contenders import OURS, UNTUNED, WITH_UNTUNED, Entry, check_same_size
 from .process import Contender, ContenderError
 from .results import plot, save, show
 
@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
     known("--networks", arguments.networks, tuple(BATCH))
     settings = changed(SHORT if arguments.short else Settings(), arguments)
-    entries = available(ENTRIES, arguments.contenders)
+    entries = available(WITH_UNTUNED, arguments.contenders)
     rows: list[dict] = []
     versions: dict[str, str] = {}
     for network in settings.networks:
@@ -114,7 +114,7 @@ def burst(contender: Contender, request: dict[str, Any]) -> float:
 def _figures(times: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Return for each contender what its row says of its times, and of them beside ours."""
     medians = {name: statistics.median(each) for name, each in times.items()}
-    best_peer = min((name for name in times if name != OURS), key=medians.__getitem__, default=None)
+    best_peer = min((name for name in times if name not in (OURS, UNTUNED)), key=medians.__getitem__, default=None)
     return [
         {
             "contender": name,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .contenders import ENTRIES, OURS
+from .contenders import OURS, UNTUNED
 
 COLOURS = {
     OURS: "#c0392b",
+    UNTUNED: "#e6b0aa",
     "tutorial-functional": "#4d4d4d",
     "tutorial-cells": "#8c8c8c",
     "boost": "#bfbfbf",
@@ -59,10 +60,10 @@ def _bars(axes: Any, network: str, rows: Sequence[dict]) -> None:
 def _lines(axes: Any, rows: Sequence[dict]) -> None:
     from matplotlib.ticker import LogLocator  # here, because only a full run needs matplotlib
 
-    for entry in ENTRIES:
-        points = [(row["window"], row["ratio"]) for row in rows if row["contender"] == entry.name and row["ratio"]]
+    for name, colour in COLOURS.items():
+        points = [(row["window"], row["ratio"]) for row in rows if row["contender"] == name and row["ratio"]]
         if points:
-            axes.plot(*zip(*points), "o-", color=COLOURS[entry.name], label=entry.name)
+            axes.plot(*zip(*points), "o-", color=colour, label=name)
     windows = sorted({row["window"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -5,29 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, mint, ops
+from mindspore import mint, ops
 
 _map = ops.HyperMap()
 
 
-# From this many elements on, the kernels that write into their first operand are faster at adding.
-_LARGE = 2**17
+def _has_in_place() -> bool:
+    return ms.get_context("device_target") != "GPU"
 
 
-def _has_in_place(elements: int = _LARGE) -> bool:
-    return elements >= _LARGE and ms.get_context("device_target") != "GPU"
-
-
-# Whether to write in place, asked where a graph is compiled: run on CPU, documented for Ascend. It saves memory, and
-# on CPU up to 25 times the time. Outside a graph the answer is no: there MindSpore's CPU leaves the operand as it was.
+# Whether the kernels that write into their first operand work, asked where a graph is compiled: run on CPU, documented
+# for Ascend. They save memory. Outside a graph the answer is no: there MindSpore's CPU leaves the operand as it was.
 _InPlace: Any = ops.constexpr(_has_in_place, get_instance=False)
-_InPlace.__call__ = lambda self, elements=_LARGE: False
+_InPlace.__call__ = lambda self: False
 _in_place = _InPlace()
 
 
 def _add(total: Any, gradient: Any) -> Any:
-    gradient = ops.cast(gradient, total.dtype)
-    return total.add_(gradient) if _in_place(total.size) else ops.assign_add(total, gradient)
+    return ops.assign_add(total, ops.cast(gradient, total.dtype))
 
 
 def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
@@ -41,8 +36,7 @@ def _clear(total: Any) -> Any:
 
 
 def _cancel(total: Any) -> Any:
-    # Zero where it was finite; -0.0 for what was negative and large.
-    return total.mul_(Tensor(0.0, ms.float32)) if _in_place(total.size) else ops.assign_sub(total, total)
+    return ops.assign_sub(total, total)
 
 
 def _multiply(factor: Any, gradient: Any) -> Any:

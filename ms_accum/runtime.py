@@ -15,10 +15,8 @@ from mindspore import nn
 # Matrix products are faster without the cap, so it is for networks with convolutions only.
 _KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
-# The host's thread spins while it waits and takes a core from the kernels. With this it runs them itself. Where
-# kernels are long it has nothing to give: an MLP of 50 million parameters took 12 % longer with it.
+# The host's thread spins while it waits and takes a core from the kernels. With this it runs them itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
-_SMALL = 2**23
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose)
 
@@ -47,16 +45,12 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
     if ms.get_context("device_target") != "CPU":
         return {}
     version = tuple(int(part) for part in ms.__version__.split(".")[:2])
-    wanted = _HOST if version >= (2, 8) and _size(network) < _SMALL else {}
+    wanted = _HOST if version >= (2, 8) else {}
     if version >= (2, 9) and _has_avx512() and _convolves(network):
         wanted = {**wanted, **_KERNELS}
     chosen = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(chosen)
     return chosen
-
-
-def _size(network: nn.Cell) -> int:
-    return sum(parameter.size for parameter in network.get_parameters())
 
 
 def _convolves(network: nn.Cell) -> bool:

@@ -40,13 +40,6 @@ def test_matrix_products_keep_their_kernels():
     assert KERNELS not in os.environ
 
 
-def test_a_large_network_keeps_the_host_as_it_is(monkeypatch):
-    monkeypatch.setattr(runtime, "_SMALL", 669_706)
-    assert tune_cpu(MLP()) == {}
-    monkeypatch.setattr(runtime, "_SMALL", 669_707)
-    assert tune_cpu(MLP()) == {HOST: "1"}
-
-
 @pytest.mark.parametrize(("name", "other"), [(KERNELS, HOST), (HOST, KERNELS)])
 def test_what_the_user_set_stays(monkeypatch, name, other):
     monkeypatch.setenv(name, "his own")

@@ -29,14 +29,15 @@ class LastLoss:
 
 
 class Driver:
-    """`GradientAccumulation.train_process` on ready Tensors, after `tune_cpu`."""
+    """`GradientAccumulation.train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
 
     versions = {"ms_accum": __version__, **networks_ms.VERSIONS}
     load = staticmethod(networks_ms.tensors)
 
     def __init__(self, arguments: argparse.Namespace):
         network = networks_ms.make(arguments.network)
-        tune_cpu(network)
+        if not arguments.untuned:
+            tune_cpu(network)
         self.parameters = networks_ms.size(network)
         self._model = GradientAccumulation(network, networks_ms.loss(), networks_ms.momentum(network))
         self._window = 0
@@ -54,4 +55,4 @@ class Driver:
 
 
 if __name__ == "__main__":
-    run(Driver)
+    run(Driver, "--untuned")
