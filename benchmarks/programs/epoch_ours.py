@@ -28,6 +28,7 @@ class Epochs:
     """
 
     def __init__(self, arguments: argparse.Namespace, folder: Path):
+        ms.set_context(mode=ms.GRAPH_MODE)
         ms.set_seed(1)
         model = MODELS[arguments.network]
         network = model.make()
