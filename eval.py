@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+
+if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 from mindspore import nn
 
@@ -16,12 +20,11 @@ from ms_accum.program import CHECKPOINT, DATA, USAGE, Parser, choose_device, exi
 def flags() -> Parser:
     """Return the flags and their defaults."""
     parser = Parser("Evaluate a checkpoint of train.py on the test split.")
+    parser.add_device()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of MNIST; without it the embedded digits are used")
     add("--ckpt_path", metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
-    add("--runtime", choices=("tuned", "default"), default="tuned", help="of MindSpore on CPU, default: %(default)s")
-    add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
     return parser
 
 

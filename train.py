@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from functools import partial
 from typing import Any
 
+if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo import DEFAULT_URL, MODELS, DataError, create_dataset, download_mnist
-from ms_accum import GradientAccumulation, evaluate, find_micro_batch_size, tune_cpu, updates_per_epoch
+from model_zoo import DEFAULT_URL, MODELS, OPTIMIZERS, DataError, create_dataset, download_mnist, make_optimizer
+from ms_accum import (
+    Checkpointer,
+    CheckpointError,
+    GradientAccumulation,
+    Stopped,
+    evaluate,
+    find_micro_batch_size,
+    tune_cpu,
+    updates_per_epoch,
+)
 from ms_accum._bytes import short
+from ms_accum._files import remove_leftovers
 from ms_accum.checkpoint import check_folder, check_name, save_model
-from ms_accum.out_of_memory import memory_advice
 from ms_accum.program import (
+    CHECKPOINT,
     DATA,
     DISK,
-    TRAINING,
     USAGE,
     Failure,
     Parser,
-    Signals,
     choose_device,
     exit_code,
+    interval,
     memory,
     number,
     quiet,
@@ -34,25 +47,28 @@ from ms_accum.program import (
     show_runtime,
     whole,
 )
-from ms_accum.report import MetricsFile, progress
+from ms_accum.report import MetricsFile, Opening, progress
+from ms_accum.signals import SIGNALS
 
 # MNIST: the recipe of the r1.0 tutorial. The embedded digits are 40 times fewer and get one of their own.
 RECIPES = {"mnist": {"epochs": 10, "lr": 0.01}, "digits": {"epochs": 25, "lr": 0.04}}
 ADAPTIVE_LR = 0.001
 EVAL_BATCH = 100
 BATCH_SIZE, MINI_STEPS, AUTO = 32, 4, "auto"
+# What a resumed run must have been started with, beside what the driver knows.
+CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
 
 
 def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
     parser = Parser("Train LeNet5 or the MLP on MNIST, or on the embedded digits, with gradient accumulation.")
+    parser.add_device()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of MNIST; without it the embedded digits are used")
     add("--download", nargs="?", const=DEFAULT_URL, metavar="URL", help="fetch MNIST into --data_path first")
     add("--dataset", choices=("mnist", "digits"), help="default: mnist with --data_path, digits without")
     add("--model", choices=tuple(MODELS), default="lenet5", help="default: %(default)s")
-    add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help="default: 10 on mnist, 25 on digits")
     what = f"rows of a micro-batch, default: {BATCH_SIZE}; auto: the most that fit into memory"
     add("--batch_size", type=rows, metavar="N|auto", help=what)
@@ -66,16 +82,22 @@ def flags() -> Parser:
     what = "what becomes of a last, shorter window, default: %(default)s"
     add("--tail", choices=tuple(TAILS), default="flush", help=what)
     add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the window's gradient, default: none")
-    add("--optimizer", choices=("momentum", "sgd", "adam", "adamw"), default="momentum", help="default: %(default)s")
+    add("--optimizer", choices=OPTIMIZERS, default="momentum", help="default: %(default)s")
     what = f"default: 0.01 on mnist, 0.04 on digits, {ADAPTIVE_LR} with adam and adamw"
     add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), default=0.0, metavar="X", help="default: %(default)s")
-    add("--runtime", choices=("tuned", "default"), default="tuned", help="of MindSpore on CPU, default: %(default)s")
     what = "of weights and data order, default: %(default)s"
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=what)
     add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
-    add("--ckpt_path", metavar="FILE", help="default: gradient_accumulation.ckpt in --output_dir")
+    what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
+    add("--ckpt_path", metavar="FILE", help=what)
+    what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
+    add("--resume", nargs="?", const=AUTO, metavar="FILE|auto", help=what)
+    what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
+    add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
+    add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
+    add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
     return parser
 
 
@@ -124,7 +146,7 @@ def resolve_window(args: argparse.Namespace) -> None:
         raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
 
 
-def split_of(args: argparse.Namespace) -> dict[str, int]:
+def split_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return how the driver is told what a window is."""
     if args.effective_batch is None:
         return {"mini_steps": args.mini_steps}
@@ -144,22 +166,13 @@ def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
         return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", image_size=size)
 
 
-def make_optimizer(args: argparse.Namespace, parameters: list) -> nn.Optimizer:
-    """Return the optimizer that the flags name."""
-    if args.optimizer == "adam":
-        return nn.Adam(parameters, args.lr, weight_decay=args.weight_decay)
-    if args.optimizer == "adamw":
-        return nn.AdamWeightDecay(parameters, args.lr, weight_decay=args.weight_decay)
-    kind = nn.SGD if args.optimizer == "sgd" else nn.Momentum
-    return kind(parameters, learning_rate=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
-
-
 def build(args: argparse.Namespace) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver and the network that the flags describe, and what was set for the CPU runtime."""
     ms.set_seed(args.seed)
     network = MODELS[args.model].make()
     settings = tune_cpu(network) if args.runtime == "tuned" else {}
-    optimizer = make_optimizer(args, network.trainable_params())
+    rates = {"lr": args.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
+    optimizer = make_optimizer(args.optimizer, network.trainable_params(), **rates)
     # Not nn.CrossEntropyLoss: on CPU it alone takes as long as the rest of a small network, forward and backward.
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     options = {"reduction": args.reduction, "tail": args.tail, "clip_norm": args.clip_norm}
@@ -229,20 +242,35 @@ def make_folders(args: argparse.Namespace) -> None:
         os.makedirs(args.output_dir, exist_ok=True)
         os.makedirs(os.path.dirname(os.path.abspath(args.ckpt_path)), exist_ok=True)
         check_folder("train.py", args.ckpt_path)
+        remove_leftovers(os.path.dirname(os.path.abspath(args.ckpt_path)), age=3600)
+
+
+def states_of(args: argparse.Namespace, train: Any) -> Checkpointer:
+    """Return what saves the run's state, and finds the one to go on from."""
+    config = {"rows": train.source.rows, **{name: getattr(args, name) for name in CONFIG}}
+    return Checkpointer(
+        os.path.join(args.output_dir, "states"),
+        **args.save_every,
+        keep=args.keep,
+        resume=args.resume,
+        config=config,
+        allow_config_change=args.allow_config_change,
+        stop=SIGNALS.pending,
+    )
 
 
 def train_model(model: GradientAccumulation, args: argparse.Namespace, train: Any) -> None:
-    """Train; where memory runs out, say which flags to use."""
-    metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"))
-    split, report = split_of(args), (progress(), metrics, Signals())
+    """Train; a signal stops the run when its state is saved."""
+    states = states_of(args, train)
+    metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"), lambda: model.updates + model.skipped)
+    report = (Opening("resumed", lambda: states.resumed), progress(), metrics)
     try:
-        model.train_process(args.epochs, train, **split, report=report, ckpt_path=None)
-    except Exception as error:
-        window = args.mini_steps or updates_per_epoch(args.effective_batch, args.batch_size)
-        advice = memory_advice(error, args.batch_size, window)
-        if advice is None:
-            raise
-        raise Failure(advice, TRAINING) from error
+        with SIGNALS.deferred(), exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
+            model.train_process(
+                args.epochs, train, **split_of(args), report=report, ckpt_path=None, checkpointer=states
+            )
+    except Stopped as stopped:
+        raise Failure(f"{SIGNALS.words}, {stopped}; --resume goes on from there", SIGNALS.code) from stopped
 
 
 def main(args: argparse.Namespace) -> None:

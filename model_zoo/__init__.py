@@ -14,8 +14,19 @@ from model_zoo.dataset import create_dataset
 from model_zoo.download import DEFAULT_URL, download_mnist
 from model_zoo.lenet import LeNet5
 from model_zoo.mlp import MLP
+from model_zoo.optimizers import OPTIMIZERS, make_optimizer
 
-__all__ = ["DEFAULT_URL", "DataError", "MLP", "MODELS", "LeNet5", "create_dataset", "download_mnist"]
+__all__ = [
+    "DEFAULT_URL",
+    "DataError",
+    "MLP",
+    "MODELS",
+    "OPTIMIZERS",
+    "LeNet5",
+    "create_dataset",
+    "download_mnist",
+    "make_optimizer",
+]
 
 
 class Model(NamedTuple):

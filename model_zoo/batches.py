@@ -77,6 +77,11 @@ class Batches:
         self._pass: tuple[int, np.ndarray] = (0, order.of(0))
 
     @property
+    def rows(self) -> int:
+        """How many rows the split has."""
+        return self._order.rows
+
+    @property
     def epoch(self) -> int:
         """The epoch the next iterator begins with; set it before making the iterator."""
         return self._epoch

@@ -3,6 +3,8 @@
 from .accumulator import Accumulator
 from .batch_size import MicroBatch, find_micro_batch_size, scale_learning_rate
 from .cells import TrainClear, TrainForwardBackward, TrainOptim
+from .checkpoint import CheckpointError
+from .checkpointer import Checkpointer, Stopped
 from .driver import GradientAccumulation
 from .memory import MemoryReport, memory_report
 from .metrics import UpdateRecord, evaluate
@@ -11,9 +13,12 @@ from .windows import split_batch, updates_per_epoch
 
 __all__ = [
     "Accumulator",
+    "CheckpointError",
+    "Checkpointer",
     "GradientAccumulation",
     "MemoryReport",
     "MicroBatch",
+    "Stopped",
     "TrainClear",
     "TrainForwardBackward",
     "TrainOptim",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mindspore as ms
 from mindspore import nn
+
+from ._checkpoint_file import fault_of
+from ._files import write_whole
+
+FORMATS = ("ckpt", "safetensors")
 
 
 class CheckpointError(ValueError):
@@ -17,8 +23,8 @@ class CheckpointError(ValueError):
 def check_name(owner: str, path: str | os.PathLike[str]) -> None:
     """Refuse a name that MindSpore would not give to a checkpoint, or that a folder has."""
     name = os.fspath(path)
-    if not name.endswith(".ckpt"):
-        raise ValueError(f"For '{owner}', 'ckpt_path' must end with '.ckpt', but got '{name}'.")
+    if _format(name) not in FORMATS:
+        raise ValueError(f"For '{owner}', 'ckpt_path' must end with '.ckpt' or '.safetensors', but got '{name}'.")
     if os.path.isdir(name):
         raise ValueError(f"For '{owner}', 'ckpt_path' must name a file, but got the folder '{name}'.")
 
@@ -33,23 +39,20 @@ def check_folder(owner: str, path: str | os.PathLike[str]) -> None:
 
 
 def save_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
-    """Write the network's parameters, and nothing else, to `path`.
-
-    MindSpore deletes the old file before it writes the new one, and leaves pieces when it fails: it
-    writes into a folder of its own, and what is whole takes the old file's place.
+    """Write the network's parameters, and nothing else, to `path`; its name says in which format.
 
     Raises:
         OSError: If the file can't be written; the old one is untouched.
     """
-    name = os.fspath(path)
-    folder = os.path.dirname(os.path.abspath(name))
-    try:
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as staging:
-            whole = os.path.join(staging, "model.ckpt")
-            ms.save_checkpoint(network, whole)
-            os.replace(whole, name)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise OSError(f"'{name}' can't be written: {error}") from error
+    size = sum(parameter.nbytes for parameter in network.get_parameters())
+    write_whole(path, size, partial(_save_and_verify, network))
+
+
+def _save_and_verify(network: nn.Cell, path: str) -> None:
+    ms.save_checkpoint(network, path, format=_format(path), crc_check=True)
+    fault = fault_of(path)
+    if fault:
+        raise OSError(f"what was written can't be read back: {fault}")
 
 
 def load_parameters(path: str) -> dict[str, Any]:
@@ -58,12 +61,16 @@ def load_parameters(path: str) -> dict[str, Any]:
     Raises:
         CheckpointError: If there is no such file, or it is no checkpoint.
     """
+    path = os.fspath(path)
     if not os.path.isfile(path):
         raise CheckpointError(f"'{path}' is not a file. Give the path of a checkpoint that train.py wrote.")
     try:
-        parameters = ms.load_checkpoint(os.fspath(path))
+        fault = fault_of(path)
+        parameters = {} if fault else ms.load_checkpoint(path, format=_format(path))
     except Exception as error:
         raise CheckpointError(f"'{path}' is not a checkpoint that MindSpore can read.") from error
+    if fault:
+        raise CheckpointError(f"'{path}' is not a whole checkpoint: {fault}.")
     if not parameters:
         raise CheckpointError(f"'{path}' holds no parameters.")
     return parameters
@@ -71,15 +78,26 @@ def load_parameters(path: str) -> dict[str, Any]:
 
 def differences(network: nn.Cell, parameters: dict[str, Any]) -> list[str]:
     """Say, name by name, in what `parameters` are not those of `network`; nothing where they fit."""
-    own = {parameter.name: parameter for parameter in network.get_parameters()}
-    missing = [f"missing {name}" for name in own if name not in parameters]
-    unexpected = [f"unexpected {name}" for name in parameters if name not in own]
-    mismatched = [
-        f"{name} is {_kind(parameters[name])} instead of {_kind(parameter)}"
-        for name, parameter in own.items()
-        if name in parameters and _kind(parameters[name]) != _kind(parameter)
-    ]
-    return missing + unexpected + mismatched
+    own = {parameter.name: _kind(parameter) for parameter in network.get_parameters()}
+    return differences_of(own, {name: _kind(parameter) for name, parameter in parameters.items()})
+
+
+def differences_of(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Say, name by name, where the second of two descriptions differs from the first."""
+    missing = [f"missing {name}" for name in expected if name not in found]
+    unexpected = [f"unexpected {name}" for name in found if name not in expected]
+    both = [name for name in expected if name in found]
+    return (
+        missing
+        + unexpected
+        + [f"{name} is {found[name]} instead of {expected[name]}" for name in both if found[name] != expected[name]]
+    )
+
+
+def shortened(wrong: Sequence[str]) -> str:
+    """Return the first of what differs, in one line."""
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return ", ".join(wrong[:3]) + more
 
 
 def load_model(network: nn.Cell, path: str) -> None:
@@ -91,9 +109,12 @@ def load_model(network: nn.Cell, path: str) -> None:
     parameters = load_parameters(path)
     wrong = differences(network, parameters)
     if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise CheckpointError(f"'{path}' is of another architecture: {', '.join(wrong[:3])}{more}.")
+        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.")
     ms.load_param_into_net(network, parameters)
+
+
+def _format(path: str) -> str:
+    return os.path.splitext(path)[1][1:]
 
 
 def _kind(parameter: Any) -> str:

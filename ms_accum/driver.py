@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
 
 from . import _check
-from ._batches import batches_per_epoch, epochs_of
+from ._batches import Position, batches_per_epoch, epochs_of, start_of
 from .accumulator import REDUCTIONS
 from .batch_norm import warn_about_batch_norm
 from .checkpoint import check_folder, check_name, save_model
+from .checkpointer import Checkpointer
 from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
-from .out_of_memory import memory_advised
+from .open_window import OpenWindow
 from .report import Reporter, progress
-from .running import Windows, WindowsOfOne
+from .training_state import TrainingState, capture, restore, warn_about_random_layers
 from .weights import Weight
 from .windows import TAILS, updates_in_run, window_ends
 
 _OWNER = "GradientAccumulation"
+_COUNTERS = ("updates", "skipped", "updated")
 
 
 class GradientAccumulation:
@@ -81,16 +84,14 @@ class GradientAccumulation:
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._optimizer = _check.optimizer(_OWNER, optimizer)
-        self._reduction = _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
+        _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
-        self._clip_norm = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
-        self._weight = Weight(_OWNER, weight, self._reduction, loss_fn)
-        self._loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, self._reduction) == "sum")
+        bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
+        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound}
+        counts = Weight(_OWNER, weight, reduction, loss_fn)
+        loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, reduction) == "sum")
         self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
-        self._window: int | None = None
-        self._rows = 1
-        self.micro_batches = 0
-        """int, the micro-batches that the window holds."""
+        self._window = OpenWindow(self._forward, optimizer, reduction, bound, weight=counts, loss=loss)
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
@@ -107,6 +108,7 @@ class GradientAccumulation:
         micro_batch_size: int | None = None,
         report: Sequence[Reporter] | None = None,
         ckpt_path: str | None = "gradient_accumulation.ckpt",
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         """Train for some epochs and save the model.
 
@@ -120,11 +122,14 @@ class GradientAccumulation:
                 progress bar on a terminal and a line an update elsewhere. ``()``: nobody.
             ckpt_path (Optional[str]): where the model is saved. ``None``: nowhere.
                 Default: ``"gradient_accumulation.ckpt"``, as in the tutorial.
+            checkpointer (Optional[Checkpointer]): saves the run's state, and resumes one. Default: ``None``.
 
         Raises:
             TypeError: If an argument is of the wrong kind.
             ValueError: If an argument is out of its range, the dataset is empty, or no window would fill.
             RuntimeError: If the window's size changes inside a window, or no gradient is finite any more.
+            CheckpointError: If the state to resume can't be read, or is of another run.
+            Stopped: If the `checkpointer` was asked to stop; the state is saved.
         """
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
@@ -135,16 +140,23 @@ class GradientAccumulation:
         if mini_steps != 1:
             warn_about_batch_norm(self._network)
         self._open(mini_steps)
+        at = start_of(train_dataset)
         reporters = (progress(),) if report is None else tuple(report)
-        ended = 0
         with ExitStack() as closing:
+            if checkpointer is not None:
+                closing.enter_context(checkpointer)
+                settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size}
+                at = self._resume(checkpointer, at, train_dataset, settings)
             for reporter in reporters:
-                reporter.start(total)
+                reporter.start(None if total is None else total - at.windows)
                 closing.callback(reporter.close)
+            if checkpointer is not None:
+                closing.enter_context(checkpointer.saving_at_the_end(partial(self._state, at), self._window))
             self._ended_at = time.perf_counter()
-            for number, batches in enumerate(epochs_of(train_dataset, epoch), start=1):
-                ended += self._run_epoch(number, ends(batches, self.micro_batches), reporters)
-        if not ended and self._tail == "drop":
+            for batches in epochs_of(train_dataset, epoch, at):
+                self._run_epoch(at, ends(batches, self.micro_batches), reporters, checkpointer)
+                at.next_epoch()
+        if not at.windows and self._tail == "drop":
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         if ckpt_path is not None:
             save_model(self._network, ckpt_path)
@@ -189,109 +201,97 @@ class GradientAccumulation:
         """
         if not self.micro_batches:
             return False
-        self._end_window()
+        self._end_window(Position(epoch=0))
         return self.updated
 
     def clear(self) -> None:
         """Forget the micro-batches of an unfinished window."""
-        if self.micro_batches:
-            self._cells.clear()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._loss.clear()
-        self.micro_batches = 0
-
-    def _run_epoch(self, epoch: int, micro_batches: Iterable, reporters: Sequence[Reporter]) -> int:
-        """Return how many windows ended in the epoch."""
-        step, empty = 0, True
-        for micro_batch, ends in micro_batches:
-            empty = False
-            self._add(micro_batch)
-            if ends:
-                step += 1
-                self._end_window(epoch, step, reporters)
-        if empty:
-            raise ValueError(
-                "For 'train_process', 'train_dataset' must yield batches in every epoch, "
-                f"but got none in epoch {epoch}."
-            )
-        if self.micro_batches and self._tail == "flush":
-            step += 1
-            self._end_window(epoch, step, reporters)
-        elif self._tail == "drop":
-            self.clear()
-        return step
-
-    def _add(self, micro_batch: tuple) -> None:
-        weight = self._weight.of(micro_batch)
-        # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
-        if weight:
-            scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
-            self._rows = micro_batch[0].shape[0]
-            with self._running():
-                loss = self._cells.add(micro_batch, scale)
-            self._loss.add(loss, weight, self._rows)
-        self.micro_batches += 1
-        self.updated = False
-
-    def _end_window(self, epoch: int = 0, step: int = 0, reporters: Sequence[Reporter] = ()) -> None:
-        with self._running():
-            lr, updated, norm = self._cells.end()
-        self.updated = bool(updated.asnumpy())
-        self.updates += self.updated
-        self.skipped += not self.updated
-        samples = self._loss.samples
-        now = time.perf_counter()
-        record = UpdateRecord(
-            epoch,
-            step,
-            self.updates,
-            self._loss.mean,
-            lr,
-            float(norm.asnumpy()),
-            samples,
-            now - self._ended_at,
-            not self.updated,
-        )
-        self._ended_at = now
-        self._forget()
-        for reporter in reporters:
-            reporter.update(record)
-        if samples:  # a window in which nothing counted says nothing about gradients
-            self._skips.add(record.skipped)
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Give up the window if one of its micro-batches fails."""
-        try:
-            with memory_advised(self._rows, self._window):
-                yield
-        except Exception:
-            self.clear()
-            raise
-
-    @cached_property
-    def _windows(self) -> Windows:
-        return Windows(self._forward, self._optimizer, self._reduction, self._clip_norm)
-
-    @cached_property
-    def _windows_of_one(self) -> WindowsOfOne:
-        return WindowsOfOne(self._forward, self._optimizer, self._clip_norm)
+        self._window.clear()
 
     @property
-    def _cells(self) -> Windows | WindowsOfOne:
-        return self._windows_of_one if self._window == 1 else self._windows
+    def micro_batches(self) -> int:
+        """int, the micro-batches that the window holds."""
+        return self._window.micro_batches
+
+    def _run_epoch(
+        self, at: Position, micro_batches: Iterable, reporters: Sequence[Reporter], checkpointer: Checkpointer | None
+    ) -> None:
+        """Run what is left of an epoch."""
+        for micro_batch, ends in micro_batches:
+            self._window.add(micro_batch)
+            self.updated = False
+            at.batches += ends or self._window.size is not None
+            at.rows += micro_batch[0].shape[0]
+            if ends:
+                self._end_window(at, reporters)
+            if checkpointer is not None:
+                checkpointer.after_micro_batch(self.updates, self.micro_batches > 0, partial(self._state, at))
+        if not at.batches:
+            raise ValueError(
+                "For 'train_process', 'train_dataset' must yield batches in every epoch, "
+                f"but got none in epoch {at.epoch}."
+            )
+        if self.micro_batches and self._tail == "flush":
+            self._end_window(at, reporters)
+        elif self._tail == "drop":
+            self.clear()
+
+    def _end_window(self, at: Position, reporters: Sequence[Reporter] = ()) -> None:
+        ended = self._window.end()
+        self.updated = ended.updated
+        self.updates += self.updated
+        self.skipped += not self.updated
+        at.step, at.windows = at.step + 1, at.windows + 1
+        now = time.perf_counter()
+        seconds, self._ended_at = now - self._ended_at, now
+        record = UpdateRecord(at.epoch, at.step, self.updates, *ended.figures, seconds, not self.updated)
+        for reporter in reporters:
+            reporter.update(record)
+        if record.samples:  # a window in which nothing counted says nothing about gradients
+            self._skips.add(record.skipped)
+
+    def _state(self, at: Position) -> TrainingState:
+        accumulators, window = self._window.state()
+        facts = {name: getattr(self, name) for name in _COUNTERS}
+        return capture(
+            {**self._parameters(), **accumulators},
+            {**facts, "at": asdict(at), "window": window, "skips": self._skips.count},
+        )
+
+    def _parameters(self) -> dict[str, Any]:
+        both = (*self._forward.get_parameters(), *self._optimizer.get_parameters())
+        return {parameter.name: parameter for parameter in both}
+
+    def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict) -> Position:
+        """Take over the state that the checkpointer finds, and return where it was."""
+        settings = {**settings, **self._settings, "optimizer": type(self._optimizer).__name__}
+        found = checkpointer.find(settings)
+        if found is None:
+            return at
+        warn_about_random_layers(self._network)
+        facts, window = found.state.facts, found.state.facts["window"]
+        parameters = {**self._parameters(), **self._window.accumulators(window["micro_batches"])}
+        restore(found.state, parameters, found.path, but="learning_rate" if found.changed else None)
+        self._window.load(window)
+        for name in _COUNTERS:
+            setattr(self, name, facts[name])
+        self._skips.count = facts["skips"]
+        at = Position(**facts["at"])
+        if not found.changed:
+            return at
+        if self._window.size is None:  # it may hold a part of a batch that is another one now
+            self.clear()
+        return at.in_batches_of(dataset)
 
     def _open(self, window: int | None) -> None:
         """Get ready for windows of this size; None stands for windows of whole batches."""
-        if self.micro_batches and self._tail != "carry":
+        if self._tail != "carry" or window is None:
             self.clear()  # an interrupted run left them, and nothing may leak into this one
-        if self.micro_batches and window != self._window:
+        if self.micro_batches and window != self._window.size:
             raise RuntimeError(
-                f"For 'train_process', 'mini_steps' can't change from {self._window} to {window} inside a window, "
+                f"For 'train_process', 'mini_steps' can't change from {self._window.size} to {window} inside a window, "
                 f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
-        self._window = window
+        self._window.size = window
         self._skips = SkippedInARow(_OWNER)
         self._forward.set_train()

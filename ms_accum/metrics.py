@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class WindowLoss:
     def clear(self) -> None:
         """Forget the window."""
         self._terms: list[tuple[Any, float]] = []
+        self._sums = (0.0, 0.0)
         self.samples = 0
 
     def add(self, loss: Any, weight: float, samples: int) -> None:
@@ -62,11 +63,27 @@ class WindowLoss:
     @property
     def mean(self) -> float:
         """The mean loss so far; NaN for a window without weight."""
-        total = weights = 0.0
+        total, weights = self._carry()
+        return total / weights if weights else float("nan")
+
+    def _carry(self) -> tuple[float, float]:
+        """Return the sums of the losses and of the weights so far."""
+        total, weights = self._sums
         for loss, weight in self._terms:
             total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
             weights += weight
-        return total / weights if weights else float("nan")
+        self._sums, self._terms = (total, weights), []
+        return self._sums
+
+    @property
+    def state(self) -> list[float]:
+        """What `load` needs to go on from here."""
+        return [*self._carry(), self.samples]
+
+    def load(self, state: Sequence[float]) -> None:
+        """Go on from there."""
+        total, weights, samples = state
+        self._sums, self._terms, self.samples = (total, weights), [], int(samples)
 
 
 class SkippedInARow:
@@ -78,14 +95,15 @@ class SkippedInARow:
 
     def __init__(self, owner: str):
         self._owner = owner
-        self._count = 0
+        self.count = 0
+        """int, how many at the moment."""
 
     def add(self, skipped: bool) -> None:
         """Count a window."""
-        self._count = self._count + 1 if skipped else 0
-        if self._count >= SKIPPED_IN_A_ROW:
+        self.count = self.count + 1 if skipped else 0
+        if self.count >= SKIPPED_IN_A_ROW:
             raise RuntimeError(
-                f"For '{self._owner}', the gradients of {self._count} windows in a row were not finite. "
+                f"For '{self._owner}', the gradients of {self.count} windows in a row were not finite. "
                 "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
             )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,9 @@ import mindspore as ms
 import yaml
 
 from ._bytes import RULE, from_text
+from .signals import INTERRUPTED, SIGNALS
 
-OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
 
 
 class Failure(Exception):
@@ -50,48 +50,23 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-class Signals:
-    """A reporter that keeps Ctrl-C and SIGTERM errors of one line.
-
-    With each graph it compiles, MindSpore takes SIGINT over and makes it a SIGTERM to its own process, on
-    which Python dies without a word. So they are taken back after each update. For moments of each run of a graph it
-    does so too; then Ctrl-C ends the program as SIGTERM would.
-    """
-
-    def start(self, updates: int | None = None) -> None:
-        """Take the signals from the start."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, _terminate)
-
-    def update(self, record: object) -> None:
-        """Take them back."""
-        self.start()
-
-    def close(self) -> None:
-        """Leave them: what comes after the training is interrupted in the same way."""
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise Failure("terminated", TERMINATED)
-
-
 def run(main: Callable[[argparse.Namespace], None], parser: Parser, argv: Sequence[str] | None = None) -> int:
     """Parse, run and return the exit code; errors become one line unless --debug is among the flags."""
     debug = False
-    Signals().start()
-    try:
-        arguments = parse(parser, sys.argv[1:] if argv is None else argv)
-        debug = arguments.debug
-        with exit_code(TRAINING, Exception):
-            main(arguments)
-    except Failure as failure:
-        if debug:
-            traceback.print_exception(type(failure), failure, failure.__traceback__)
-        print(f"error: {failure}", file=sys.stderr)
-        return failure.code
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    with SIGNALS:
+        try:
+            arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+            debug = arguments.debug
+            with exit_code(TRAINING, Exception):
+                main(arguments)
+        except Failure as failure:
+            if debug:
+                traceback.print_exception(type(failure), failure, failure.__traceback__)
+            print(f"error: {failure}", file=sys.stderr)
+            return failure.code
+        except KeyboardInterrupt:
+            print(f"error: {SIGNALS.words}", file=sys.stderr)
+            return SIGNALS.code or INTERRUPTED
     return OK
 
 
@@ -102,6 +77,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
         self.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
+
+    def add_device(self) -> None:
+        """Add the flags that say where to compute."""
+        targets, shown = ("auto", "CPU", "GPU", "Ascend"), "default: %(default)s"
+        self.add_argument("--device_target", choices=targets, default="auto", help=shown)
+        runtime = f"of MindSpore on CPU, {shown}"
+        self.add_argument("--runtime", choices=("tuned", "default"), default="tuned", help=runtime)
 
     def error(self, message: str) -> NoReturn:
         """Refuse flags in one line."""
@@ -142,6 +124,17 @@ def _read_yaml(path: str) -> dict:
     if not isinstance(settings, dict):
         raise Failure(f"'{path}' must hold lines of the form 'flag: value'", USAGE)
     return settings
+
+
+def interval(text: str) -> dict[str, float]:
+    """Convert a flag's text, updates or minutes, to what a `Checkpointer` is given."""
+    try:
+        if text.endswith("min"):
+            return {"minutes": number(0, above=True)(text[:-3])}
+        return {"every": whole(1)(text)}
+    except argparse.ArgumentTypeError as error:
+        rule = "must be a number of updates, such as 100, or of minutes, such as 5min"
+        raise argparse.ArgumentTypeError(f"{rule}, but got '{text}'") from error
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import warnings
-from typing import Protocol, TextIO
+from collections.abc import Sequence
+from itertools import islice
+from typing import Callable, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -66,6 +69,29 @@ def progress() -> Reporter:
     return Bar() if sys.stdout.isatty() else Lines()
 
 
+class Opening:
+    """Print lines of the form of train.py's plan when the run begins.
+
+    Args:
+        name (str): what they are about.
+        lines (Callable): returns them.
+    """
+
+    def __init__(self, name: str, lines: Callable[[], Sequence[str]]):
+        self._name, self._lines = name, lines
+
+    def start(self, updates: int | None) -> None:
+        del updates
+        for line in self._lines():
+            print(f"{self._name:16} {line}")
+
+    def update(self, record: UpdateRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class MetricsFile:
     """Write one JSON object for each window into a file, line by line.
 
@@ -74,16 +100,20 @@ class MetricsFile:
 
     Args:
         path (str): the file; an existing one is replaced.
+        kept (Callable): returns how many of its first lines a run goes on from. Default: none.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, kept: Callable[[], int] = lambda: 0):
         self._path = path
+        self._kept = kept
         self._file: TextIO | None = None
 
     def start(self, updates: int | None) -> None:
         del updates
         try:
+            lines = self._lines()
             self._file = open(self._path, "w", encoding="utf-8", buffering=1)
+            self._file.writelines(lines)
         except OSError as error:
             self._give_up(error)
 
@@ -99,6 +129,13 @@ class MetricsFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+    def _lines(self) -> list[str]:
+        count = self._kept()
+        if not count or not os.path.exists(self._path):
+            return []
+        with open(self._path, encoding="utf-8") as file:
+            return list(islice(file, count))
 
     def _give_up(self, error: OSError) -> None:
         with contextlib.suppress(OSError):

@@ -56,6 +56,9 @@ class Windows:
         sens = loss_scale(optimizer)
         self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
         self._optimizer = optimizer
+        self._accumulators = {f"grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
+        if weight_sum is not None:
+            self._accumulators["weight_sum"] = weight_sum
         self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
         self._empty = _TrainEmpty(grad_sum, weight_sum)
         self._clear = TrainClear(grad_sum, weight_sum=weight_sum)
@@ -82,6 +85,13 @@ class Windows:
         losses, self._losses = self._losses, Losses()
         stacked = [_stacked(column) for column in zip(*waiting)]
         losses.values = self._together(Tensor(len(waiting), ms.int32), *stacked)
+
+    @property
+    def accumulators(self) -> dict[str, ms.Parameter]:
+        """What holds the window, by names that are the same in every process."""
+        if self._waiting:
+            self._run()
+        return self._accumulators
 
     def clear(self) -> None:
         """Forget the window."""
@@ -120,6 +130,7 @@ def _stacked(column: Sequence[Tensor]) -> Tensor:
 class WindowsOfOne:
     """The same for windows of 1, where there is nothing to accumulate."""
 
+    accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None
 
     def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):

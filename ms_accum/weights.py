@@ -27,7 +27,8 @@ class Weight:
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner = owner
-        self._unit: float | None = None
+        self.unit: float | None = None
+        """Optional[float], what weights are given to the graph in; None before the first."""
         self._tensors: dict[float, Tensor] = {}
         self._weight: Any
         if weight is None:
@@ -53,12 +54,12 @@ class Weight:
         Scaled by its rows, a gradient in float16 would overflow. The unit cancels out in sum(w g) / sum(w), and
         as a power of two it changes no digit.
         """
-        if self._unit is None:
-            self._unit = 2.0 ** math.floor(math.log2(weight))
+        if self.unit is None:
+            self.unit = 2.0 ** math.floor(math.log2(weight))
         if weight not in self._tensors:
             if len(self._tensors) >= 1024:
                 self._tensors.clear()
-            self._tensors[weight] = Tensor(weight / self._unit, ms.float32)
+            self._tensors[weight] = Tensor(weight / self.unit, ms.float32)
         return self._tensors[weight]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, Callable
 
 from . import _check
@@ -69,11 +70,14 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
 
 
 def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
-    """Yield the micro-batches of whole batches, each with whether its batch, its window, ends with it."""
-    del held  # windows of whole batches leave none
+    """Yield the micro-batches of whole batches, each with whether its batch, its window, ends with it.
+
+    The window holds the first `held` of the first batch already.
+    """
     for batch in batches:
         pieces = list(split_batch(batch, micro_batch_size))
-        yield from mark_ends(pieces, len(pieces))
+        yield from islice(mark_ends(pieces, len(pieces)), held, None)
+        held = 0
 
 
 def window_ends(owner: str, mini_steps: int | None, micro_batch_size: int | None) -> Callable:

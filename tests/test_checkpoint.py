@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import random
 import resource
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
+from mindspore.train.checkpoint_pb2 import Checkpoint
 
 from model_zoo import MLP, LeNet5
 from ms_accum.checkpoint import (
@@ -22,6 +28,8 @@ from ms_accum.checkpoint import (
     load_parameters,
     save_model,
 )
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def arrays(network):
@@ -47,7 +55,7 @@ def saved(tmp_path):
     return path
 
 
-def fail_to_write(network, path):
+def fail_to_write(network, path, **options):
     """Fail as a full disk does: after a part of the file."""
     with open(path, "wb") as file:
         file.write(b"a part")
@@ -115,7 +123,7 @@ def test_the_old_checkpoint_survives_a_full_disk(saved, little_room):
 
 
 def test_a_full_disk_leaves_no_part_of_a_file_and_is_reported_with_its_name(saved, little_room, tmp_path):
-    with pytest.raises(OSError, match="model.ckpt' can't be written: .*File too large"):
+    with pytest.raises(OSError, match=r"model.ckpt' \(2\d\d,\d{3} bytes\) can't be written: .*File too large"):
         save_model(LeNet5(), saved)
     assert os.listdir(tmp_path) == ["model.ckpt"]
 
@@ -150,8 +158,8 @@ def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("check", "path", "message"),
     [
-        (check_name, "model.pt", "'ckpt_path' must end with '.ckpt', but got 'model.pt'"),
-        (check_name, "", "'ckpt_path' must end with '.ckpt', but got ''"),
+        (check_name, "model.pt", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
+        (check_name, "", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got ''"),
         (check_name, "folder.ckpt", "'ckpt_path' must name a file, but got the folder 'folder.ckpt'"),
         (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none/model.ckpt'. Make it"),
         (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file/model.ckpt'"),
@@ -251,6 +259,159 @@ def test_a_truncated_file_is_refused(saved, part, tmp_path):
     with pytest.raises(CheckpointError, match="cut.ckpt"):
         load_model(network, str(tmp_path / "cut.ckpt"))
     assert same(before, arrays(network))
+
+
+def check_refused(path, data, network=None):
+    """Refuse a file with this content, whoever reads it, and leave the network as it was."""
+    path.write_bytes(data)
+    network = network or nn.Dense(2, 3)
+    before = arrays(network)
+    with pytest.raises(CheckpointError, match=path.name) as error:
+        load_model(network, str(path))
+    assert "\n" not in str(error.value)
+    assert same(before, arrays(network))
+
+
+@pytest.fixture(params=["ckpt", "safetensors"])
+def small(request, tmp_path):
+    """A checkpoint of a small network, in each format."""
+    path = tmp_path / f"small.{request.param}"
+    save_model(nn.Dense(2, 3), path)
+    return path
+
+
+def test_every_truncation_is_refused(small):
+    whole = small.read_bytes()
+    # Without all of its checksum a `.ckpt` is one that MindSpore wrote without, and whole.
+    harmless = len(whole) - 17 if small.suffix == ".ckpt" else None
+    for length in range(len(whole)):
+        if length != harmless:
+            check_refused(small, whole[:length])
+
+
+def flip_bits(path, count, seed):
+    whole, rng = path.read_bytes(), random.Random(seed)
+    for bit in rng.sample(range(8 * len(whole)), count):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        check_refused(path, bytes(changed))
+
+
+def test_flipped_bits_are_refused(small):
+    flip_bits(small, 60, seed=1)
+
+
+@pytest.mark.slow
+def test_flipped_bits_are_refused_400_times(small):
+    flip_bits(small, 400, seed=2)
+
+
+def test_what_follows_is_refused(small):
+    check_refused(small, small.read_bytes() + b"\x12\x00")
+
+
+def crafted(*values):
+    """Return the bytes of a checkpoint with these values: name, dims, kind, content."""
+    message = Checkpoint()
+    for name, dims, kind, content in values:
+        value = message.value.add()
+        value.tag = name
+        value.tensor.dims.extend(dims)
+        value.tensor.tensor_type = kind
+        value.tensor.tensor_content = content
+    return message.SerializeToString()
+
+
+BIAS = ("bias", [3], "Float32", bytes(12))
+WEIGHT = ("weight", [3, 2], "Float32", bytes(24))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [("weight", [1000, 1000], "Float32", bytes(4)), BIAS],
+        [("weight", [2**40], "Float32", bytes(24)), BIAS],
+        [("weight", [2**62, 4], "Float32", b""), BIAS],
+        [("weight", [-3, -2], "Float32", bytes(24)), BIAS],
+        [("weight", [3, 2], "Float77", bytes(24)), BIAS],
+        [("weight", [3, 2], "str", bytes(24)), BIAS],
+        [WEIGHT, BIAS, WEIGHT],
+        [("weight", [3, 2], "Float32", bytes(12)), ("weight", [3, 3], "Float32", bytes(12)), BIAS],
+    ],
+    ids=["too few bytes", "2**40", "overflow", "negative", "unknown kind", "text", "twice", "slices that differ"],
+)
+def test_a_crafted_file_never_reaches_the_loader(values, tmp_path, monkeypatch):
+    monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
+    check_refused(tmp_path / "crafted.ckpt", crafted(*values))
+
+
+def test_a_map_instead_of_a_tensor_never_reaches_the_loader(tmp_path, monkeypatch):
+    monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
+    message = Checkpoint()
+    message.value.add().tag = "weight"
+    check_refused(tmp_path / "crafted.ckpt", message.SerializeToString())
+
+
+def test_a_parameter_in_slices_is_loaded(tmp_path):
+    (tmp_path / "sliced.ckpt").write_bytes(
+        crafted(("weight", [3, 2], "Float32", bytes(8)), ("weight", [3, 2], "Float32", bytes(16)), BIAS)
+    )
+    network = nn.Dense(2, 3)
+    load_model(network, str(tmp_path / "sliced.ckpt"))
+    assert not any(array.any() for array in arrays(network).values())
+
+
+class Payload:
+    """What a pickle would run."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
+def test_a_pickle_is_not_executed(suffix, tmp_path):
+    check_refused(tmp_path / f"bad.{suffix}", pickle.dumps(Payload()))
+    assert not os.path.exists("executed")
+
+
+def test_safetensors_are_saved_and_loaded(tmp_path):
+    network, other = LeNet5(), LeNet5()
+    save_model(network, tmp_path / "model.safetensors")
+    load_model(other, tmp_path / "model.safetensors")
+    assert same(arrays(network), arrays(other))
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.ckpt").symlink_to(tmp_path / "real" / "model.ckpt")
+    save_model(LeNet5(), tmp_path / "link.ckpt")
+    assert (tmp_path / "link.ckpt").is_symlink() and os.listdir(tmp_path / "real") == ["model.ckpt"]
+
+
+# What survives a kill
+
+
+def survivors(folder, kills):
+    """Kill so many processes while they save, and return what each left."""
+    command = [sys.executable, str(ROOT / "tests" / "save_runs.py"), str(folder), str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_survivors(found, kills):
+    assert found["kills"] == kills and found["bad"] == []
+    # Some of them have to hit a save in its middle, or nothing was tried.
+    assert found["leftovers"] > kills / 10
+
+
+def test_a_whole_checkpoint_is_there_after_every_kill(tmp_path):
+    check_survivors(survivors(tmp_path, 15), 15)
+
+
+@pytest.mark.slow
+def test_a_whole_checkpoint_is_there_after_200_kills(tmp_path):
+    check_survivors(survivors(tmp_path, 200), 200)
 
 
 def test_another_ending_is_refused(saved, tmp_path):

@@ -19,11 +19,24 @@ PROGRAMS = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")
 
 # A module imports modules of earlier layers only; `_check`, which all may import, imports none.
 LAYERS = (
-    ("_check", "_batches", "_bytes", "_tree", "windows", "runtime", "out_of_memory"),
+    (
+        "_check",
+        "signals",
+        "_batches",
+        "_bytes",
+        "_checkpoint_file",
+        "_files",
+        "_tree",
+        "windows",
+        "runtime",
+        "out_of_memory",
+    ),
     ("batch_norm", "metrics", "weights", "checkpoint", "memory", "trials"),
-    ("accumulator", "batch_size"),
+    ("accumulator", "batch_size", "training_state"),
     ("cells",),
     ("report", "running"),
+    ("open_window",),
+    ("checkpointer",),
     ("driver",),
     ("program",),
     ("__init__",),

@@ -112,7 +112,7 @@ def test_bad_arguments_are_refused(make, error, message):
 
 def test_public_names():
     networks, data = {"LeNet5", "MLP", "MODELS"}, {"create_dataset", "download_mnist", "DEFAULT_URL"}
-    assert set(model_zoo.__all__) == networks | data | {"DataError"}
+    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "make_optimizer"}
     assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
     for model in model_zoo.MODELS.values():
         assert model.make()(ms.ops.zeros((2, 1, model.image_size, model.image_size))).shape == (2, 10)

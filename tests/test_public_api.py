@@ -16,9 +16,12 @@ import ms_accum
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
     "Accumulator",
+    "CheckpointError",
+    "Checkpointer",
     "GradientAccumulation",
     "MemoryReport",
     "MicroBatch",
+    "Stopped",
     "TrainClear",
     "TrainForwardBackward",
     "TrainOptim",
@@ -35,6 +38,8 @@ PUBLIC = [
 ON_THE_HOST = ("split_batch", "updates_per_epoch")
 # Their fields are documented one by one, and nobody makes one.
 RECORDS = ("MemoryReport", "MicroBatch", "UpdateRecord")
+# What is raised; nobody makes one.
+ERRORS = ("CheckpointError", "Stopped")
 
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
 SIGNATURES = {
@@ -51,7 +56,7 @@ SIGNATURES = {
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, "
-        "ckpt_path='gradient_accumulation.ckpt')"
+        "ckpt_path='gradient_accumulation.ckpt', checkpointer=None)"
     ),
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",
     ms_accum.GradientAccumulation.flush: "(self)",
@@ -59,6 +64,9 @@ SIGNATURES = {
     ms_accum.UpdateRecord: "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped)",
     ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials)",
+    ms_accum.Checkpointer: (
+        "(folder, *, every=None, minutes=None, keep=1, resume=None, config=None, allow_config_change=False, stop=None)"
+    ),
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",
     ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",
@@ -99,7 +107,7 @@ def test_signature(function, expected):
     assert signature_of(function) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in RECORDS])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in (*RECORDS, *ERRORS)])
 def test_docstring_has_its_sections(name):
     expected = ["Args", "Examples"] if name in ON_THE_HOST else ["Args", "Supported Platforms", "Examples"]
     assert sections_missing(getattr(ms_accum, name), expected) == []
@@ -127,7 +135,7 @@ def test_every_field_of_a_record_is_documented(name):
     assert ast.get_docstring(record)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in (*ON_THE_HOST, *RECORDS)])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in (*ON_THE_HOST, *RECORDS, *ERRORS)])
 def test_platforms_that_were_not_tried_are_not_claimed(name):
     docstring = inspect.getdoc(getattr(ms_accum, name))
     assert "\nSupported Platforms:\n    ``CPU`` (``Ascend`` and ``GPU`` not run here)\n" in docstring

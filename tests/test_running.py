@@ -83,7 +83,7 @@ def test_in_pynative_mode_they_do_not_wait(calls):
 
 
 def test_a_loss_is_there_once_the_window_has_ended():
-    windows = slope_driver()._windows
+    windows = slope_driver()._window._windows
     loss = windows.add((Tensor([[1.0]], ms.float32),), Tensor(1.0, ms.float32))
     with pytest.raises(RuntimeError, match="not been run yet"):
         loss.asnumpy()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-import ms_accum.driver
+import ms_accum.open_window
 from helpers import Slope, micro_batch, mutate, run, slope_driver
 from ms_accum import Accumulator, GradientAccumulation, split_batch, updates_per_epoch
 from ms_accum.windows import is_full, mark_batch_ends, mark_ends
@@ -111,7 +111,7 @@ NUMBERS = [(Tensor(np.array([[number]], np.float32)),) for number in range(EPOCH
 def driver_windows(monkeypatch):
     """Return a function that runs the real driver on counting Cells: all its windows, and what is left."""
     for name in ("Windows", "WindowsOfOne"):
-        monkeypatch.setattr(ms_accum.driver, name, CountingCells)
+        monkeypatch.setattr(ms_accum.open_window, name, CountingCells)
     network = Slope()
     optimizer = nn.SGD([network.w], 1.0)
 
@@ -122,7 +122,7 @@ def driver_windows(monkeypatch):
         assert recorder.planned == len(made) == model.updates
         found = [(record.epoch, numbers) for record, numbers in zip(recorder.records, made)]
         assert [record.update for record in recorder.records] == list(range(1, len(made) + 1))
-        return found, list(model._cells.held)
+        return found, list(model._window._cells.held)
 
     return drive
 

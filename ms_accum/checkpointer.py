@@ -1,0 +1,228 @@
+"""When is a training state saved, which are kept, and which one is resumed?"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from . import _check
+from ._files import remove_leftovers, write_whole
+from .checkpoint import CheckpointError
+from .open_window import OpenWindow
+from .training_state import TrainingState, read, write
+
+AUTO = "auto"
+_DIGITS = 8
+_OWNER = "Checkpointer"
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its state is saved."""
+
+
+class Resumed(NamedTuple):
+    """What a run goes on from."""
+
+    state: TrainingState
+    path: str
+    passed_over: Sequence[str] = ()
+    """What is wrong with newer ones."""
+    changed: Sequence[str] = ()
+    """Which settings are others than it had."""
+
+
+class Checkpointer:
+    """Save a run's training state in a folder of its own, and find it again.
+
+    Args:
+        folder (str): where the states are; it is made. One run at a time uses it.
+        every (Optional[int]): updates between two of them. Default: ``None``.
+        minutes (Optional[float]): minutes between two of them. Default: ``None``. Whatever is given, one is saved at
+            the end, when the run is asked to stop and when an error ends it.
+        keep (int): how many are kept, the newest ones. Default: 1.
+        resume (Optional[str]): the file to go on from, or ``"auto"``: the newest that is whole, if there is any.
+            Default: ``None``.
+        config (Optional[Mapping]): settings that a run that is resumed must have had too. Default: ``None``.
+        allow_config_change (bool): whether it may have had others. Default: ``False``.
+        stop (Optional[Callable]): asked after each micro-batch whether to stop. Default: ``None``.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of its range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> from mindspore import nn
+        >>> from ms_accum import Checkpointer, GradientAccumulation
+        >>> from model_zoo import MLP, create_dataset
+        >>> def train(epochs, folder):
+        ...     net = MLP()
+        ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
+        ...     states, digits = Checkpointer(folder, every=10, resume="auto"), create_dataset(image_size=28)
+        ...     model.train_process(epochs, digits, 4, report=(), ckpt_path=None, checkpointer=states)
+        ...     return model.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        12 24
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        minutes: float | None = None,
+        keep: int = 1,
+        resume: str | os.PathLike[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        allow_config_change: bool = False,
+        stop: Callable[[], bool] | None = None,
+    ):
+        self.folder = Path(folder)
+        self._every = None if every is None else _check.positive_int(_OWNER, "every", every)
+        self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
+        self._keep = _check.positive_int(_OWNER, "keep", keep)
+        self._resume = None if resume is None else os.fspath(resume)
+        self._config = dict(config or {})
+        self._allow_config_change = allow_config_change
+        self._stop = stop
+        self._lock = FileLock(str(self.folder / ".lock"))
+        self.resumed: list[str] = []
+        """list[str], lines that say what the run goes on from, once it does."""
+
+    def __enter__(self) -> Checkpointer:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RuntimeError(f"For '{_OWNER}', another run is using the folder '{self.folder}'.") from error
+        remove_leftovers(self.folder)
+        self._at = time.monotonic()
+        self._updates = 0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def find(self, config: Mapping[str, Any]) -> Resumed | None:
+        """Return the state to go on from.
+
+        Args:
+            config (Mapping): what the driver adds to the settings.
+
+        Raises:
+            CheckpointError: If it can't be read, or is of a run with other settings.
+        """
+        self._config = json.loads(json.dumps({**self._config, **config}))  # as it will be read again
+        found = self._newest() if self._resume == AUTO else self._given()
+        if found is None:
+            self.resumed = [f"nothing: no state in '{self.folder}'"] if self._resume else []
+            return None
+        changed = changes(found.state.facts["config"], self._config)
+        if changed and not self._allow_config_change:
+            raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
+        self._updates = found.state.facts["updates"]
+        at = found.state.facts["at"]
+        self.resumed = [
+            *found.passed_over,
+            f"{found.path}: {self._updates:,} updates, epoch {at['epoch']}, {at['batches']:,} batches of it",
+            *changed,
+        ]
+        return found._replace(changed=changed)
+
+    def _given(self) -> Resumed | None:
+        if self._resume is None:
+            return None
+        if not os.path.isfile(self._resume):
+            raise CheckpointError(f"'{self._resume}' is not a file. Give a training state, or 'auto'.")
+        return Resumed(read(self._resume), self._resume)
+
+    def _newest(self) -> Resumed | None:
+        wrong: list[str] = []
+        for path in self._states():
+            try:
+                return Resumed(read(str(path)), str(path), wrong)
+            except CheckpointError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise CheckpointError(wrong[0])
+        return None
+
+    def after_micro_batch(self, updates: int, in_window: bool, take: Callable[[], TrainingState]) -> None:
+        """Save where it is time to.
+
+        Raises:
+            Stopped: If the run is to stop; its state is saved.
+        """
+        if self._stop is not None and self._stop():
+            path = self.save(take())
+            raise Stopped(f"the training state is in '{path}'")
+        if not in_window and self._is_due(updates):
+            self._updates = updates
+            self.save(take())
+
+    def _is_due(self, updates: int) -> bool:
+        by_count = self._every is not None and updates - self._updates >= self._every
+        return by_count or (self._seconds is not None and time.monotonic() - self._at >= self._seconds)
+
+    def save(self, state: TrainingState) -> Path:
+        """Write a state, and then remove what is not to be kept; return where it is.
+
+        Raises:
+            OSError: If it can't be written; what was there is untouched.
+        """
+        newest = next(iter(self._states()), None)
+        number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
+        state = TrainingState(state.arrays, {**state.facts, "config": self._config})
+        size = sum(array.nbytes for array in state.arrays.values())
+        path = self.folder / f"state-{number:0{_DIGITS}}.safetensors"
+        write_whole(path, size, partial(write, state))
+        self._at = time.monotonic()
+        for old in self._states()[self._keep :]:
+            old.unlink()
+        return path
+
+    @contextmanager
+    def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
+        """Save when the block is over, also by an error, unless a micro-batch failed and its window is lost."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception:
+            if not window.lost:
+                self._save_after_error(take)
+            raise
+        self.save(take())
+
+    def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
+        """Save as far as that works: the error says more than why it doesn't."""
+        try:
+            self.save(take())
+        except OSError as error:
+            warnings.warn(f"the state of the run that fails is not saved: {error}", RuntimeWarning, stacklevel=2)
+
+    def _states(self) -> list[Path]:
+        """Return the paths of the states here, the newest first."""
+        return sorted(self.folder.glob(f"state-{'[0-9]' * _DIGITS}.safetensors"), reverse=True)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say which settings differ."""
+    return [
+        f"{name} was {before.get(name)} and is {now.get(name)}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]

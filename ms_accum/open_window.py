@@ -1,0 +1,130 @@
+"""What does a window hold that has not ended?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mindspore import nn
+
+from .metrics import WindowLoss
+from .out_of_memory import memory_advised
+from .running import Windows, WindowsOfOne
+from .weights import Weight
+
+
+class Ended(NamedTuple):
+    """What a window was, once it has ended."""
+
+    updated: bool
+    """Whether the optimizer was called: the gradient was finite."""
+    figures: tuple[float, float, float, int]
+    """Its loss, learning rate, norm and samples, as an `UpdateRecord` has them."""
+
+
+class OpenWindow:
+    """Its micro-batches: their gradients, their losses and how many there are.
+
+    Args:
+        forward (Cell): from a micro-batch's columns to its loss.
+        optimizer (Optimizer): updates the parameters.
+        reduction (str): "mean" or "sum".
+        clip_norm (Optional[float]): bound of the window's gradient.
+        weight (Weight): what a micro-batch counts for.
+        loss (WindowLoss): takes the losses in.
+    """
+
+    def __init__(
+        self,
+        forward: nn.Cell,
+        optimizer: Any,
+        reduction: str,
+        clip_norm: float | None,
+        *,
+        weight: Weight,
+        loss: WindowLoss,
+    ):
+        self._forward = forward
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._clip_norm = clip_norm
+        self._weight = weight
+        self._loss = loss
+        self._rows = 1
+        self.size: int | None = None
+        """Optional[int], the micro-batches of a full one. None: a window is a batch, which is split."""
+        self.micro_batches = 0
+        """int, the micro-batches that it holds."""
+        self.lost = False
+        """bool, whether it was given up because one of them failed."""
+
+    def add(self, micro_batch: tuple) -> None:
+        """Take a micro-batch in."""
+        weight = self._weight.of(micro_batch)
+        # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
+        if weight:
+            scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
+            self._rows = micro_batch[0].shape[0]
+            with self._running():
+                loss = self._cells.add(micro_batch, scale)
+            self._loss.add(loss, weight, self._rows)
+        self.micro_batches += 1
+
+    def end(self) -> Ended:
+        """Update with what it holds; the next window is open."""
+        with self._running():
+            lr, updated, norm = self._cells.end()
+        figures = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
+        self._forget()
+        return Ended(bool(updated.asnumpy()), figures)
+
+    def clear(self) -> None:
+        """Forget what it holds."""
+        if self.micro_batches:
+            self._cells.clear()
+        self._forget()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the accumulators, as far as they hold anything, and what `load` needs."""
+        with self._running():
+            held = self.accumulators(self.micro_batches)
+        return held, {"micro_batches": self.micro_batches, "loss": self._loss.state, "unit": self._weight.unit}
+
+    def accumulators(self, micro_batches: int) -> dict[str, Any]:
+        """Return what holds a window of so many micro-batches."""
+        return self._cells.accumulators if micro_batches else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, once the accumulators are filled."""
+        self.micro_batches = state["micro_batches"]
+        self._loss.load(state["loss"])
+        self._weight.unit = state["unit"]
+
+    def _forget(self) -> None:
+        self._loss.clear()
+        self.micro_batches = 0
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Give up the window if one of its micro-batches fails."""
+        try:
+            with memory_advised(self._rows, self.size):
+                yield
+        except Exception:
+            self.clear()
+            self.lost = True
+            raise
+
+    @cached_property
+    def _windows(self) -> Windows:
+        return Windows(self._forward, self._optimizer, self._reduction, self._clip_norm)
+
+    @cached_property
+    def _windows_of_one(self) -> WindowsOfOne:
+        return WindowsOfOne(self._forward, self._optimizer, self._clip_norm)
+
+    @property
+    def _cells(self) -> Windows | WindowsOfOne:
+        return self._windows_of_one if self.size == 1 else self._windows

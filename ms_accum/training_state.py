@@ -1,0 +1,129 @@
+"""What must be known of a run to go on as if it had never stopped?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .checkpoint import CheckpointError, differences_of, shortened
+
+_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class TrainingState(NamedTuple):
+    """All of it."""
+
+    arrays: dict[str, np.ndarray]
+    """What Parameters hold: the network's, the optimizer's, the accumulators."""
+    facts: dict[str, Any]
+    """The rest, of what JSON knows."""
+
+
+def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:
+    """Return the state, with that of the random number generators."""
+    arrays = {name: _as_array(parameter) for name, parameter in parameters.items()}
+    return TrainingState(arrays, {**facts, "random": _random_state()})
+
+
+def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, but: str | None = None) -> None:
+    """Put the state's arrays into the Parameters, all of them or none, and set the random number generators.
+
+    Args:
+        state (TrainingState): what to restore.
+        parameters (Mapping): where to, by name.
+        source (str): where the state comes from, for the wording of errors.
+        but (Optional[str]): Parameters whose names begin so stay as they are. Default: ``None``.
+
+    Raises:
+        CheckpointError: If they don't fit.
+    """
+    arrays, parameters = _without(state.arrays, but), _without(parameters, but)
+    expected = {name: _kind(_as_array(parameter)) for name, parameter in parameters.items()}
+    wrong = differences_of(expected, {name: _kind(array) for name, array in arrays.items()})
+    if wrong:
+        raise CheckpointError(f"'{source}' is of another run: {shortened(wrong)}.")
+    for name, parameter in parameters.items():
+        # Assigned: a compiled graph doesn't see what `set_data` does.
+        ops.assign(parameter, Tensor(arrays[name]).astype(parameter.dtype))
+    _set_random_state(state.facts["random"])
+
+
+def write(state: TrainingState, path: str) -> None:
+    """Write a state, and read it back."""
+    facts = json.dumps(state.facts, sort_keys=True)
+    save_file(state.arrays, path, metadata={"facts": facts, "sha256": _digest(state.arrays, facts)})
+    read(path)
+
+
+def read(path: str) -> TrainingState:
+    """Read a state.
+
+    Raises:
+        CheckpointError: If it is not, byte for byte, what was written.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is no training state: {str(error).splitlines()[0]}.") from error
+    if set(metadata) != {"facts", "sha256"}:
+        raise CheckpointError(f"'{path}' is no training state.")
+    if _digest(arrays, metadata["facts"]) != metadata["sha256"]:
+        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
+    return TrainingState(arrays, json.loads(metadata["facts"]))
+
+
+def _digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {_kind(arrays[name])}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+def _as_array(parameter: Any) -> np.ndarray:
+    # NumPy has no bfloat16; float32 holds it exactly.
+    value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
+    return value.asnumpy()
+
+
+def warn_about_random_layers(network: nn.Cell) -> None:
+    """Warn, once for a network that is resumed, that MindSpore keeps what its random layers have drawn to itself."""
+    names = [name for name, cell in network.cells_and_names() if isinstance(cell, _RANDOM) and cell.p]
+    if names:
+        warnings.warn(
+            f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
+            "it is not, bit for bit, the run that was stopped.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _without(named: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+    return {name: each for name, each in named.items() if start is None or not name.startswith(start)}
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {"python": random.getstate(), "numpy": [name, np.asarray(keys).tolist(), *rest]}
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    np.random.set_state(tuple(state["numpy"]))

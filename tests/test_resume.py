@@ -1,0 +1,429 @@
+"""Does a run that was stopped go on as if it had not been?"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+
+from helpers import Recorder, batches
+from model_zoo import create_dataset
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, training_state
+from reference import digest
+
+ROWS = [8, 8, 5, 8, 8, 8, 3]
+
+
+def network_of(features=6):
+    ms.set_seed(1)
+    return nn.SequentialCell(nn.Flatten(), nn.Dense(features, 5), nn.ReLU(), nn.Dense(5, 10))
+
+
+def momentum(network):
+    return nn.Momentum(network.trainable_params(), 0.1, 0.9)
+
+
+def adam_with_schedule(network):
+    rates = nn.exponential_decay_lr(0.1, 0.9, 100, 1, 1)
+    return nn.Adam(network.trainable_params(), rates, weight_decay=0.01)
+
+
+class Run:
+    """One process's life: a new network, a new optimizer, a new driver."""
+
+    def __init__(self, make_optimizer=momentum, features=6, **options):
+        network = network_of(features)
+        self.optimizer = make_optimizer(network)
+        reduction = options.get("reduction", "mean")
+        loss = nn.CrossEntropyLoss(reduction=reduction)
+        self.model = GradientAccumulation(network, loss, self.optimizer, **options)
+        self.recorder = Recorder()
+
+    def train(self, dataset, mini_steps=None, epochs=2, states=None, **options):
+        report = (self.recorder,)
+        self.model.train_process(
+            epochs, dataset, mini_steps, report=report, ckpt_path=None, checkpointer=states, **options
+        )
+        return self
+
+    @property
+    def left(self):
+        """What it leaves: the bytes of all Parameters, the records, the counters, and the losses.
+
+        The last are compared as numbers: the kernel's last bit depends on where in memory its input is.
+        """
+        records = [record._replace(seconds=0.0, loss=0.0) for record in self.recorder.records]
+        losses = [record.loss for record in self.recorder.records]
+        return digest(self.optimizer.get_parameters()), records, (self.model.updates, self.model.skipped), losses
+
+
+def check_same(found, expected):
+    assert found[:3] == expected[:3]
+    assert found[3] == pytest.approx(expected[3], rel=1e-6)
+
+
+def numbers(rows=ROWS):
+    return batches(np.random.RandomState(3), rows)
+
+
+def stop_after(micro_batches):
+    """Return what asks a run to stop once it has seen so many."""
+    count = itertools.count(1)
+    return lambda: next(count) == micro_batches
+
+
+def stopped_and_resumed(folder, stops, make, dataset, *arguments, **options):
+    """Run, stop and resume in turn; return what the last one left, with all records."""
+    records = []
+    for stop in (*stops, None):
+        states = Checkpointer(folder, resume="auto", stop=None if stop is None else stop_after(stop))
+        run = make()
+        try:
+            run.train(dataset(), *arguments, states=states, **options)
+        except Stopped:
+            assert stop is not None
+        else:
+            assert stop is None
+        records += run.recorder.records
+        run.recorder.records = records
+    return run.left
+
+
+@pytest.mark.parametrize(
+    ("stop", "reduction", "tail"),
+    [(7, "mean", "flush"), (8, "sum", "carry")],
+)
+def test_stopping_after_any_micro_batch_changes_no_byte(tmp_path, stop, reduction, tail):
+    def make():
+        return Run(reduction=reduction, tail=tail)
+
+    expected = make().train(numbers(), 3).left
+    check_same(stopped_and_resumed(tmp_path / "states", [stop], make, numbers, 3), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", ["flush", "carry"])
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("stop", range(1, 14))
+def test_at_every_position(tmp_path, stop, window, tail):
+    def make():
+        return Run(adam_with_schedule, tail=tail, clip_norm=0.5)
+
+    expected = make().train(numbers(), window).left
+    check_same(stopped_and_resumed(tmp_path / "states", [stop], make, numbers, window), expected)
+
+
+def test_stopping_again_and_again(tmp_path):
+    expected = Run(adam_with_schedule).train(numbers(), 4).left
+    found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
+    check_same(found, expected)
+
+
+def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
+    def data():
+        return numbers([20, 20, 9])
+
+    expected = Run().train(data(), micro_batch_size=6).left
+    check_same(stopped_and_resumed(tmp_path, [6], Run, data, micro_batch_size=6), expected)
+
+
+@pytest.mark.parametrize("stop", [45, 60])
+def test_with_shuffled_digits(tmp_path, stop):
+    def make():
+        return Run(features=64)
+
+    def digits():
+        return create_dataset(batch_size=32, image_size=8, seed=5)
+
+    expected = make().train(digits(), 4).left
+    check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 4), expected)
+
+
+def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):
+    def data():
+        ms.dataset.config.set_seed(7)
+        rng = np.random.RandomState(3)
+        rows = (rng.randn(40, 6).astype(np.float32), rng.randint(0, 3, 40).astype(np.int32))
+        return NumpySlicesDataset(rows, ["x", "y"], shuffle=True).batch(8)
+
+    expected = Run().train(data(), 3).left
+    check_same(stopped_and_resumed(tmp_path, [7], Run, data, 3), expected)
+
+
+def test_the_random_number_generators_go_on(tmp_path):
+    drawn = []
+
+    def data():
+        for batch in numbers():
+            drawn.append((np.random.rand(), random.random()))
+            yield batch
+
+    class Data:
+        def __iter__(self):
+            return data()
+
+    np.random.seed(1), random.seed(1)
+    Run().train(Data(), 3, epochs=1)
+    expected = drawn.copy()
+    drawn.clear()
+    np.random.seed(1), random.seed(1)
+    states = Checkpointer(tmp_path, stop=stop_after(3))
+    with pytest.raises(Stopped):
+        Run().train(Data(), 3, epochs=1, states=states)
+    np.random.seed(9), random.seed(9)
+    Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+    assert drawn == expected[:3]
+    assert (np.random.rand(), random.random()) == expected[3]
+
+
+def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
+    expected = Run().train(numbers(), 3, epochs=3).left
+    first = Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path))
+    more = Run().train(numbers(), 3, epochs=3, states=Checkpointer(tmp_path, resume="auto"))
+    more.recorder.records = first.recorder.records + more.recorder.records
+    check_same(more.left, expected)
+
+
+@pytest.mark.parametrize("lost", ["grad_sum.1.weight", "moments.1.weight"])
+def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch):
+    """The mutant: a state without one of its parts."""
+
+    def incomplete(parameters, facts):
+        state = training_state.capture(parameters, facts)
+        if lost in state.arrays:
+            state.arrays[lost] = np.zeros_like(state.arrays[lost])
+        return state
+
+    expected = Run().train(numbers(), 3).left
+    monkeypatch.setattr("ms_accum.driver.capture", incomplete)
+    assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != expected[0]
+
+
+# What ends a run by itself
+
+
+class Broken(Recorder):
+    """A reporter that fails at its third window."""
+
+    def update(self, record):
+        super().update(record)
+        if len(self.records) == 3:
+            raise ZeroDivisionError("not mine")
+
+
+def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
+    expected = Run().train(numbers(), 2).left
+    first = Run()
+    first.recorder = Broken()
+    with pytest.raises(ZeroDivisionError, match="not mine"):
+        first.train(numbers(), 2, states=Checkpointer(tmp_path))
+    second = Run().train(numbers(), 2, states=Checkpointer(tmp_path, resume="auto"))
+    second.recorder.records = first.recorder.records + second.recorder.records
+    check_same(second.left, expected)
+
+
+def test_data_that_raises_leaves_the_state(tmp_path):
+    class Data:
+        def __iter__(self):
+            yield from numbers()[:4]
+            raise OSError("the disk is gone")
+
+    expected = Run().train(numbers(), 3, epochs=1).left
+    first = Run()
+    with pytest.raises(OSError, match="the disk is gone"):
+        first.train(Data(), 3, epochs=1, states=Checkpointer(tmp_path))
+    second = Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+    second.recorder.records = first.recorder.records + second.recorder.records
+    check_same(second.left, expected)
+
+
+def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
+    states = Checkpointer(tmp_path, every=1, keep=9)
+    bad = [*numbers()[:3], (*numbers()[3][:1], ms.Tensor([0, 1], ms.int32))]
+    with pytest.raises(Exception, match="."):
+        Run().train(bad, 2, epochs=1, states=states)
+    assert len(list(tmp_path.glob("state-*"))) == 1
+
+
+def test_random_layers_are_warned_about(tmp_path):
+    def make():
+        ms.set_seed(1)
+        network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.5))
+        return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1))
+
+    options = {"mini_steps": 2, "report": (), "ckpt_path": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().train_process(1, numbers(), checkpointer=Checkpointer(tmp_path), **options)
+    with pytest.warns(RuntimeWarning, match=r"Random layers start anew in a run that is resumed \(1\)"):
+        make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
+
+
+# When, and how many
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
+
+
+def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
+    Run().train(numbers(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
+    assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
+    found = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
+    assert found == [6, 7]
+
+
+def test_every_so_many_minutes(tmp_path):
+    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
+    assert len(names(tmp_path)) == 4
+    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
+    assert len(names(tmp_path)) == 5
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / ".saving-abc").mkdir()
+    (tmp_path / ".saving-abc" / "state-00000001.safetensors").write_bytes(b"half")
+    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path))
+    assert names(tmp_path) == ["state-00000001.safetensors"]
+
+
+def test_a_second_run_in_the_folder_is_refused(tmp_path):
+    with Checkpointer(tmp_path), pytest.raises(RuntimeError, match="another run is using the folder"):
+        Run().train(numbers(), 2, states=Checkpointer(tmp_path))
+
+
+# What is refused
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The state of a run that was stopped inside a window, and all of its Parameters."""
+    with pytest.raises(Stopped, match="state-00000001"):
+        Run().train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
+    return tmp_path / "state-00000001.safetensors"
+
+
+def resume(path, make=Run, mini_steps=3, **options):
+    return make().train(numbers(), mini_steps, states=Checkpointer(path.parent, resume=path, **options))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere' is not a file"):
+        resume(tmp_path / "nowhere")
+
+
+def test_auto_finds_nothing_and_says_so(tmp_path):
+    states = Checkpointer(tmp_path, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert states.resumed == [f"nothing: no state in '{tmp_path}'"]
+
+
+def test_auto_passes_over_what_is_damaged_and_says_so(saved):
+    damaged = saved.with_name("state-00000002.safetensors")
+    damaged.write_bytes(saved.read_bytes()[:-1])
+    states = Checkpointer(saved.parent, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
+
+
+def test_auto_does_not_start_anew_where_all_are_damaged(saved):
+    saved.write_bytes(b"\xff" + saved.read_bytes()[1:])
+    with pytest.raises(CheckpointError, match="state-00000001"):
+        Run().train(numbers(), 3, states=Checkpointer(saved.parent, resume="auto"))
+
+
+@pytest.mark.parametrize(
+    ("make", "mini_steps", "config", "said"),
+    [
+        (Run, 4, {}, "mini_steps was 3 and is 4"),
+        (lambda: Run(clip_norm=1.0), 3, {}, "clip_norm was None and is 1.0"),
+        (lambda: Run(adam_with_schedule), 3, {}, "optimizer was Momentum and is Adam"),
+        (Run, 3, {"lr": 0.5}, "lr was None and is 0.5"),
+    ],
+)
+def test_other_settings_are_refused_with_what_differs(saved, make, mini_steps, config, said):
+    with pytest.raises(CheckpointError, match=said):
+        resume(saved, make, mini_steps, config=config)
+
+
+def test_other_settings_can_be_allowed(saved):
+    assert resume(saved, lambda: Run(clip_norm=1.0), 4, allow_config_change=True).model.updates == 4
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
+    def digits(batch_size):
+        return create_dataset(batch_size=batch_size, image_size=8, seed=5)
+
+    window = {"micro_batch_size": 20} if split else {"mini_steps": 3}
+    with pytest.raises(Stopped):
+        Run(features=64).train(digits(40), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(13)), **window)
+    done = training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["at"]["rows"]
+    states = Checkpointer(tmp_path, resume="auto", config={"batch_size": 24}, allow_config_change=True)
+    run = Run(features=64).train(digits(24), epochs=1, states=states, **window)
+    seen = sum(record.samples for record in run.recorder.records)
+    held = 0 if split else 40  # of the window that was open, which is one of these records' too
+    assert 1437 - done + held <= seen < 1437 - done + held + 24
+
+
+def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
+    def slower():
+        return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.9))
+
+    run = resume(saved, slower, config={"lr": 0.01}, allow_config_change=True)
+    assert [record.lr for record in run.recorder.records] == pytest.approx([0.01] * 6)
+
+
+def test_another_network_is_refused_and_stays_as_it_was(saved):
+    run = Run(features=7)
+    before = digest(run.optimizer.get_parameters())
+    states = Checkpointer(saved.parent, resume=saved)
+    with pytest.raises(CheckpointError, match=r"1.weight is float32 \(5, 6\) instead of float32 \(5, 7\)"):
+        run.train(numbers(), 3, states=states)
+    assert digest(run.optimizer.get_parameters()) == before
+
+
+def test_every_flipped_bit_is_noticed(saved):
+    whole = saved.read_bytes()
+    rng = random.Random(1)
+    for _ in range(40):
+        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_noticed_400_times(saved):
+    whole = saved.read_bytes()
+    rng = random.Random(2)
+    for _ in range(400):
+        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+
+
+def test_every_truncation_is_noticed(saved):
+    whole = saved.read_bytes()
+    for length in range(0, len(whole), 37):
+        check_refused(saved, whole[:length])
+
+
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def check_refused(path, data):
+    path.write_bytes(data)
+    with warnings.catch_warnings(), pytest.raises(CheckpointError, match="state-00000001"):
+        training_state.read(str(path))
+
+
+def test_the_facts_are_json_and_nothing_is_executed(saved):
+    state = training_state.read(str(saved))
+    assert json.loads(json.dumps(state.facts)) == state.facts
+    assert state.facts["window"]["micro_batches"] == 2 and state.facts["at"]["batches"] == 2

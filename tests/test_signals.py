@@ -1,0 +1,125 @@
+"""Does a signal end a program in order, and a second one at once?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ms_accum import training_state
+from ms_accum.signals import INTERRUPTED, TERMINATED, Signals
+
+ROOT = Path(__file__).resolve().parents[1]
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+
+
+def send(number):
+    """Send a signal to this process as another one would, and give it a moment."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_the_first_interrupts(number):
+    with Signals() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+        assert (signals.code, signals.words) == (CODES[number], WORDS[CODES[number]])
+
+
+def test_it_wakes_up_who_waits():
+    with Signals() as signals:
+        began = time.monotonic()
+        # To its thread: those that NumPy and MindSpore started before this test do not block it.
+        threading.Timer(0.2, lambda: signal.pthread_kill(signals._thread.ident, signal.SIGTERM)).start()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(20)
+        assert time.monotonic() - began < 10
+
+
+def test_a_block_may_defer_it():
+    with Signals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals.deferred():
+            send(signal.SIGINT)
+            assert signals.pending()
+            reached = True
+        assert reached
+
+
+def test_afterwards_everything_is_as_it_was():
+    before = [signal.getsignal(number) for number in (*CODES, signal.SIGURG)]
+    mask, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
+    with Signals():
+        assert threading.active_count() == threads + 1
+    assert [signal.getsignal(number) for number in (*CODES, signal.SIGURG)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert threading.active_count() == threads
+
+
+# The programs
+
+
+def start(folder, *flags):
+    command = [sys.executable, "-u", str(ROOT / "train.py"), "--output_dir=out", "--epochs=40", *flags]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(program, text):
+    """Read until a line begins with `text`."""
+    while not program.stdout.readline().startswith(text):
+        assert program.poll() is None, program.stderr.read()
+
+
+def ended(program):
+    """Return the exit code and what the program said."""
+    out, err = program.communicate(timeout=120)
+    return program.returncode, err.strip()
+
+
+def model_of(folder):
+    return (folder / "out" / "gradient_accumulation.ckpt").read_bytes()
+
+
+def finished(folder, *flags):
+    """Run to the end and return the model's bytes."""
+    program = start(folder, *flags)
+    assert ended(program) == (0, "")
+    return model_of(folder)
+
+
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "epoch: 2 step: 3"), (signal.SIGTERM, "accumulators")])
+def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
+    """In the middle of the run, and while the first graph is compiled."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    flags = ("--epochs=3", "--mini_steps=7")
+    program = start(tmp_path / "parts", *flags)
+    wait_for(program, moment)
+    program.send_signal(number)
+    code, said = ended(program)
+    assert code == CODES[number]
+    assert said.startswith(f"error: {WORDS[code]}, the training state is in 'out/states/state-00000001.safetensors'")
+    assert said.count("\n") == 0
+    assert finished(tmp_path / "parts", *flags, "--resume") == finished(tmp_path / "whole", *flags)
+    lines = [(tmp_path / run / "out" / "metrics.jsonl").read_text().splitlines() for run in ("parts", "whole")]
+    assert len(lines[0]) == len(lines[1]) == 3 * 7
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    program = start(tmp_path)
+    wait_for(program, "epoch: 1 step: 3")
+    program.send_signal(signal.SIGTERM)
+    program.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    program.send_signal(signal.SIGINT)
+    code, _ = ended(program)
+    assert code in (INTERRUPTED, TERMINATED)
+    states = list((tmp_path / "out" / "states").glob("state-*"))
+    assert all(training_state.read(str(path)) for path in states)
