@@ -36,7 +36,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
             _flush(whole)
             os.replace(whole, name)
         _flush(folder)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # libraries have errors of their own for a full disk
         raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
 
 

@@ -111,6 +111,7 @@ class Checkpointer:
         remove_leftovers(self.folder)
         self._at = time.monotonic()
         self._updates = 0
+        self._can_save = True
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -188,7 +189,9 @@ class Checkpointer:
         state = TrainingState(state.arrays, {**state.facts, "config": self._config})
         size = sum(array.nbytes for array in state.arrays.values())
         path = self.folder / f"state-{number:0{_DIGITS}}.safetensors"
+        self._can_save = False  # until it did
         write_whole(path, size, partial(write, state))
+        self._can_save = True
         self._at = time.monotonic()
         for old in self._states()[self._keep :]:
             old.unlink()
@@ -196,13 +199,13 @@ class Checkpointer:
 
     @contextmanager
     def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
-        """Save when the block is over, also by an error, unless a micro-batch failed and its window is lost."""
+        """Save when the block is over, also by an error, unless that was a save or lost the window."""
         try:
             yield
         except Stopped:
             raise
         except Exception:
-            if not window.lost:
+            if self._can_save and not window.lost:
                 self._save_after_error(take)
             raise
         self.save(take())

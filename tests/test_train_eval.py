@@ -24,7 +24,7 @@ from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord
 from ms_accum.checkpoint import load_parameters, save_model
-from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
+from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")
@@ -108,8 +108,10 @@ def windows(micro_batches, size, tail, epochs=1):
         (["--model=vgg"], "argument --model: invalid choice: 'vgg'"),
         (["--device_target=TPU"], "argument --device_target: invalid choice: 'TPU'"),
         (["--data_path="], "'data_path' must be a path, but got ''"),
-        (["--ckpt_path=model.pt"], "'ckpt_path' must end with '.ckpt', but got 'model.pt'"),
-        (["--ckpt_path=."], "'ckpt_path' must end with '.ckpt', but got '.'"),
+        (["--ckpt_path=model.pt"], "must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
+        (["--ckpt_path=."], "'.ckpt' or '.safetensors', but got '.'"),
+        *[([f"--save_every={text}"], "must be a number of updates, such as 100") for text in ("0", "5s", "0min")],
+        (["--keep=0"], "argument --keep: must be an int >= 1"),
         (["--dataset=mnist"], "argument --data_path: must be given for mnist"),
         (["--dataset=digits", "--data_path=x"], "argument --dataset: digits are embedded"),
         (["--download"], "argument --download: needs --data_path"),
@@ -214,7 +216,7 @@ def test_a_download_that_fails_is_data(capfd, tmp_path):
         (lambda path: None, "is not a file"),
         (lambda path: path.mkdir(), "is not a file"),
         (lambda path: path.write_bytes(b""), "is not a checkpoint"),
-        (lambda path: path.write_bytes(b"PK\x03\x04 a zip, or so"), "is not a checkpoint"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 a zip, or so"), "is not a whole checkpoint"),
         (lambda path: save_model(LeNet5(num_class=3), str(path)), "of none of the architectures lenet5, mlp: it holds"),
     ],
     ids=["missing", "folder", "empty", "foreign", "other classes"],
@@ -248,8 +250,36 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path):
 
     argv = ("--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path, preexec_fn=leave_little_room)
-    assert done.returncode == DISK and os.listdir(tmp_path / "out") == ["metrics.jsonl"]
-    assert "gradient_accumulation.ckpt" in one_line(done.stderr)
+    assert done.returncode == DISK and sorted(os.listdir(tmp_path / "out")) == ["metrics.jsonl", "states"]
+    assert os.listdir(tmp_path / "out" / "states") == [".lock"]
+    assert re.match(r"'.*state-00000001.safetensors' \(\d{3},\d{3} bytes\) can't be written", one_line(done.stderr))
+
+
+def test_other_flags_are_refused_in_a_run_that_is_resumed(capfd):
+    assert train(*QUICK) == OK
+    capfd.readouterr()
+    assert train(*QUICK, "--resume", "--lr=0.5", "--seed=2") == CHECKPOINT
+    said = (
+        "error: 'out/states/state-00000001.safetensors' is of a run with other settings: lr was 0.04 and is 0.5, seed"
+    )
+    assert said in one_line(capfd.readouterr().err)
+
+
+def test_the_newest_state_is_resumed_and_said(capfd):
+    assert train(*QUICK, "--save_every=1", "--keep=2") == OK
+    assert len(metrics("out")) == 3
+    assert train(*QUICK, "--epochs=2", "--resume") == OK
+    shown = plan(capfd.readouterr().out)["resumed"]
+    assert shown == "out/states/state-00000004.safetensors: 3 updates, epoch 2, 0 batches of it"
+    assert [line["update"] for line in metrics("out")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("resume", ["--resume=nowhere", "--resume=out/gradient_accumulation.ckpt"])
+def test_a_state_that_is_none_is_refused(capfd, resume):
+    assert train(*QUICK) == OK
+    capfd.readouterr()
+    assert train(*QUICK, resume) == CHECKPOINT
+    assert resume[9:] in one_line(capfd.readouterr().err)
 
 
 def test_a_run_that_learns_nothing_ends_with_training(capfd):
@@ -274,8 +304,8 @@ def test_ctrl_c_ends_the_run_with_a_line(tmp_path):
             err = program.communicate(timeout=60)[1]
         finally:
             program.kill()
-    # While MindSpore compiles, and for moments of each run of a graph, it holds SIGINT and makes it a SIGTERM.
-    assert (program.returncode, one_line(err)) in ((INTERRUPTED, "interrupted"), (TERMINATED, "terminated"))
+    assert program.returncode == INTERRUPTED
+    assert one_line(err).startswith("interrupted, the training state is in 'out/states/state-00000001.safetensors'")
 
 
 @pytest.mark.parametrize("module", [training, evaluation])
@@ -306,9 +336,10 @@ def test_the_programs_end_well_and_say_the_same(digits):
     assert closing(trained.stdout)[2] == 360 and CLOSING.fullmatch(evaluated.stdout)
 
 
-def test_nothing_but_two_files_is_left(digits):
+def test_model_metrics_and_state_are_left(digits):
     folder = digits[2]
-    assert sorted(os.listdir(folder)) == ["gradient_accumulation.ckpt", "metrics.jsonl"]
+    assert sorted(os.listdir(folder)) == ["gradient_accumulation.ckpt", "metrics.jsonl", "states"]
+    assert sorted(os.listdir(folder / "states")) == [".lock", "state-00000001.safetensors"]
     assert os.listdir(folder.parents[1]) == ["我的 输出"]
 
 
@@ -396,7 +427,7 @@ def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("std::bad_alloc")
 
-    monkeypatch.setattr(training.GradientAccumulation, "train_process", fail)
+    monkeypatch.setattr("ms_accum.running.Windows.add", fail)
     assert train("--output_dir=out") == TRAINING
     message = one_line(capfd.readouterr().err)
     assert "take micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message
