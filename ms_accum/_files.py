@@ -33,9 +33,9 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
             whole = os.path.join(staging, os.path.basename(name))
             write(whole)
             os.chmod(whole, 0o644)  # MindSpore's own are read-only
-            _flush(whole)
+            _flush(whole, os.O_RDWR)
             os.replace(whole, name)
-        _flush(folder)
+        _flush(folder, os.O_RDONLY)
     except Exception as error:  # libraries have errors of their own for a full disk
         raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
 
@@ -48,10 +48,10 @@ def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
                 shutil.rmtree(staging)
 
 
-def _flush(path: str) -> None:
+def _flush(path: str, mode: int) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     with contextlib.suppress(PermissionError):  # Windows opens no folders
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, mode)
         try:
             os.fsync(descriptor)
         finally:

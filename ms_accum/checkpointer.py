@@ -112,6 +112,7 @@ class Checkpointer:
         self._at = time.monotonic()
         self._updates = 0
         self._can_save = True
+        self._own: list[Path] = []  # what another run left here stays
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -135,6 +136,7 @@ class Checkpointer:
         if changed and not self._allow_config_change:
             raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
         self._updates = found.state.facts["updates"]
+        self._own = self._states()[::-1]
         at = found.state.facts["at"]
         self.resumed = [
             *found.passed_over,
@@ -193,8 +195,10 @@ class Checkpointer:
         write_whole(path, size, partial(write, state))
         self._can_save = True
         self._at = time.monotonic()
-        for old in self._states()[self._keep :]:
+        self._own.append(path)
+        for old in self._own[: -self._keep]:
             old.unlink()
+        self._own = self._own[-self._keep :]
         return path
 
     @contextmanager
@@ -214,7 +218,7 @@ class Checkpointer:
         """Save as far as that works: the error says more than why it doesn't."""
         try:
             self.save(take())
-        except OSError as error:
+        except Exception as error:
             warnings.warn(f"the state of the run that fails is not saved: {error}", RuntimeWarning, stacklevel=2)
 
     def _states(self) -> list[Path]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Callable
 
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from . import _check
 from ._batches import Position, batches_per_epoch, epochs_of, start_of
@@ -26,6 +26,7 @@ from .windows import TAILS, updates_in_run, window_ends
 
 _OWNER = "GradientAccumulation"
 _COUNTERS = ("updates", "skipped", "updated")
+_RATES = ("learning_rate", "momentum")  # Parameters that are settings too
 
 
 class GradientAccumulation:
@@ -259,8 +260,10 @@ class GradientAccumulation:
         )
 
     def _parameters(self) -> dict[str, Any]:
-        both = (*self._forward.get_parameters(), *self._optimizer.get_parameters())
-        return {parameter.name: parameter for parameter in both}
+        groups = getattr(self._optimizer, "param_groups", ())  # where newer optimizers keep their learning rates
+        rates = [value for group in groups for value in group.values() if isinstance(value, Parameter)]
+        every = (*self._forward.get_parameters(), *self._optimizer.get_parameters(), *rates)
+        return {parameter.name: parameter for parameter in every}
 
     def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict) -> Position:
         """Take over the state that the checkpointer finds, and return where it was."""
@@ -270,13 +273,13 @@ class GradientAccumulation:
             return at
         warn_about_random_layers(self._network)
         facts, window = found.state.facts, found.state.facts["window"]
+        at = Position(**facts["at"])
         parameters = {**self._parameters(), **self._window.accumulators(window["micro_batches"])}
-        restore(found.state, parameters, found.path, but="learning_rate" if found.changed else None)
+        restore(found.state, parameters, found.path, but=_RATES if found.changed else ())
         self._window.load(window)
         for name in _COUNTERS:
             setattr(self, name, facts[name])
         self._skips.count = facts["skips"]
-        at = Position(**facts["at"])
         if not found.changed:
             return at
         if self._window.size is None:  # it may hold a part of a batch that is another one now
@@ -292,6 +295,6 @@ class GradientAccumulation:
                 f"For 'train_process', 'mini_steps' can't change from {self._window.size} to {window} inside a window, "
                 f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
-        self._window.size = window
+        self._window.open(window)
         self._skips = SkippedInARow(_OWNER)
         self._forward.set_train()

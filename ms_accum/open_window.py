@@ -60,6 +60,10 @@ class OpenWindow:
         self.lost = False
         """bool, whether it was given up because one of them failed."""
 
+    def open(self, size: int | None) -> None:
+        """Get ready for windows of this size."""
+        self.size, self.lost = size, False
+
     def add(self, micro_batch: tuple) -> None:
         """Take a micro-batch in."""
         weight = self._weight.of(micro_batch)
@@ -98,6 +102,8 @@ class OpenWindow:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there, once the accumulators are filled."""
+        if not state["micro_batches"]:
+            self.clear()
         self.micro_batches = state["micro_batches"]
         self._loss.load(state["loss"])
         self._weight.unit = state["unit"]
@@ -113,8 +119,9 @@ class OpenWindow:
             with memory_advised(self._rows, self.size):
                 yield
         except Exception:
-            self.clear()
             self.lost = True
+            self._forget()
+            self._cells.clear()  # also after the first one, which may have begun to add
             raise
 
     @cached_property

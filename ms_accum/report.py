@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import islice
 from typing import Callable, Protocol, TextIO
 
 from tqdm import tqdm
@@ -111,10 +110,8 @@ class MetricsFile:
     def start(self, updates: int | None) -> None:
         del updates
         try:
-            lines = self._lines()
-            self._file = open(self._path, "w", encoding="utf-8", buffering=1)
-            self._file.writelines(lines)
-        except OSError as error:
+            self._open(self._kept())
+        except (OSError, ValueError) as error:
             self._give_up(error)
 
     def update(self, record: UpdateRecord) -> None:
@@ -130,14 +127,17 @@ class MetricsFile:
         if self._file is not None:
             self._file.close()
 
-    def _lines(self) -> list[str]:
-        count = self._kept()
-        if not count or not os.path.exists(self._path):
-            return []
-        with open(self._path, encoding="utf-8") as file:
-            return list(islice(file, count))
+    def _open(self, count: int) -> None:
+        """Open the file behind its first lines: nothing of them is taken away, not even for a moment."""
+        goes_on = bool(count) and os.path.exists(self._path)
+        self._file = open(self._path, "r+" if goes_on else "w", encoding="utf-8", buffering=1)
+        if goes_on:
+            for _ in range(count):
+                self._file.readline()
+            self._file.seek(self._file.tell())
+            self._file.truncate()
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: Exception) -> None:
         with contextlib.suppress(OSError):
             self.close()
         self._file = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,9 +14,12 @@ from mindspore import Tensor, nn, ops
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ._random import random_state, set_random_state
 from .checkpoint import CheckpointError, differences_of, shortened
 
-_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+VERSION = 1
+# By name: those of `mindspore.mint` share no class with those of `nn`.
+_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 
 
 class TrainingState(NamedTuple):
@@ -32,17 +34,17 @@ class TrainingState(NamedTuple):
 def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:
     """Return the state, with that of the random number generators."""
     arrays = {name: _as_array(parameter) for name, parameter in parameters.items()}
-    return TrainingState(arrays, {**facts, "random": _random_state()})
+    return TrainingState(arrays, {**facts, "random": random_state(), "version": VERSION})
 
 
-def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, but: str | None = None) -> None:
+def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, but: tuple[str, ...] = ()) -> None:
     """Put the state's arrays into the Parameters, all of them or none, and set the random number generators.
 
     Args:
         state (TrainingState): what to restore.
         parameters (Mapping): where to, by name.
         source (str): where the state comes from, for the wording of errors.
-        but (Optional[str]): Parameters whose names begin so stay as they are. Default: ``None``.
+        but (tuple[str]): Parameters whose names begin so stay as they are. Default: none.
 
     Raises:
         CheckpointError: If they don't fit.
@@ -55,7 +57,7 @@ def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *,
     for name, parameter in parameters.items():
         # Assigned: a compiled graph doesn't see what `set_data` does.
         ops.assign(parameter, Tensor(arrays[name]).astype(parameter.dtype))
-    _set_random_state(state.facts["random"])
+    set_random_state(state.facts["random"])
 
 
 def write(state: TrainingState, path: str) -> None:
@@ -81,7 +83,10 @@ def read(path: str) -> TrainingState:
         raise CheckpointError(f"'{path}' is no training state.")
     if _digest(arrays, metadata["facts"]) != metadata["sha256"]:
         raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
-    return TrainingState(arrays, json.loads(metadata["facts"]))
+    facts = json.loads(metadata["facts"])
+    if facts.get("version") != VERSION:
+        raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
+    return TrainingState(arrays, facts)
 
 
 def _digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
@@ -104,7 +109,8 @@ def _as_array(parameter: Any) -> np.ndarray:
 
 def warn_about_random_layers(network: nn.Cell) -> None:
     """Warn, once for a network that is resumed, that MindSpore keeps what its random layers have drawn to itself."""
-    names = [name for name, cell in network.cells_and_names() if isinstance(cell, _RANDOM) and cell.p]
+    cells = network.cells_and_names()
+    names = [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
     if names:
         warnings.warn(
             f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
@@ -114,16 +120,5 @@ def warn_about_random_layers(network: nn.Cell) -> None:
         )
 
 
-def _without(named: Mapping[str, Any], start: str | None) -> dict[str, Any]:
-    return {name: each for name, each in named.items() if start is None or not name.startswith(start)}
-
-
-def _random_state() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {"python": random.getstate(), "numpy": [name, np.asarray(keys).tolist(), *rest]}
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    np.random.set_state(tuple(state["numpy"]))
+def _without(named: Mapping[str, Any], starts: tuple[str, ...]) -> dict[str, Any]:
+    return {name: each for name, each in named.items() if not name.startswith(starts)}

@@ -127,6 +127,21 @@ def test_json_has_no_nan(tmp_path, value):
     assert row["loss"] is row["grad_norm"] is None and row["skipped"] is True and row["lr"] == 0.25
 
 
+def test_a_run_that_goes_on_keeps_the_lines_it_goes_on_from(tmp_path):
+    path = tmp_path / "m"
+    tell(MetricsFile(str(path)), *(record(update) for update in (1, 2, 3)))
+    lines = path.read_text().splitlines()
+    tell(MetricsFile(str(path), lambda: 2), record(7))
+    assert path.read_text().splitlines()[:2] == lines[:2]
+    assert [json.loads(line)["update"] for line in path.read_text().splitlines()] == [1, 2, 7]
+
+
+def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
+    (tmp_path / "m").write_bytes(b"\xff\xfe\n" * 3)
+    with pytest.warns(RuntimeWarning, match="metrics are no longer written"):
+        tell(MetricsFile(str(tmp_path / "m"), lambda: 2), record(1))
+
+
 def test_metrics_can_be_read_while_the_run_goes_on(tmp_path):
     metrics = MetricsFile(str(tmp_path / "m"))
     metrics.start(None)

@@ -183,6 +183,63 @@ def test_the_random_number_generators_go_on(tmp_path):
     assert (np.random.rand(), random.random()) == expected[3]
 
 
+class Shuffled:
+    """An iterable that draws its order from NumPy's generator, or from one of its own."""
+
+    def __init__(self, own):
+        self.rng = np.random.RandomState(5) if own else np.random
+
+    def __iter__(self):
+        data = numbers()
+        return iter([data[number] for number in self.rng.permutation(len(data))])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_with_an_iterable_that_shuffles(tmp_path, own):
+    def data():
+        return Shuffled(own)
+
+    np.random.seed(4)
+    expected = Run().train(data(), 3).left
+    np.random.seed(4)
+    check_same(stopped_and_resumed(tmp_path, [9], Run, data, 3), expected)
+
+
+@pytest.mark.parametrize("stop", [None, 90])
+def test_a_run_that_is_over_is_over(tmp_path, stop):
+    def digits():
+        return create_dataset(batch_size=32, image_size=8, seed=5)
+
+    def train(resume):
+        states = Checkpointer(tmp_path, resume=resume, stop=None if resume or stop is None else stop_after(stop))
+        run = Run(features=64)
+        try:
+            return run.train(digits(), 4, states=states)
+        except Stopped:
+            return run
+
+    first, again = train(None), train("auto")
+    assert digest(first.optimizer.get_parameters()) == digest(again.optimizer.get_parameters()) or stop
+    assert again.model.updates == 24 and first.recorder.records[-1].update + len(again.recorder.records) == 24
+
+
+def test_what_another_run_left_stays(tmp_path):
+    Run().train(numbers(), 3, states=Checkpointer(tmp_path))
+    before = (tmp_path / "state-00000001.safetensors").read_bytes()
+    Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1))
+    assert names(tmp_path)[0] == "state-00000001.safetensors" and len(names(tmp_path)) == 2
+    assert (tmp_path / "state-00000001.safetensors").read_bytes() == before
+
+
+def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
+    expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
+    run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
+    assert run.model.micro_batches == 2
+    states = Checkpointer(tmp_path / "more", resume=tmp_path / "state-00000001.safetensors")
+    run.train(numbers(), 3, epochs=1, states=states)
+    assert run.left[0] == expected.left[0]
+
+
 def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
     expected = Run().train(numbers(), 3, epochs=3).left
     first = Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path))
@@ -255,14 +312,14 @@ def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
 def test_random_layers_are_warned_about(tmp_path):
     def make():
         ms.set_seed(1)
-        network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.5))
+        network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.5), nn.Dropout(keep_prob=0.9), nn.Dropout(p=0.0))
         return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1))
 
     options = {"mini_steps": 2, "report": (), "ckpt_path": None}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make().train_process(1, numbers(), checkpointer=Checkpointer(tmp_path), **options)
-    with pytest.warns(RuntimeWarning, match=r"Random layers start anew in a run that is resumed \(1\)"):
+    with pytest.warns(RuntimeWarning, match=r"Random layers start anew in a run that is resumed \(1, 2\)"):
         make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
 
 
@@ -375,9 +432,10 @@ def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
 
 def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
     def slower():
-        return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.9))
+        return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
 
     run = resume(saved, slower, config={"lr": 0.01}, allow_config_change=True)
+    assert float(run.optimizer.momentum.asnumpy()) == 0.5
     assert [record.lr for record in run.recorder.records] == pytest.approx([0.01] * 6)
 
 

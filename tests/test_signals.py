@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum import training_state
 from ms_accum.signals import INTERRUPTED, TERMINATED, Signals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,14 +111,24 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     assert len(lines[0]) == len(lines[1]) == 3 * 7
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
-    program = start(tmp_path)
-    wait_for(program, "epoch: 1 step: 3")
-    program.send_signal(signal.SIGTERM)
-    program.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    program.send_signal(signal.SIGINT)
-    code, _ = ended(program)
-    assert code in (INTERRUPTED, TERMINATED)
-    states = list((tmp_path / "out" / "states").glob("state-*"))
-    assert all(training_state.read(str(path)) for path in states)
+SLEEPER = """
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+from ms_accum.signals import Signals
+with Signals() as signals, signals.deferred():
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("second", CODES)
+def test_a_second_signal_ends_it_at_once(tmp_path, second):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SLEEPER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert program.poll() is None
+        program.send_signal(second)
+        assert program.wait(timeout=20) == CODES[second]
