@@ -101,6 +101,8 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     flags = ("--epochs=3", "--mini_steps=7")
     program = start(tmp_path / "parts", *flags)
     wait_for(program, moment)
+    while not (tmp_path / "parts" / "out" / "states" / ".lock").exists():  # the run begins; before, there is no state
+        assert program.poll() is None
     program.send_signal(number)
     code, said = ended(program)
     assert code == CODES[number]
