@@ -56,11 +56,12 @@ class Weight:
         """
         if self.unit is None:
             self.unit = 2.0 ** math.floor(math.log2(weight))
-        if weight not in self._tensors:
+        scaled = weight / self.unit
+        if scaled not in self._tensors:
             if len(self._tensors) >= 1024:
                 self._tensors.clear()
-            self._tensors[weight] = Tensor(weight / self.unit, ms.float32)
-        return self._tensors[weight]
+            self._tensors[scaled] = Tensor(scaled, ms.float32)
+        return self._tensors[scaled]
 
 
 def averaged_over(loss_fn: Any) -> Callable:

@@ -435,6 +435,16 @@ def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
+def test_a_first_micro_batch_that_fails_leaves_no_weight():
+    """In PyNative mode its weight is added before its loss fails."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    model = slope_driver(tail="carry")
+    with pytest.raises(Exception, match="."):
+        run(model, [(Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], 2)
+    run(model, [micro_batch(3)] * 2, 2)
+    assert seen_gradient(model) == [3]
+
+
 @pytest.mark.parametrize("options", [{"weight": Tensor([0.2, 3.0], ms.float32)}, {"ignore_index": 1}], ids=str)
 def test_what_the_loss_averages_over_is_what_counts(rng, options):
     """Class weights and ignored labels: 6 rows at once are 2 + 4 rows."""
