@@ -47,7 +47,7 @@ from ms_accum.program import (
     show_runtime,
     whole,
 )
-from ms_accum.report import MetricsFile, Opening, progress
+from ms_accum.report import MetricsFile, Opening, progress, show
 from ms_accum.signals import SIGNALS
 
 # MNIST: the recipe of the r1.0 tutorial. The embedded digits are 40 times fewer and get one of their own.
@@ -233,7 +233,7 @@ def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: 
         ("accumulators", f"{parameters * 4 / 2**20 if window > 1 else 0:.2f} MiB"),
     )
     for name, value in lines:
-        print(f"{name:16} {value}")
+        show(name, value)
 
 
 def make_folders(args: argparse.Namespace) -> None:
@@ -288,7 +288,7 @@ def main(args: argparse.Namespace) -> None:
     make_folders(args)
     show_runtime(settings)
     if found:
-        print(f"micro-batch      {found}")
+        show("micro-batch", found)
     show_plan(args, device, network, train.get_dataset_size(), updates)
     train_model(model, args, train)
     with exit_code(DISK, OSError), quiet():

@@ -49,11 +49,11 @@ def _fault_of_ckpt(data: bytes) -> str | None:
     message.DiscardUnknownFields()
     if message.ByteSize() != len(body):
         return "it holds something else too"
-    names = [name for name, _ in groupby(value.tag for value in message.value)]
-    if len(set(names)) < len(names):
-        return "it holds a name twice"
     # A large parameter comes in slices that follow each other.
-    faults = (_fault_of_parameter(name, list(slices)) for name, slices in groupby(message.value, lambda v: v.tag))
+    parameters = [(name, list(slices)) for name, slices in groupby(message.value, lambda value: value.tag)]
+    if len(dict(parameters)) < len(parameters):
+        return "it holds a name twice"
+    faults = (_fault_of_parameter(name, slices) for name, slices in parameters)
     return next((fault for fault in faults if fault), None)
 
 

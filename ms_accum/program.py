@@ -15,6 +15,7 @@ import mindspore as ms
 import yaml
 
 from ._bytes import RULE, from_text
+from .report import show
 from .signals import INTERRUPTED, SIGNALS
 
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
@@ -193,7 +194,7 @@ def show_runtime(settings: dict[str, str]) -> None:
     """Say what was set for the CPU runtime, and how to leave it alone."""
     if settings:
         shown = " ".join(f"{name}={value}" for name, value in settings.items())
-        print(f"runtime          {shown} (left alone with --runtime default)")
+        show("runtime", f"{shown} (left alone with --runtime default)")
 
 
 def show_accuracy(correct: int, total: int) -> None:

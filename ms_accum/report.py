@@ -68,8 +68,13 @@ def progress() -> Reporter:
     return Bar() if sys.stdout.isatty() else Lines()
 
 
+def show(name: str, value: object) -> None:
+    """Print one of the facts that a program says before it begins."""
+    print(f"{name:16} {value}")
+
+
 class Opening:
-    """Print lines of the form of train.py's plan when the run begins.
+    """Say something when the run begins.
 
     Args:
         name (str): what they are about.
@@ -82,7 +87,7 @@ class Opening:
     def start(self, updates: int | None) -> None:
         del updates
         for line in self._lines():
-            print(f"{self._name:16} {line}")
+            show(self._name, line)
 
     def update(self, record: UpdateRecord) -> None:
         pass
