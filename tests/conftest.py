@@ -29,8 +29,11 @@ except ImportError:  # before MindSpore 2.9
 def graph_mode(tmp_path, monkeypatch):
     """Start each test in graph mode, from one seed, in a folder of its own.
 
-    A compilation that is refused leaves a folder `rank_0` behind, wherever the process is.
+    A compilation that is refused leaves a folder `rank_0` behind, wherever the process is. And a forward
+    pass that raises in PyNative mode leaves MindSpore recording gradients: the next test's jit function
+    would be differentiated once more.
     """
+    graph_api._pynative_executor.clear_res()
     monkeypatch.chdir(tmp_path)
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
