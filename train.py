@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -24,11 +24,11 @@ from ms_accum import (
     evaluate,
     find_micro_batch_size,
     tune_cpu,
-    updates_per_epoch,
 )
 from ms_accum._bytes import short
 from ms_accum._files import remove_leftovers
 from ms_accum.checkpoint import check_folder, check_name, save_model
+from ms_accum.plan import show_plan
 from ms_accum.program import (
     CHECKPOINT,
     DATA,
@@ -47,8 +47,9 @@ from ms_accum.program import (
     show_runtime,
     whole,
 )
-from ms_accum.report import MetricsFile, Opening, progress, show
+from ms_accum.report import MetricsFile, Opening, progress, say, show
 from ms_accum.signals import SIGNALS
+from ms_accum.windows import TAILS
 
 # MNIST: the recipe of the r1.0 tutorial. The embedded digits are 40 times fewer and get one of their own.
 RECIPES = {"mnist": {"epochs": 10, "lr": 0.01}, "digits": {"epochs": 25, "lr": 0.04}}
@@ -57,7 +58,6 @@ EVAL_BATCH = 100
 BATCH_SIZE, MINI_STEPS, AUTO = 32, 4, "auto"
 # What a resumed run must have been started with, beside what the driver knows.
 CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
-TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
 
 
 def flags() -> Parser:
@@ -80,7 +80,7 @@ def flags() -> Parser:
     add("--memory_budget", type=memory, metavar="SIZE", help=what)
     add("--reduction", choices=("mean", "sum"), default="mean", help="of a window's gradients, default: %(default)s")
     what = "what becomes of a last, shorter window, default: %(default)s"
-    add("--tail", choices=tuple(TAILS), default="flush", help=what)
+    add("--tail", choices=TAILS, default="flush", help=what)
     add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the window's gradient, default: none")
     add("--optimizer", choices=OPTIMIZERS, default="momentum", help="default: %(default)s")
     what = f"default: 0.01 on mnist, 0.04 on digits, {ADAPTIVE_LR} with adam and adamw"
@@ -97,6 +97,8 @@ def flags() -> Parser:
     what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
     add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
     add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
+    what = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
+    add("--keep_best", action="store_true", help=what)
     add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
     return parser
 
@@ -116,6 +118,8 @@ def resolve(args: argparse.Namespace) -> None:
         raise Failure("argument --download: needs --data_path, the folder to fetch MNIST into", USAGE)
     if args.dataset == "digits" and (args.data_path is not None or args.download):
         raise Failure("argument --dataset: digits are embedded; --data_path and --download are for mnist", USAGE)
+    if args.keep_best and not args.save_every:
+        raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
     adaptive = args.optimizer in ("adam", "adamw")
     if adaptive and args.momentum is not None:
         raise Failure(f"argument --momentum: {args.optimizer} has none", USAGE)
@@ -192,6 +196,11 @@ def trial(args: argparse.Namespace, rows: int) -> None:
 
 def find_batch_size(args: argparse.Namespace) -> str:
     """Replace "auto" by the largest micro-batch that fits, and return what was found in words."""
+    with exit_code(CHECKPOINT, CheckpointError):
+        before = Checkpointer(states_folder(args), resume=args.resume).settings().get("batch_size")
+    if before and not args.allow_config_change:
+        args.batch_size = before
+        return f"{before} rows, as in the run that is resumed"
     with exit_code(USAGE, ValueError):
         found = find_micro_batch_size(partial(trial, args), args.effective_batch, memory_budget=args.memory_budget)
     args.batch_size = found.micro_batch_size
@@ -199,41 +208,6 @@ def find_batch_size(args: argparse.Namespace) -> str:
     trials = len(found.trials)
     split = f"of {args.effective_batch}, {found.mini_steps} in a window"
     return f"{args.batch_size} rows ({split}), {short(found.peak)}{budget}, {trials} trial{'s' * (trials > 1)}"
-
-
-def windows_of(args: argparse.Namespace, batches: int) -> tuple[str, str, int]:
-    """Return in words what a window and an epoch are, and the micro-batches in a window."""
-    if args.effective_batch is None:
-        window = args.mini_steps
-        tail = batches - window * updates_per_epoch(batches, window, "drop")
-        short_window = f", {tail} of them in {TAILS[args.tail]}" if tail else ""
-        even = f"{args.batch_size * window} = {args.batch_size} rows x {window} micro-batches"
-        return even, f"{batches:,} micro-batches{short_window}", window
-    size, rows = args.effective_batch, args.batch_size
-    window = updates_per_epoch(size, rows)
-    full = updates_per_epoch(size, rows, "drop") if rows <= size else 0
-    rest = f" + {size - full * rows} rows" if full < window else ""
-    return f"{size} = {rows} rows x {full} micro-batches{rest}", f"{batches:,} windows", window
-
-
-def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: int, updates: int | None) -> None:
-    """Print what follows from the flags, before anything is trained."""
-    effective_batch, epoch, window = windows_of(args, batches)
-    parameters = sum(parameter.size for parameter in network.trainable_params())
-    momentum = f", momentum {args.momentum:g}" if args.optimizer in ("momentum", "sgd") else ""
-    decay = f", weight decay {args.weight_decay:g}" if args.weight_decay else ""
-    clip = f", clip_norm {args.clip_norm:g}" if args.clip_norm else ""
-    lines = (
-        ("model", f"{args.model}, {parameters:,} parameters, on {device}"),
-        ("data", f"{args.data_path or 'embedded digits'}, seed {args.seed}"),
-        ("effective batch", effective_batch),
-        ("an epoch", epoch),
-        ("the run", f"{args.epochs} epoch{'s' * (args.epochs > 1)}, {updates:,} updates"),
-        ("optimizer", f"{args.optimizer}, lr {args.lr:g}{momentum}{decay}{clip}, {args.reduction} over a window"),
-        ("accumulators", f"{parameters * 4 / 2**20 if window > 1 else 0:.2f} MiB"),
-    )
-    for name, value in lines:
-        show(name, value)
 
 
 def make_folders(args: argparse.Namespace) -> None:
@@ -245,13 +219,19 @@ def make_folders(args: argparse.Namespace) -> None:
         remove_leftovers(os.path.dirname(os.path.abspath(args.ckpt_path)), age=3600)
 
 
-def states_of(args: argparse.Namespace, train: Any) -> Checkpointer:
+def states_folder(args: argparse.Namespace) -> str:
+    """Return where the training states are."""
+    return os.path.join(args.output_dir, "states")
+
+
+def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) -> Checkpointer:
     """Return what saves the run's state, and finds the one to go on from."""
     config = {"rows": train.source.rows, **{name: getattr(args, name) for name in CONFIG}}
     return Checkpointer(
-        os.path.join(args.output_dir, "states"),
+        states_folder(args),
         **args.save_every,
         keep=args.keep,
+        score=score if args.keep_best else None,
         resume=args.resume,
         config=config,
         allow_config_change=args.allow_config_change,
@@ -259,9 +239,22 @@ def states_of(args: argparse.Namespace, train: Any) -> Checkpointer:
     )
 
 
-def train_model(model: GradientAccumulation, args: argparse.Namespace, train: Any) -> None:
+def score(model: GradientAccumulation, network: nn.Cell, test: Any, path: str, best: float | None) -> float:
+    """Evaluate in the middle of a run, say what came out, and save the model if it is the best so far."""
+    correct, total = evaluate(network, test)
+    accuracy = correct / total
+    better = best is None or accuracy > best
+    if better:
+        with exit_code(DISK, OSError), quiet():
+            save_model(network, path)
+    say(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
+    return accuracy
+
+
+def train_model(model: GradientAccumulation, network: nn.Cell, args: argparse.Namespace, train: Any, test: Any) -> None:
     """Train; a signal stops the run when its state is saved."""
-    states = states_of(args, train)
+    best_path = "{}.best{}".format(*os.path.splitext(args.ckpt_path))
+    states = states_of(args, train, lambda: score(model, network, test, best_path, states.best))
     metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"), lambda: model.updates + model.skipped)
     report = (Opening("resumed", lambda: states.resumed), progress(), metrics)
     try:
@@ -290,7 +283,7 @@ def main(args: argparse.Namespace) -> None:
     if found:
         show("micro-batch", found)
     show_plan(args, device, network, train.get_dataset_size(), updates)
-    train_model(model, args, train)
+    train_model(model, network, args, train, test)
     with exit_code(DISK, OSError), quiet():
         save_model(network, args.ckpt_path)
     show_accuracy(*evaluate(network, test))

@@ -17,6 +17,19 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Put them into a state that was returned before."""
+    _set(random, np.random, state)
+
+
+def is_random_state(state: Any) -> bool:
+    """Return whether they can be put into it."""
+    try:
+        _set(random.Random(), np.random.RandomState(), state)
+        return 0 <= state["numpy"][2] <= len(state["numpy"][1])  # NumPy would read beyond its numbers
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        return False
+
+
+def _set(python: Any, numpy: Any, state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    np.random.set_state(tuple(state["numpy"]))
+    python.setstate((version, tuple(numbers), gauss))
+    numpy.set_state(tuple(state["numpy"]))

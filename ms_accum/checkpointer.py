@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import warnings
@@ -49,6 +50,9 @@ class Checkpointer:
         minutes (Optional[float]): minutes between two of them. Default: ``None``. Whatever is given, one is saved at
             the end, when the run is asked to stop and when an error ends it.
         keep (int): how many are kept, the newest ones. Default: 1.
+        score (Optional[Callable]): returns how good the model is, the more the better. It is asked before each
+            state that is planned: at `every`, `minutes` and the end. The best one is kept beside the newest.
+            Default: ``None``.
         resume (Optional[str]): the file to go on from, or ``"auto"``: the newest that is whole, if there is any.
             Default: ``None``.
         config (Optional[Mapping]): settings that a run that is resumed must have had too. Default: ``None``.
@@ -85,6 +89,7 @@ class Checkpointer:
         every: int | None = None,
         minutes: float | None = None,
         keep: int = 1,
+        score: Callable[[], float] | None = None,
         resume: str | os.PathLike[str] | None = None,
         config: Mapping[str, Any] | None = None,
         allow_config_change: bool = False,
@@ -94,6 +99,7 @@ class Checkpointer:
         self._every = None if every is None else _check.positive_int(_OWNER, "every", every)
         self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
         self._keep = _check.positive_int(_OWNER, "keep", keep)
+        self._score = score
         self._resume = None if resume is None else os.fspath(resume)
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
@@ -101,6 +107,8 @@ class Checkpointer:
         self._lock = FileLock(str(self.folder / ".lock"))
         self.resumed: list[str] = []
         """list[str], lines that say what the run goes on from, once it does."""
+        self.best: float | None = None
+        """Optional[float], the best score so far, also before the run was resumed."""
 
     def __enter__(self) -> Checkpointer:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +121,8 @@ class Checkpointer:
         self._updates = 0
         self._can_save = True
         self._own: list[Path] = []  # what another run left here stays
+        self.best = None
+        self._best_file: str | None = None
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -128,22 +138,37 @@ class Checkpointer:
             CheckpointError: If it can't be read, or is of a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # as it will be read again
-        found = self._newest() if self._resume == AUTO else self._given()
+        found = self._found()
         if found is None:
             self.resumed = [f"nothing: no state in '{self.folder}'"] if self._resume else []
             return None
         changed = changes(found.state.facts["config"], self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
-        self._updates = found.state.facts["updates"]
-        self._own = self._states()[::-1]
-        at = found.state.facts["at"]
+        facts = found.state.facts
+        self._updates = facts["planned"]
+        if Path(found.path).resolve().parent == self.folder.resolve():
+            self._own = self._states()[::-1]
+        self.best, self._best_file = facts["best"]
+        at = facts["at"]
         self.resumed = [
             *found.passed_over,
-            f"{found.path}: {self._updates:,} updates, epoch {at['epoch']}, {at['batches']:,} batches of it",
+            f"{found.path}: {facts['updates']:,} updates, epoch {at['epoch']}, {at['batches']:,} batches of it",
             *changed,
         ]
         return found._replace(changed=changed)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return those of the run to go on from; none where there is no such run.
+
+        Raises:
+            CheckpointError: If they can't be read.
+        """
+        found = self._found()
+        return found.state.facts["config"] if found else {}
+
+    def _found(self) -> Resumed | None:
+        return self._newest() if self._resume == AUTO else self._given()
 
     def _given(self) -> Resumed | None:
         if self._resume is None:
@@ -174,32 +199,53 @@ class Checkpointer:
             raise Stopped(f"the training state is in '{path}'")
         if not in_window and self._is_due(updates):
             self._updates = updates
-            self.save(take())
+            self._save_scored(take)
 
     def _is_due(self, updates: int) -> bool:
         by_count = self._every is not None and updates - self._updates >= self._every
         return by_count or (self._seconds is not None and time.monotonic() - self._at >= self._seconds)
 
-    def save(self, state: TrainingState) -> Path:
+    def _save_scored(self, take: Callable[[], TrainingState]) -> None:
+        """Ask for the score, which may draw random numbers, and save."""
+        score = math.nan if self._score is None else float(self._score())
+        better = not math.isnan(score) and (self.best is None or score > self.best)
+        self.best = score if better else self.best
+        self.save(take(), better)
+
+    def save(self, state: TrainingState, best: bool = False) -> Path:
         """Write a state, and then remove what is not to be kept; return where it is.
+
+        Args:
+            state (TrainingState): what to write.
+            best (bool): whether its model is the best so far. Default: ``False``.
 
         Raises:
             OSError: If it can't be written; what was there is untouched.
         """
         newest = next(iter(self._states()), None)
         number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
-        state = TrainingState(state.arrays, {**state.facts, "config": self._config})
-        size = sum(array.nbytes for array in state.arrays.values())
         path = self.folder / f"state-{number:0{_DIGITS}}.safetensors"
+        self._best_file = path.name if best else self._best_file
+        own = {"config": self._config, "planned": self._updates, "best": [self.best, self._best_file]}
+        state = TrainingState(state.arrays, {**state.facts, **own})
+        size = sum(array.nbytes for array in state.arrays.values())
         self._can_save = False  # until it did
         write_whole(path, size, partial(write, state))
         self._can_save = True
         self._at = time.monotonic()
         self._own.append(path)
-        for old in self._own[: -self._keep]:
-            old.unlink()
-        self._own = self._own[-self._keep :]
+        self._prune()
         return path
+
+    def _prune(self) -> None:
+        """Remove all but the newest and the best."""
+        kept = self._own[-self._keep :]
+        for old in self._own[: -self._keep]:
+            if old.name == self._best_file:
+                kept.insert(0, old)
+            else:
+                old.unlink()
+        self._own = kept
 
     @contextmanager
     def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
@@ -212,7 +258,7 @@ class Checkpointer:
             if self._can_save and not window.lost:
                 self._save_after_error(take)
             raise
-        self.save(take())
+        self._save_scored(take)
 
     def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
         """Save as far as that works: the error says more than why it doesn't."""

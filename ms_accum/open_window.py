@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mindspore import nn
 
+from .checkpoint import CheckpointError
 from .metrics import WindowLoss
 from .out_of_memory import memory_advised
 from .running import Windows, WindowsOfOne
@@ -97,7 +98,14 @@ class OpenWindow:
         return held, {"micro_batches": self.micro_batches, "loss": self._loss.state, "unit": self._weight.unit}
 
     def accumulators(self, micro_batches: int) -> dict[str, Any]:
-        """Return what holds a window of so many micro-batches."""
+        """Return what holds a window of so many micro-batches.
+
+        Raises:
+            CheckpointError: If windows of 1, which hold nothing, are to go on with one.
+        """
+        if micro_batches and self.size == 1:
+            held = f"{micro_batches} micro-batches of a window, which windows of 1 can't go on with"
+            raise CheckpointError(f"The state holds {held}. Resume with the 'mini_steps' it was saved with.")
         return self._cells.accumulators if micro_batches else {}
 
     def load(self, state: Mapping[str, Any]) -> None:

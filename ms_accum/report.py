@@ -73,6 +73,12 @@ def show(name: str, value: object) -> None:
     print(f"{name:16} {value}")
 
 
+def say(line: str) -> None:
+    """Print a line in the middle of a run, where a bar may be."""
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
 class Opening:
     """Say something when the run begins.
 

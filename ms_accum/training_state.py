@@ -14,6 +14,7 @@ from mindspore import Tensor, nn, ops
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ._facts import wrong_facts
 from ._random import random_state, set_random_state
 from .checkpoint import CheckpointError, differences_of, shortened
 
@@ -83,10 +84,22 @@ def read(path: str) -> TrainingState:
         raise CheckpointError(f"'{path}' is no training state.")
     if _digest(arrays, metadata["facts"]) != metadata["sha256"]:
         raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
-    facts = json.loads(metadata["facts"])
+    facts = _json(metadata["facts"])
     if facts.get("version") != VERSION:
         raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
+    wrong = wrong_facts(facts)
+    if wrong:
+        raise CheckpointError(f"'{path}' is no training state that a run can go on from: {shortened(wrong)}.")
     return TrainingState(arrays, facts)
+
+
+def _json(text: str) -> dict[str, Any]:
+    """Return what the text says, and nothing where that is no object."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:

@@ -22,7 +22,6 @@ LAYERS = (
     (
         "_check",
         "signals",
-        "_batches",
         "_bytes",
         "_checkpoint_file",
         "_files",
@@ -33,13 +32,13 @@ LAYERS = (
         "out_of_memory",
     ),
     ("_batches", "batch_norm", "weights", "checkpoint", "memory", "trials"),
-    ("accumulator", "batch_size", "metrics", "training_state"),
-    ("cells",),
+    ("accumulator", "batch_size", "metrics", "_facts"),
+    ("cells", "training_state"),
     ("report", "running"),
     ("open_window",),
     ("checkpointer",),
     ("driver",),
-    ("program",),
+    ("program", "plan"),
     ("__init__",),
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

@@ -65,7 +65,8 @@ SIGNATURES = {
     ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials)",
     ms_accum.Checkpointer: (
-        "(folder, *, every=None, minutes=None, keep=1, resume=None, config=None, allow_config_change=False, stop=None)"
+        "(folder, *, every=None, minutes=None, keep=1, score=None, resume=None, config=None, "
+        "allow_config_change=False, stop=None)"
     ),
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",

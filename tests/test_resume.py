@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import random
+import shutil
 import warnings
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -13,10 +17,11 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim as nn_experimental
+from safetensors.numpy import save_file
 
 from helpers import Recorder, batches
 from model_zoo import create_dataset
-from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, training_state
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, _facts, metrics, training_state
 from reference import digest
 
 ROWS = [8, 8, 5, 8, 8, 8, 3]
@@ -72,6 +77,18 @@ def check_same(found, expected):
 
 def numbers(rows=ROWS):
     return batches(np.random.RandomState(3), rows)
+
+
+def even():
+    """Batches of one shape, for what has nothing to do with windows: those of one compile a single graph."""
+    return numbers([8] * 7)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """What a run with windows of 3 leaves."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return Run().train(numbers(), 3).left
 
 
 def stop_after(micro_batches):
@@ -143,8 +160,8 @@ def test_with_shuffled_digits(tmp_path, stop):
     def digits():
         return create_dataset(batch_size=32, image_size=8, seed=5)
 
-    expected = make().train(digits(), 4).left
-    check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 4), expected)
+    expected = make().train(digits(), 1).left
+    check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 1), expected)
 
 
 def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):
@@ -162,7 +179,7 @@ def test_the_random_number_generators_go_on(tmp_path):
     drawn = []
 
     def data():
-        for batch in numbers():
+        for batch in even():
             drawn.append((np.random.rand(), random.random()))
             yield batch
 
@@ -171,15 +188,15 @@ def test_the_random_number_generators_go_on(tmp_path):
             return data()
 
     np.random.seed(1), random.seed(1)
-    Run().train(Data(), 3, epochs=1)
+    Run().train(Data(), 1, epochs=1)
     expected = drawn.copy()
     drawn.clear()
     np.random.seed(1), random.seed(1)
     states = Checkpointer(tmp_path, stop=stop_after(3))
     with pytest.raises(Stopped):
-        Run().train(Data(), 3, epochs=1, states=states)
+        Run().train(Data(), 1, epochs=1, states=states)
     np.random.seed(9), random.seed(9)
-    Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
     assert drawn == expected[:3]
     assert (np.random.rand(), random.random()) == expected[3]
 
@@ -191,7 +208,7 @@ class Shuffled:
         self.rng = np.random.RandomState(5) if own else np.random
 
     def __iter__(self):
-        data = numbers()
+        data = even()
         return iter([data[number] for number in self.rng.permutation(len(data))])
 
 
@@ -201,9 +218,9 @@ def test_with_an_iterable_that_shuffles(tmp_path, own):
         return Shuffled(own)
 
     np.random.seed(4)
-    expected = Run().train(data(), 3).left
+    expected = Run().train(data(), 1).left
     np.random.seed(4)
-    check_same(stopped_and_resumed(tmp_path, [9], Run, data, 3), expected)
+    check_same(stopped_and_resumed(tmp_path, [9], Run, data, 1), expected)
 
 
 @pytest.mark.parametrize("stop", [None, 90])
@@ -226,19 +243,18 @@ def test_a_run_that_is_over_is_over(tmp_path, stop):
 
 
 def test_what_another_run_left_stays(tmp_path):
-    Run().train(numbers(), 3, states=Checkpointer(tmp_path))
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
     before = (tmp_path / "state-00000001.safetensors").read_bytes()
-    Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1))
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1))
     assert names(tmp_path)[0] == "state-00000001.safetensors" and len(names(tmp_path)) == 2
     assert (tmp_path / "state-00000001.safetensors").read_bytes() == before
 
 
-def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path):
+def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path, uninterrupted):
     """Inside a window its unit of weights is the state's: 16 rows made it 16, the run that was stopped has 8."""
-    expected = Run().train(numbers(), 3).left
     used = Run().train(numbers([16, 8, 5, 3]), 4, epochs=1)
     used.train(numbers(), 3, states=Checkpointer(tmp_path / "more", resume=saved))
-    assert used.left[0] == expected[0]
+    assert used.left[0] == uninterrupted[0]
 
 
 def test_rates_of_newer_optimizers_are_saved(tmp_path):
@@ -246,11 +262,11 @@ def test_rates_of_newer_optimizers_are_saved(tmp_path):
         return Run(lambda network: nn_experimental.SGD(network.trainable_params(), 0.1))
 
     first = make()
-    first.train(numbers(), 3, epochs=1)
+    first.train(even(), 1, epochs=1)
     ops.assign(first.optimizer.param_groups[0]["lr"], Tensor(0.025, ms.float32))
-    first.train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path))
-    second = make().train(numbers(), 3, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
-    assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 3)
+    first.train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    second = make().train(even(), 1, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
+    assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 7)
 
 
 def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
@@ -263,15 +279,15 @@ def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
 
 
 def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
-    expected = Run().train(numbers(), 3, epochs=3).left
-    first = Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path))
-    more = Run().train(numbers(), 3, epochs=3, states=Checkpointer(tmp_path, resume="auto"))
+    expected = Run().train(even(), 1, epochs=3).left
+    first = Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    more = Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto"))
     more.recorder.records = first.recorder.records + more.recorder.records
     check_same(more.left, expected)
 
 
 @pytest.mark.parametrize("lost", ["grad_sum.1.weight", "moments.1.weight"])
-def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch):
+def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
     """The mutant: a state without one of its parts."""
 
     def incomplete(parameters, facts):
@@ -280,9 +296,8 @@ def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch):
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state
 
-    expected = Run().train(numbers(), 3).left
     monkeypatch.setattr("ms_accum.driver.capture", incomplete)
-    assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != expected[0]
+    assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
 
 
 # What ends a run by itself
@@ -298,12 +313,12 @@ class Broken(Recorder):
 
 
 def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
-    expected = Run().train(numbers(), 2).left
+    expected = Run().train(even(), 1).left
     first = Run()
     first.recorder = Broken()
     with pytest.raises(ZeroDivisionError, match="not mine"):
-        first.train(numbers(), 2, states=Checkpointer(tmp_path))
-    second = Run().train(numbers(), 2, states=Checkpointer(tmp_path, resume="auto"))
+        first.train(even(), 1, states=Checkpointer(tmp_path))
+    second = Run().train(even(), 1, states=Checkpointer(tmp_path, resume="auto"))
     second.recorder.records = first.recorder.records + second.recorder.records
     check_same(second.left, expected)
 
@@ -348,28 +363,131 @@ def test_random_layers_are_warned_about(tmp_path):
 # When, and how many
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The state of a run that was stopped inside a window."""
+    folder = tmp_path_factory.mktemp("stopped")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with pytest.raises(Stopped, match="state-00000001"):
+        Run().train(numbers(), 3, states=Checkpointer(folder, stop=stop_after(2)))
+    return folder / "state-00000001.safetensors"
+
+
+@pytest.fixture
+def saved(stopped, tmp_path):
+    """The same in a folder of the test's own."""
+    return Path(shutil.copy(stopped, tmp_path))
+
+
 def names(folder):
     return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
 
 
 def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
-    Run().train(numbers(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
     assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
     found = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
     assert found == [6, 7]
 
 
 def test_every_so_many_minutes(tmp_path):
-    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
-    assert len(names(tmp_path)) == 4
-    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
-    assert len(names(tmp_path)) == 5
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
+    assert len(names(tmp_path)) == 8
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
+    assert len(names(tmp_path)) == 9
+
+
+def scores(*values):
+    """Return what says so of one model after the other."""
+    left = iter(values)
+    return lambda: next(left)
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "best"),
+    [
+        ((1, 5, 3, 4, 2), ["2", "4", "5"], 5),
+        ((1, 2, 3, 4, 5), ["4", "5"], 5),
+        ((5, 5, 5, 5, 5), ["1", "4", "5"], 5),
+        ((math.nan, 1, math.nan, 0, math.nan), ["2", "4", "5"], 1),
+        ((math.nan,) * 5, ["4", "5"], None),
+        ((-5, -4, -6, -7, -8), ["2", "4", "5"], -4),
+    ],
+)
+def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, best):
+    state = training_state.read(str(stopped))
+    with Checkpointer(tmp_path, every=1, keep=2, score=scores(*values)) as states:
+        for updates in range(1, 6):
+            states.after_micro_batch(updates, False, lambda: state)
+        states.after_micro_batch(6, True, lambda: state)  # inside a window none is due
+        assert states.best == best
+    assert names(tmp_path) == [f"state-0000000{number}.safetensors" for number in kept]
+
+
+def test_the_best_survives_a_stop(tmp_path):
+    """It is what it would be without one, and the moments that are scored are the same."""
+    stopped = Checkpointer(tmp_path, every=2, score=scores(3, 9, 2), stop=stop_after(5))
+    with pytest.raises(Stopped):
+        Run().train(even(), 1, states=stopped)
+    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000003.safetensors"]
+    resumed = Checkpointer(tmp_path, every=2, score=scores(8, 4, 5, 6, 7, 1), resume="auto")
+    Run().train(even(), 1, states=resumed)
+    assert resumed.best == 9
+    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000009.safetensors"]
+    found = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
+    assert [facts["updates"] for facts in found] == [4, 14]
+    assert found[1]["best"] == [9, "state-00000002.safetensors"]
+
+
+def test_a_score_may_draw_random_numbers(tmp_path):
+    def make():
+        return Run(), Checkpointer(tmp_path / str(len(drawn)), every=2, score=np.random.rand, resume="auto")
+
+    def train(**options):
+        np.random.seed(1)
+        run, states = make()
+        states._stop = options.get("stop")
+        run.train(even(), 1, states=states)
+
+    drawn = []
+    for stop in (None, 5):
+        with contextlib.suppress(Stopped):
+            train(stop=stop and stop_after(stop))
+        if stop:
+            train()
+        drawn.append(np.random.rand())
+    assert drawn[0] == drawn[1]
+
+
+def test_evaluating_on_the_way_compiles_one_graph(tmp_path, compiles):
+    run, data = Run(features=64), create_dataset(batch_size=400, image_size=8)
+    network = run.model._network
+    seen = []
+
+    def score():
+        metrics.evaluate(network, data)
+        seen.append(len(compiles))
+        return 0.0
+
+    run.train(data, 1, epochs=3, states=Checkpointer(tmp_path, every=1, score=score))
+    assert len(seen) == 3 * 4 + 1
+    assert network.training
+    assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
+
+
+def test_another_runs_states_stay_where_one_is_resumed_from_elsewhere(saved, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(saved, other / "state-00000007.safetensors")
+    before = names(other)
+    Run().train(numbers(), 3, states=Checkpointer(other, resume=saved))
+    assert set(before) < set(names(other))
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / ".saving-abc").mkdir()
     (tmp_path / ".saving-abc" / "state-00000001.safetensors").write_bytes(b"half")
-    Run().train(numbers(), 2, epochs=1, states=Checkpointer(tmp_path))
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
     assert names(tmp_path) == ["state-00000001.safetensors"]
 
 
@@ -379,14 +497,6 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path):
 
 
 # What is refused
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """The state of a run that was stopped inside a window, and all of its Parameters."""
-    with pytest.raises(Stopped, match="state-00000001"):
-        Run().train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
-    return tmp_path / "state-00000001.safetensors"
 
 
 def resume(path, make=Run, mini_steps=3, **options):
@@ -477,6 +587,73 @@ def test_a_state_of_another_version_is_refused(saved):
         training_state.write(other, str(saved))
 
 
+def without(facts, name):
+    return {each: value for each, value in facts.items() if each != name}
+
+
+CRAFTED = {
+    **{f"no {name}": lambda facts, name=name: without(facts, name) for name in _facts._RULES if name != "version"},
+    "a count that is none": lambda facts: {**facts, "updates": -1},
+    "a count that is true": lambda facts: {**facts, "skipped": True},
+    "text for a number": lambda facts: {**facts, "skips": "3"},
+    "no place": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
+    "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
+    "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
+    "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
+    "a NumPy state beyond its numbers": lambda facts: {
+        **facts,
+        "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},
+    },
+    "a Python state cut short": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
+    "another generator": lambda facts: {**facts, "random": {**facts["random"], "numpy": ["PCG64", [], 0, 0, 0.0]}},
+    "a list": lambda facts: [facts],
+    "too deep": lambda facts: "[" * 10**5 + "]" * 10**5,
+}
+
+
+def write_crafted(path, craft):
+    """Write a state with other facts, and a SHA-256 that fits them."""
+    state = training_state.read(str(path))
+    crafted = craft(state.facts)
+    facts = crafted if isinstance(crafted, str) else json.dumps(crafted)
+    metadata = {"facts": facts, "sha256": training_state._digest(state.arrays, facts)}
+    save_file(state.arrays, str(path), metadata=metadata)
+
+
+@pytest.mark.parametrize("craft", CRAFTED.values(), ids=CRAFTED)
+def test_crafted_facts_are_refused(saved, craft):
+    write_crafted(saved, lambda facts: facts)
+    training_state.read(str(saved))
+    write_crafted(saved, craft)
+    with pytest.raises(CheckpointError, match="state-00000001.safetensors' is "):
+        training_state.read(str(saved))
+
+
+def test_crafted_facts_touch_nothing_and_are_passed_over(saved):
+    crafted = saved.with_name("state-00000002.safetensors")
+    shutil.copy(saved, crafted)
+    write_crafted(crafted, CRAFTED["a Python state cut short"])
+    run = Run()
+    before = digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(CheckpointError, match="'random' is wrong"):
+        run.train(numbers(), 3, states=Checkpointer(saved.parent, resume=crafted))
+    assert (digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert run.model.micro_batches == run.model.updates == 0
+    states = Checkpointer(saved.parent, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
+
+
+def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
+    with pytest.raises(CheckpointError, match="holds 2 micro-batches of a window, which windows of 1 can't go on"):
+        resume(saved, mini_steps=1, allow_config_change=True)
+
+
+def test_a_smaller_window_that_holds_too_many_ends_with_the_next(saved):
+    run = resume(saved, mini_steps=2, allow_config_change=True)
+    assert run.recorder.records[0].samples == sum(ROWS[:3])
+
+
 def test_every_flipped_bit_is_noticed(saved):
     whole = saved.read_bytes()
     rng = random.Random(1)
@@ -495,6 +672,13 @@ def test_every_flipped_bit_is_noticed_400_times(saved):
 def test_every_truncation_is_noticed(saved):
     whole = saved.read_bytes()
     for length in range(0, len(whole), 37):
+        check_refused(saved, whole[:length])
+
+
+@pytest.mark.slow
+def test_every_truncation_is_noticed_at_every_length(saved):
+    whole = saved.read_bytes()
+    for length in range(len(whole)):
         check_refused(saved, whole[:length])
 
 

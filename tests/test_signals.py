@@ -65,8 +65,8 @@ def test_afterwards_everything_is_as_it_was():
 # The programs
 
 
-def start(folder, *flags):
-    command = [sys.executable, "-u", str(ROOT / "train.py"), "--output_dir=out", "--epochs=40", *flags]
+def start(folder, *flags, program=(str(ROOT / "train.py"),)):
+    command = [sys.executable, "-u", *program, "--output_dir=out", "--epochs=40", *flags]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -111,6 +111,73 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     assert finished(tmp_path / "parts", *flags, "--resume") == finished(tmp_path / "whole", *flags)
     lines = [(tmp_path / run / "out" / "metrics.jsonl").read_text().splitlines() for run in ("parts", "whole")]
     assert len(lines[0]) == len(lines[1]) == 3 * 7
+
+
+# train.py, of which one part takes two seconds and says when it begins.
+SLOWED = """
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+sys.path.insert(0, sys.argv.pop(1))
+import train
+from ms_accum import program, training_state
+
+def slowed(part):
+    def run(*arguments, **options):
+        print("now", flush=True)
+        time.sleep(2)
+        return part(*arguments, **options)
+    return run
+
+owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate")}[sys.argv.pop(1)]
+setattr(owner, name, slowed(getattr(owner, name)))
+sys.exit(program.run(train.main, train.flags()))
+"""
+FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
+
+
+def start_slowed(folder, part):
+    return start(folder, *FLAGS, program=("-c", SLOWED, str(ROOT), part))
+
+
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("whole"), *FLAGS)
+
+
+@pytest.mark.parametrize("part", ["saving", "evaluating"])
+def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
+    program = start_slowed(tmp_path, part)
+    wait_for(program, "now")
+    program.send_signal(signal.SIGTERM)
+    code, said = ended(program)
+    assert code == TERMINATED
+    # The first is the one that was due.
+    assert said.startswith("error: terminated, the training state is in 'out/states/state-00000002.safetensors'")
+    assert finished(tmp_path, *FLAGS, "--resume") == whole_model
+
+
+@pytest.mark.parametrize("part", ["saving", "evaluating"])
+def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, part):
+    program = start_slowed(tmp_path, part)
+    wait_for(program, "now")
+    wait_for(program, "now")
+    program.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    program.send_signal(signal.SIGINT)
+    assert ended(program)[0] == INTERRUPTED
+    states = tmp_path / "out" / "states"
+    assert [path.name for path in states.glob("*.safetensors")] == ["state-00000001.safetensors"]
+    assert finished(tmp_path, *FLAGS, "--resume") == whole_model
+    assert not list(states.glob(".saving*"))
+
+
+def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
+    program = start_slowed(tmp_path, "evaluating")
+    for _ in range(5):  # of the updates 2, 4 and 6, at the end of the run, and of the model that is saved
+        wait_for(program, "now")
+    program.send_signal(signal.SIGINT)
+    assert ended(program) == (INTERRUPTED, "error: interrupted")
+    assert model_of(tmp_path) == whole_model
 
 
 SLEEPER = """

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import mindspore as ms
 import pytest
+from safetensors.numpy import save_file
 
 import eval as evaluation
 import train as training
 from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
-from ms_accum import UpdateRecord
+from ms_accum import UpdateRecord, training_state
 from ms_accum.checkpoint import load_parameters, save_model
 from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
 
@@ -112,6 +113,7 @@ def windows(micro_batches, size, tail, epochs=1):
         (["--ckpt_path=."], "'.ckpt' or '.safetensors', but got '.'"),
         *[([f"--save_every={text}"], "must be a number of updates, such as 100") for text in ("0", "5s", "0min")],
         (["--keep=0"], "argument --keep: must be an int >= 1"),
+        (["--keep_best"], "argument --keep_best: needs --save_every, the moments to choose from"),
         (["--dataset=mnist"], "argument --data_path: must be given for mnist"),
         (["--dataset=digits", "--data_path=x"], "argument --dataset: digits are embedded"),
         (["--download"], "argument --download: needs --data_path"),
@@ -270,6 +272,49 @@ def test_the_newest_state_is_resumed_and_said(capfd):
     shown = plan(capfd.readouterr().out)["resumed"]
     assert shown == "out/states/state-00000004.safetensors: 3 updates, epoch 2, 0 batches of it"
     assert [line["update"] for line in metrics("out")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_best_model_is_kept_beside_the_last(capfd):
+    argv = ("--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
+    assert train(*argv, "--save_every=7", "--keep_best") == OK
+    out = capfd.readouterr().out
+    said = [
+        re.fullmatch(r"accuracy: (0\.\d{4}) after (\d+) updates(, the best so far)?", line) for line in out.split("\n")
+    ]
+    said = [each.groups() for each in said if each]
+    assert [int(updates) for _, updates, _ in said] == [7, 14, 21, 24]
+    scores = [float(accuracy) for accuracy, *_ in said]
+    assert [bool(best) for *_, best in said] == [score > max(scores[:n], default=-1) for n, score in enumerate(scores)]
+    assert evaluate("--ckpt_path=out/gradient_accumulation.best.ckpt") == OK
+    assert closing(capfd.readouterr().out)[0] == pytest.approx(max(scores), abs=5e-5)
+    best = max(range(4), key=scores.__getitem__) + 1
+    states = [f"state-0000000{number}.safetensors" for number in sorted({best, 4})]
+    assert sorted(os.listdir("out/states")) == [".lock", *states]
+
+
+def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(tmp_path):
+    argv = ("--epochs=1", "--effective_batch=256", "--output_dir=out")
+    assert process("train.py", *argv, "--batch_size=64", cwd=tmp_path).returncode == OK
+    auto = (*argv, "--batch_size=auto", "--memory_budget=8GiB", "--resume", "--epochs=2")
+    done = process("train.py", *auto, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (OK, "")
+    assert plan(done.stdout)["micro-batch"] == "64 rows, as in the run that is resumed"
+    assert plan(done.stdout)["effective batch"] == "256 = 64 rows x 4 micro-batches"
+    done = process("train.py", *auto, "--epochs=3", "--allow_config_change", cwd=tmp_path)
+    assert plan(done.stdout)["effective batch"] == "256 = 256 rows x 1 micro-batches"
+    assert "micro_batch_size was 64 and is None" in done.stdout
+
+
+def test_a_state_with_crafted_facts_is_a_checkpoint(capfd):
+    assert train(*QUICK) == OK
+    state = training_state.read("out/states/state-00000001.safetensors")
+    facts = json.dumps({**state.facts, "at": {}})
+    metadata = {"facts": facts, "sha256": training_state._digest(state.arrays, facts)}
+    save_file(state.arrays, "out/states/state-00000001.safetensors", metadata=metadata)
+    capfd.readouterr()
+    for resume in ("--resume", "--resume=out/states/state-00000001.safetensors"):
+        assert train(*QUICK, resume) == CHECKPOINT
+        assert "'at' is wrong" in one_line(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("resume", ["--resume=nowhere", "--resume=out/gradient_accumulation.ckpt"])

@@ -1,0 +1,76 @@
+"""What may the facts of a training state be?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Callable
+
+from ._batches import Position
+from ._random import is_random_state
+
+Rule = Callable[[Any], bool]
+
+
+def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
+    """Say which are missing or of the wrong kind; a SHA-256 shows damage, not who made the file."""
+    return [_in_words(name, facts) for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
+
+
+def _in_words(name: str, facts: Mapping[str, Any]) -> str:
+    return f"'{name}' is wrong" if name in facts else f"'{name}' is missing"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda value: value is None or rule(value)
+
+
+def _list_of(*rules: Rule) -> Rule:
+    """Return the rule for a list whose elements follow these, one each."""
+    return lambda value: (
+        isinstance(value, list) and len(value) == len(rules) and all(fits(each) for fits, each in zip(rules, value))
+    )
+
+
+def _dict_of(**rules: Rule) -> Rule:
+    """Return the rule for what has these names, and values that follow them."""
+    return lambda value: (
+        isinstance(value, dict) and set(value) == set(rules) and all(fits(value[name]) for name, fits in rules.items())
+    )
+
+
+_POSITION = {
+    **{field.name: _or_none(_is_count) for field in fields(Position)},
+    **dict.fromkeys(("batches", "rows", "step", "windows"), _is_count),
+    "epoch": lambda value: _is_count(value) and value > 0,
+    "random": _or_none(is_random_state),
+}
+_RULES: dict[str, Rule] = {
+    "version": _is_count,
+    "updates": _is_count,
+    "skipped": _is_count,
+    "updated": lambda value: isinstance(value, bool),
+    "skips": _is_count,
+    "at": _dict_of(**_POSITION),
+    "window": _dict_of(
+        micro_batches=_is_count,
+        loss=_list_of(_is_number, _is_number, _is_count),
+        unit=_or_none(_is_number),
+    ),
+    "random": is_random_state,
+    "config": lambda value: isinstance(value, dict),
+    "planned": _is_count,
+    "best": _list_of(_or_none(_is_number), _or_none(_is_text)),
+}

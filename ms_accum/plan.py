@@ -1,0 +1,47 @@
+"""What does a program say of a run before it begins?"""
+
+from __future__ import annotations
+
+import argparse
+
+from mindspore import nn
+
+from .report import show
+from .windows import updates_per_epoch
+
+_TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
+
+
+def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: int, updates: int | None) -> None:
+    """Print what follows from the flags, before anything is trained."""
+    effective_batch, epoch, window = _windows_of(args, batches)
+    parameters = sum(parameter.size for parameter in network.trainable_params())
+    momentum = f", momentum {args.momentum:g}" if args.optimizer in ("momentum", "sgd") else ""
+    decay = f", weight decay {args.weight_decay:g}" if args.weight_decay else ""
+    clip = f", clip_norm {args.clip_norm:g}" if args.clip_norm else ""
+    lines = (
+        ("model", f"{args.model}, {parameters:,} parameters, on {device}"),
+        ("data", f"{args.data_path or 'embedded digits'}, seed {args.seed}"),
+        ("effective batch", effective_batch),
+        ("an epoch", epoch),
+        ("the run", f"{args.epochs} epoch{'s' * (args.epochs > 1)}, {updates:,} updates"),
+        ("optimizer", f"{args.optimizer}, lr {args.lr:g}{momentum}{decay}{clip}, {args.reduction} over a window"),
+        ("accumulators", f"{parameters * 4 / 2**20 if window > 1 else 0:.2f} MiB"),
+    )
+    for name, value in lines:
+        show(name, value)
+
+
+def _windows_of(args: argparse.Namespace, batches: int) -> tuple[str, str, int]:
+    """Return in words what a window and an epoch are, and the micro-batches in a window."""
+    if args.effective_batch is None:
+        window = args.mini_steps
+        tail = batches - window * updates_per_epoch(batches, window, "drop")
+        short_window = f", {tail} of them in {_TAILS[args.tail]}" if tail else ""
+        even = f"{args.batch_size * window} = {args.batch_size} rows x {window} micro-batches"
+        return even, f"{batches:,} micro-batches{short_window}", window
+    size, rows = args.effective_batch, args.batch_size
+    window = updates_per_epoch(size, rows)
+    full = updates_per_epoch(size, rows, "drop") if rows <= size else 0
+    rest = f" + {size - full * rows} rows" if full < window else ""
+    return f"{size} = {rows} rows x {full} micro-batches{rest}", f"{batches:,} windows", window
