@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -16,10 +17,20 @@ import numpy as np
 from mindspore import nn
 
 from ms_accum import Checkpointer, training_state
+from ms_accum._batches import Position
 from ms_accum._files import remove_leftovers
 from ms_accum.checkpoint import CheckpointError, load_parameters, save_model
 
 SIZE = 500
+# Of a run that has only begun.
+FACTS = {
+    "updates": 0,
+    "skipped": 0,
+    "updated": False,
+    "skips": 0,
+    "at": dataclasses.asdict(Position()),
+    "window": {"micro_batches": 0, "loss": [0.0, 0.0, 0], "unit": None},
+}
 
 
 def save_for_ever(folder, network):
@@ -27,7 +38,7 @@ def save_for_ever(folder, network):
     with Checkpointer(folder / "states") as states:
         while True:
             save_model(network, folder / "model.ckpt")
-            state = training_state.capture({}, {"updates": 0})
+            state = training_state.capture({}, FACTS)
             states.save(training_state.TrainingState({"a": np.random.rand(SIZE, SIZE)}, state.facts))
 
 
@@ -52,7 +63,7 @@ def main(folder, kills):
     network = nn.Dense(SIZE, SIZE)
     save_model(network, folder / "model.ckpt")
     with Checkpointer(folder / "states") as states:
-        states.save(training_state.capture({}, {"updates": 0}))
+        states.save(training_state.capture({}, FACTS))
     rng, bad, leftovers = random.Random(1), [], 0
     for _ in range(kills):
         child = os.fork()
