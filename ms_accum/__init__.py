@@ -8,6 +8,7 @@ from .checkpointer import Checkpointer, Stopped
 from .driver import GradientAccumulation
 from .memory import MemoryReport, memory_report
 from .metrics import UpdateRecord, evaluate
+from .parallel import Group, own_group, total
 from .runtime import tune_cpu
 from .windows import split_batch, updates_per_epoch
 
@@ -16,6 +17,7 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "GradientAccumulation",
+    "Group",
     "MemoryReport",
     "MicroBatch",
     "Stopped",
@@ -26,8 +28,10 @@ __all__ = [
     "evaluate",
     "find_micro_batch_size",
     "memory_report",
+    "own_group",
     "scale_learning_rate",
     "split_batch",
+    "total",
     "tune_cpu",
     "updates_per_epoch",
 ]

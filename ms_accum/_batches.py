@@ -33,6 +33,8 @@ class Position:
     """How many rows a batch has, if the dataset says so."""
     total: int | None = None
     """How many batches an epoch has, if the dataset says so."""
+    ranks: int = 1
+    """How many processes take a batch each."""
     random: dict[str, Any] | None = None
     """How the random number generators began the epoch."""
 
@@ -40,22 +42,30 @@ class Position:
         """Go to the beginning of the next one."""
         self.epoch, self.batches, self.rows, self.step = self.epoch + 1, 0, 0, 0
 
-    def in_batches_of(self, dataset: Any) -> Position:
-        """Return the same place, as far as whole batches go, where batches have another size."""
-        now = start_of(dataset)
-        if not (now.size and now.total and self.size and self.total) or now.size == self.size:
+    def in_batches_of(self, dataset: Any, ranks: int = 1) -> Position:
+        """Return the same place, as far as whole batches go, where batches, or ranks, are others."""
+        now = start_of(dataset, ranks)
+        if not (now.size and now.total and self.size and self.total):
+            if now.ranks != self.ranks:
+                raise ValueError(
+                    "For 'train_process', 'train_dataset' must say the size of its batches by 'get_batch_size' where "
+                    f"{self.ranks} processes stopped and {now.ranks} go on."
+                )
+            return self
+        if (now.size, now.ranks) == (self.size, self.ranks):
             return self
         # The last batch may be short: the epoch is over when it is done.
         over = self.batches == self.total
-        batches = now.total if over else len(range(now.size, self.rows + 1, now.size))
-        return replace(self, batches=batches, rows=batches * now.size, size=now.size, total=now.total)
+        whole, done = now.size * ranks, self.rows * self.ranks
+        batches = now.total if over else len(range(whole, done + 1, whole))
+        return replace(self, batches=batches, rows=batches * now.size, size=now.size, total=now.total, ranks=ranks)
 
 
-def start_of(dataset: Any) -> Position:
+def start_of(dataset: Any, ranks: int = 1) -> Position:
     """Return where a run begins."""
     size = dataset.get_batch_size() if hasattr(dataset, "get_batch_size") else None
     first = getattr(getattr(dataset, "source", None), "epoch", None)
-    return Position(first, size=size, total=batches_per_epoch(dataset))
+    return Position(first, size=size, total=batches_per_epoch(dataset), ranks=ranks)
 
 
 def _as_tensors(batch: Any) -> tuple:

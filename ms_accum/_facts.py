@@ -54,7 +54,7 @@ def _dict_of(**rules: Rule) -> Rule:
 _POSITION = {
     **{field.name: _or_none(_is_count) for field in fields(Position)},
     **dict.fromkeys(("batches", "rows", "step", "windows"), _is_count),
-    "epoch": lambda value: _is_count(value) and value > 0,
+    **dict.fromkeys(("epoch", "ranks"), lambda value: _is_count(value) and value > 0),
     "random": _or_none(is_random_state),
 }
 _RULES: dict[str, Rule] = {

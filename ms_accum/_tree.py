@@ -101,3 +101,20 @@ def cast_like(gradients: Any, parameters: Any) -> Any:
 def global_norm(gradients: Any) -> Any:
     """Return the 2-norm over all elements: not finite if any element is not, or above 1.8e19."""
     return ops.sqrt(ops.addn(_map(_squares, gradients)))
+
+
+def flattened(tensors: Any) -> Any:
+    """Return all elements in one row, in float32."""
+    rows = [ops.reshape(ops.cast(tensor, ms.float32), (-1,)) for tensor in tensors]
+    return ops.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def unflattened(row: Any, like: Any) -> Any:
+    """Return such a row as tensors of these shapes."""
+    tensors: tuple = ()
+    first = 0
+    for tensor in like:
+        behind = first + tensor.size
+        tensors = (*tensors, ops.reshape(row[first:behind], tensor.shape))
+        first = behind
+    return tensors

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, ops
-from mindspore.common.initializer import initializer
+from mindspore import Tensor, ops
 
 from . import _check, _tree
+from ._state import loss_scale, new_grad_sum, state, unique_name
+from .parallel import AUTO, Reduction, reduction_of
 from .windows import is_full
 
 REDUCTIONS = ("mean", "sum")
-
-_made = itertools.count()
-
-
-def unique_name(kind: str) -> str:
-    """Return a name for one owner's state: unique in the process, stable from run to run."""
-    return f"{kind}_{next(_made)}"
-
-
-def state(name: str, value: Any, dtype: Any) -> Parameter:
-    """Return a scalar Parameter that no optimizer trains."""
-    return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
-
-
-def loss_scale(optimizer: Any) -> float:
-    """Return the scale that the optimizer takes out of its gradients by itself."""
-    return float(getattr(optimizer, "loss_scale", 1.0))
-
-
-def new_grad_sum(name: str, parameters: Any) -> tuple:
-    """Return one float32 accumulator for each parameter, whatever the parameter's type.
-
-    A plain tuple: of a ParameterTuple a Cell makes weights of its own, and saves them with the model.
-    """
-    return tuple(
-        Parameter(initializer("zeros", p.shape, ms.float32), name=f"{name}.grad_sum.{p.name}", requires_grad=False)
-        for p in parameters
-    )
 
 
 @ms.jit_class
 class Boundary:
     """The end of a window. The order of what happens there is written here and nowhere else:
 
-    divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
+    reduce over ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
 
-    Each is a scalar until the end: gradients are read for the norm, and multiplied once. The clear is the owner's.
+    What is not finite on one rank is so in the sum: all of them skip. Each is a scalar until the end: gradients are
+    read for the norm, and multiplied once. The clear is the owner's.
 
     Args:
         owner (str): whose arguments these are, for the wording of errors.
@@ -57,21 +30,33 @@ class Boundary:
             itself; norm and clipping are those of the gradient after that.
         clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
         multiply (Callable): gradients by a scalar; `multiply_in_place` where they are Parameters.
+        reduction (Optional[Reduction]): sums over the ranks. ``None``: the process is alone.
     """
 
-    def __init__(self, owner: str, optimizer: Any, clip_norm: float | None = None, multiply: Any = _tree.multiply):
+    def __init__(
+        self,
+        owner: str,
+        optimizer: Any,
+        clip_norm: float | None = None,
+        *,
+        multiply: Any = _tree.multiply,
+        reduction: Reduction | None = None,
+    ):
         if clip_norm is not None:
             clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
         self.optimizer = _check.optimizer(owner, optimizer)
         self.parameters = tuple(optimizer.parameters)
         self.scale = loss_scale(optimizer)
         self.clip_norm = clip_norm
-        self.multiply = multiply
+        self.reduction: Any = reduction
+        self.multiply = multiply if reduction is None else _tree.multiply
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
         self._touched = tuple(optimizer.get_parameters())
 
-    def __call__(self, grad_sum: Any, weight_sum: Any = None) -> Any:
-        """Return whether the optimizer was called, and the norm before clipping."""
+    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None) -> Any:
+        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks."""
+        if self.reduction is not None:
+            grad_sum, weight_sum, figures = self._reduced(grad_sum, weight_sum, figures)
         norm = _tree.global_norm(grad_sum) / self.scale
         if weight_sum is not None:
             norm = norm / weight_sum
@@ -83,7 +68,13 @@ class Boundary:
         updated = self.touch(finite)
         if updated:
             self.optimizer(gradients)
-        return updated, norm
+        return updated, norm, figures
+
+    def _reduced(self, grad_sum: Any, weight_sum: Any, figures: Any) -> Any:
+        nothing = Tensor(0.0, ms.float32)
+        others = [nothing if each is None else each for each in (weight_sum, figures)]
+        grad_sum, others = self.reduction(grad_sum, *others)
+        return grad_sum, weight_sum if weight_sum is None else others[0], others[1]
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch with the optimizer in it, tied to the optimizer's Parameters.
@@ -124,6 +115,9 @@ class Accumulator:
         clip_norm (Optional[float]): bound of the global norm of the window's gradient.
             Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
+        group (Union[str, None, Group]): whose gradients are summed when a window ends: ``"auto"``, all that a launcher
+            started, or ``None``, its own. With ``reduction="sum"`` divide by the micro-batches of all ranks.
+            Default: ``"auto"``.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
@@ -170,17 +164,28 @@ class Accumulator:
         (True, 2)
     """
 
-    def __init__(self, optimizer: Any, accumulate_step: int, clip_norm: float | None = None, *, reduction: str = "sum"):
+    def __init__(
+        self,
+        optimizer: Any,
+        accumulate_step: int,
+        clip_norm: float | None = None,
+        *,
+        reduction: str = "sum",
+        group: Any = AUTO,
+    ):
         owner = "Accumulator"
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
-        multiply = _tree.multiply_in_place if window > 1 else _tree.multiply
-        self._boundary = Boundary(owner, optimizer, clip_norm, multiply)
+        over_ranks = reduction_of(owner, group, _check.optimizer(owner, optimizer).parameters)
+        # The weight of a window's only micro-batch cancels out, if there is no other rank.
+        holds = window > 1 or over_ranks is not None
+        multiply = _tree.multiply_in_place if holds else _tree.multiply
+        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, reduction=over_ranks)
         name = unique_name("accumulator")
         self._parameters = tuple(optimizer.parameters)
-        self._grad_sum = new_grad_sum(name, self._parameters) if window > 1 else None
+        self._grad_sum = new_grad_sum(name, self._parameters) if holds else None
         self._mean = reduction == "mean"
-        self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and window > 1 else None
+        self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and holds else None
         self._window = state(f"{name}.window", window, ms.int32)
         self._micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
         self._updates = state(f"{name}.updates", 0, ms.int32)
@@ -194,7 +199,6 @@ class Accumulator:
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if self._grad_sum is None:
-            # The weight of a window's only micro-batch cancels out.
             return self._close(grads, None)
         self._add(grads, weight)
         updated = Tensor(False)
@@ -218,7 +222,7 @@ class Accumulator:
         return updated
 
     def _close(self, grads: Any, weight_sum: Any) -> Any:
-        updated, norm = self._boundary(grads, weight_sum)
+        updated, norm, _ = self._boundary(grads, weight_sum)
         ops.assign(self._grad_norm, norm)
         ops.assign(self._updated, updated)
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
@@ -261,7 +265,7 @@ class Accumulator:
                 f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
                 f"{self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
-        if (window > 1) != (self._grad_sum is not None):
+        if self._boundary.reduction is None and (window > 1) != (self._grad_sum is not None):
             raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
         ops.assign(self._window, Tensor(window, ms.int32))  # a compiled graph does not see set_data
 

@@ -14,7 +14,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from . import _check, _tree
-from .accumulator import Boundary, loss_scale
+from ._state import loss_scale
+from .accumulator import Boundary
+from .parallel import AUTO, reduction_of
 
 
 class _LossAndGradients(nn.Cell):
@@ -121,9 +123,15 @@ class TrainOptim(nn.Cell):
         weight_sum (Optional[Parameter]): the sum of the weights, to divide by. Default: ``None``,
             the optimizer sees the sum.
         clip_norm (Optional[float]): bound of the gradient's global norm. Default: ``None``.
+        group (Union[str, None, Group]): whose gradients are summed first: ``"auto"``, those of the process group
+            this process belongs to, or ``None``, its own only. Default: ``"auto"``.
+
+    Inputs:
+        - **\\*figures** (Tensor, optional) - one float32 tensor, to be summed over the ranks in the same go.
 
     Outputs:
-        tuple[Tensor], whether the parameters were updated, and the norm before clipping.
+        tuple[Tensor], whether the parameters were updated, and the norm before clipping; and the figures' sum if
+        there are figures.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -143,15 +151,20 @@ class TrainOptim(nn.Cell):
         *,
         weight_sum: ms.Parameter | None = None,
         clip_norm: float | None = None,
+        group: Any = AUTO,
     ):
         super().__init__(auto_prefix=False)
-        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, _tree.multiply_in_place)
+        reduction = reduction_of("TrainOptim", group, _check.optimizer("TrainOptim", optimizer).parameters)
+        multiply = _tree.multiply_in_place
+        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, multiply=multiply, reduction=reduction)
         _check.same_layout("TrainOptim", "grad_sum", grad_sum, optimizer.parameters)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = _hidden(weight_sum)
 
-    def construct(self) -> Any:
-        return self.boundary(self.grad_sum, self.weight_sum[0] if self.weight_sum else None)
+    def construct(self, *figures: Any) -> Any:
+        weight_sum = self.weight_sum[0] if self.weight_sum else None
+        updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures[0] if figures else None)
+        return (updated, norm, summed) if figures else (updated, norm)
 
 
 class TrainClear(nn.Cell):
@@ -247,7 +260,7 @@ class TrainWindowOfOne(nn.Cell):
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.loss_and_gradients(1.0, *inputs)
-        updated, norm = self.boundary(grads, None)
+        updated, norm, _ = self.boundary(grads)
         return loss, updated, norm
 
 

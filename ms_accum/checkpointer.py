@@ -1,4 +1,4 @@
-"""When is a training state saved, which are kept, and which one is resumed?"""
+"""When is a training state saved, and may a run go on from it?"""
 
 from __future__ import annotations
 
@@ -11,34 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
-
-from filelock import FileLock, Timeout
+from typing import Any, Callable
 
 from . import _check
-from ._files import remove_leftovers, write_whole
+from ._files import write_whole
 from .checkpoint import CheckpointError
 from .open_window import OpenWindow
-from .training_state import TrainingState, read, write
+from .parallel import Group
+from .state_folder import Found, StateFolder
+from .training_state import TrainingState, write
 
-AUTO = "auto"
-_DIGITS = 8
 _OWNER = "Checkpointer"
+NO_WISHES = (0.0, 0.0)
+"""Neither to stop, nor that the minutes have passed."""
 
 
 class Stopped(Exception):
     """The run was asked to stop; its state is saved."""
-
-
-class Resumed(NamedTuple):
-    """What a run goes on from."""
-
-    state: TrainingState
-    path: str
-    passed_over: Sequence[str] = ()
-    """What is wrong with newer ones."""
-    changed: Sequence[str] = ()
-    """Which settings are others than it had."""
 
 
 class Checkpointer:
@@ -95,7 +84,7 @@ class Checkpointer:
         allow_config_change: bool = False,
         stop: Callable[[], bool] | None = None,
     ):
-        self.folder = Path(folder)
+        self._states = StateFolder(_OWNER, folder)
         self._every = None if every is None else _check.positive_int(_OWNER, "every", every)
         self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
         self._keep = _check.positive_int(_OWNER, "keep", keep)
@@ -104,31 +93,31 @@ class Checkpointer:
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
         self._stop = stop
-        self._lock = FileLock(str(self.folder / ".lock"))
+        self._writes = True
         self.resumed: list[str] = []
         """list[str], lines that say what the run goes on from, once it does."""
         self.best: float | None = None
         """Optional[float], the best score so far, also before the run was resumed."""
 
+    def share(self, group: Group | None) -> Checkpointer:
+        """Let rank 0 alone write; the others read, and ask for the score when it does."""
+        self._writes = group is None or group.rank == 0
+        return self
+
     def __enter__(self) -> Checkpointer:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise RuntimeError(f"For '{_OWNER}', another run is using the folder '{self.folder}'.") from error
-        remove_leftovers(self.folder)
+        if self._writes:
+            self._states.open()
         self._at = time.monotonic()
         self._updates = 0
         self._can_save = True
-        self._own: list[Path] = []  # what another run left here stays
         self.best = None
         self._best_file: str | None = None
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._states.close()
 
-    def find(self, config: Mapping[str, Any]) -> Resumed | None:
+    def find(self, config: Mapping[str, Any]) -> Found | None:
         """Return the state to go on from.
 
         Args:
@@ -138,17 +127,16 @@ class Checkpointer:
             CheckpointError: If it can't be read, or is of a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # as it will be read again
-        found = self._found()
+        found = self._states.find(self._resume)
         if found is None:
-            self.resumed = [f"nothing: no state in '{self.folder}'"] if self._resume else []
+            self.resumed = [f"nothing: no state in '{self._states.path}'"] if self._resume else []
             return None
         changed = changes(found.state.facts["config"], self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
         facts = found.state.facts
         self._updates = facts["planned"]
-        if Path(found.path).resolve().parent == self.folder.resolve():
-            self._own = self._states()[::-1]
+        self._states.adopt(found)
         self.best, self._best_file = facts["best"]
         at = facts["at"]
         self.resumed = [
@@ -164,46 +152,37 @@ class Checkpointer:
         Raises:
             CheckpointError: If they can't be read.
         """
-        found = self._found()
+        found = self._states.find(self._resume)
         return found.state.facts["config"] if found else {}
 
-    def _found(self) -> Resumed | None:
-        return self._newest() if self._resume == AUTO else self._given()
+    def wishes(self) -> list[float]:
+        """Return whether to stop, and whether the minutes have passed, as numbers that ranks can sum."""
+        stop = self._stop is not None and self._stop()
+        late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
+        return [float(stop), float(late)]
 
-    def _given(self) -> Resumed | None:
-        if self._resume is None:
-            return None
-        if not os.path.isfile(self._resume):
-            raise CheckpointError(f"'{self._resume}' is not a file. Give a training state, or 'auto'.")
-        return Resumed(read(self._resume), self._resume)
-
-    def _newest(self) -> Resumed | None:
-        wrong: list[str] = []
-        for path in self._states():
-            try:
-                return Resumed(read(str(path)), str(path), wrong)
-            except CheckpointError as error:
-                wrong.append(str(error))
-        if wrong:
-            raise CheckpointError(wrong[0])
-        return None
-
-    def after_micro_batch(self, updates: int, in_window: bool, take: Callable[[], TrainingState]) -> None:
+    def after_micro_batch(
+        self, updates: int, in_window: bool, take: Callable[[], TrainingState], wishes: Sequence[float]
+    ) -> None:
         """Save where it is time to.
+
+        Args:
+            updates (int): so far.
+            in_window (bool): whether a window is unfinished.
+            take (Callable): returns the state.
+            wishes (Sequence[float]): what this process wishes, or the sum over the ranks, which stop together.
 
         Raises:
             Stopped: If the run is to stop; its state is saved.
         """
-        if self._stop is not None and self._stop():
+        stop, late = wishes
+        if stop:
             path = self.save(take())
             raise Stopped(f"the training state is in '{path}'")
-        if not in_window and self._is_due(updates):
+        by_count = self._every is not None and updates - self._updates >= self._every
+        if not in_window and (by_count or late):
             self._updates = updates
             self._save_scored(take)
-
-    def _is_due(self, updates: int) -> bool:
-        by_count = self._every is not None and updates - self._updates >= self._every
-        return by_count or (self._seconds is not None and time.monotonic() - self._at >= self._seconds)
 
     def _save_scored(self, take: Callable[[], TrainingState]) -> None:
         """Ask for the score, which may draw random numbers, and save."""
@@ -222,9 +201,10 @@ class Checkpointer:
         Raises:
             OSError: If it can't be written; what was there is untouched.
         """
-        newest = next(iter(self._states()), None)
-        number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
-        path = self.folder / f"state-{number:0{_DIGITS}}.safetensors"
+        if not self._writes:
+            self._at = time.monotonic()
+            return self._states.path
+        path = self._states.next_path()
         self._best_file = path.name if best else self._best_file
         own = {"config": self._config, "planned": self._updates, "best": [self.best, self._best_file]}
         state = TrainingState(state.arrays, {**state.facts, **own})
@@ -233,19 +213,8 @@ class Checkpointer:
         write_whole(path, size, partial(write, state))
         self._can_save = True
         self._at = time.monotonic()
-        self._own.append(path)
-        self._prune()
+        self._states.add(path, self._keep, self._best_file)
         return path
-
-    def _prune(self) -> None:
-        """Remove all but the newest and the best."""
-        kept = self._own[-self._keep :]
-        for old in self._own[: -self._keep]:
-            if old.name == self._best_file:
-                kept.insert(0, old)
-            else:
-                old.unlink()
-        self._own = kept
 
     @contextmanager
     def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
@@ -255,7 +224,7 @@ class Checkpointer:
         except Stopped:
             raise
         except Exception:
-            if self._can_save and not window.lost:
+            if self._can_save and not window.lost and window.is_whole:
                 self._save_after_error(take)
             raise
         self._save_scored(take)
@@ -266,10 +235,6 @@ class Checkpointer:
             self.save(take())
         except Exception as error:
             warnings.warn(f"the state of the run that fails is not saved: {error}", RuntimeWarning, stacklevel=2)
-
-    def _states(self) -> list[Path]:
-        """Return the paths of the states here, the newest first."""
-        return sorted(self.folder.glob(f"state-{'[0-9]' * _DIGITS}.safetensors"), reverse=True)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,20 +9,21 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Callable
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 from . import _check
 from ._batches import Position, batches_per_epoch, epochs_of, start_of
 from .accumulator import REDUCTIONS
 from .batch_norm import warn_about_batch_norm
 from .checkpoint import check_folder, check_name, save_model
-from .checkpointer import Checkpointer
+from .checkpointer import NO_WISHES, Checkpointer
 from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
 from .open_window import OpenWindow
+from .parallel import AUTO, check_together, group_of, is_first, meet
 from .report import Reporter, progress
-from .training_state import TrainingState, capture, restore, warn_about_random_layers
+from .training_state import TrainingState, capture, parameters_of, restore, warn_about_random_layers
 from .weights import Weight
-from .windows import TAILS, updates_in_run, window_ends
+from .windows import TAILS, planned, window_ends
 
 _OWNER = "GradientAccumulation"
 _COUNTERS = ("updates", "skipped", "updated")
@@ -52,6 +53,8 @@ class GradientAccumulation:
             function of its columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``.
             A micro-batch of weight 0 is passed over. Default: ``None``, its rows; with `nn.CrossEntropyLoss` and
             `nn.NLLLoss` its labels that are not ignored, by their class weights, as those losses average.
+        group (Union[str, None, Group]): who trains together, each with its own data, by gradients that are summed when
+            a window ends: ``"auto"``, all that a launcher started, or ``None``, this process. Default: ``"auto"``.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -82,17 +85,22 @@ class GradientAccumulation:
         tail: str = "flush",
         clip_norm: float | None = None,
         weight: None | float | Tensor | Callable = None,
+        group: Any = AUTO,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._optimizer = _check.optimizer(_OWNER, optimizer)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
-        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound}
+        self._group = group_of(_OWNER, group)
+        self._ranks = self._group.size if self._group else 1
+        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "ranks": self._ranks}
         counts = Weight(_OWNER, weight, reduction, loss_fn)
         loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, reduction) == "sum")
         self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
-        self._window = OpenWindow(self._forward, optimizer, reduction, bound, weight=counts, loss=loss)
+        self._window = OpenWindow(
+            self._forward, optimizer, reduction, bound, weight=counts, loss=loss, group=self._group
+        )
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
@@ -128,26 +136,26 @@ class GradientAccumulation:
         Raises:
             TypeError: If an argument is of the wrong kind.
             ValueError: If an argument is out of its range, the dataset is empty, or no window would fill.
-            RuntimeError: If the window's size changes inside a window, or no gradient is finite any more.
+            RuntimeError: If the window's size changes inside a window, no gradient is finite any more, or ranks differ.
             CheckpointError: If the state to resume can't be read, or is of another run.
             Stopped: If the `checkpointer` was asked to stop; the state is saved.
         """
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
         total = self.planned_updates(epoch, train_dataset, mini_steps)
+        check_together("train_process", self._group, total, saved=checkpointer is not None, tail=self._tail)
         if ckpt_path is not None:
             check_name("train_process", ckpt_path)
             check_folder("train_process", ckpt_path)
         if mini_steps != 1:
             warn_about_batch_norm(self._network)
         self._open(mini_steps)
-        at = start_of(train_dataset)
-        reporters = (progress(),) if report is None else tuple(report)
+        reporters = ((progress(),) if report is None else tuple(report)) if is_first(self._group) else ()
         with ExitStack() as closing:
             if checkpointer is not None:
-                closing.enter_context(checkpointer)
-                settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size}
-                at = self._resume(checkpointer, at, train_dataset, settings)
+                closing.enter_context(checkpointer.share(self._group))
+            settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size}
+            at = self._begin(train_dataset, checkpointer, settings, total)
             for reporter in reporters:
                 reporter.start(None if total is None else total - at.windows)
                 closing.callback(reporter.close)
@@ -159,7 +167,7 @@ class GradientAccumulation:
                 at.next_epoch()
         if not at.windows and self._tail == "drop":
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        if ckpt_path is not None:
+        if ckpt_path is not None and is_first(self._group):
             save_model(self._network, ckpt_path)
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: int | None = None) -> int | None:
@@ -180,19 +188,8 @@ class GradientAccumulation:
         batches = batches_per_epoch(train_dataset)
         if batches is None:
             return None
-        if batches < 1:
-            raise ValueError("For 'train_process', 'train_dataset' must have batches, but got an empty one.")
-        if mini_steps is None:
-            return epoch * batches
-        _check.positive_int("planned_updates", "mini_steps", mini_steps)
         held = self.micro_batches if self._tail == "carry" else 0
-        updates = updates_in_run(batches, mini_steps, self._tail, epoch, held)
-        if not updates and self._tail == "drop":
-            raise ValueError(
-                f"For 'train_process', 'mini_steps' must be at most {batches} with tail='drop', but got "
-                f"{mini_steps}. No window would ever fill; take a smaller one, or tail='flush'."
-            )
-        return updates
+        return planned("train_process", batches, mini_steps, self._tail, epoch, held=held)
 
     def flush(self) -> bool:
         """Update with the micro-batches that ``tail="carry"`` left over.
@@ -223,10 +220,11 @@ class GradientAccumulation:
             self.updated = False
             at.batches += ends or self._window.size is not None
             at.rows += micro_batch[0].shape[0]
+            wishes: Sequence[float] = checkpointer.wishes() if checkpointer else NO_WISHES
             if ends:
-                self._end_window(at, reporters)
-            if checkpointer is not None:
-                checkpointer.after_micro_batch(self.updates, self.micro_batches > 0, partial(self._state, at))
+                wishes = self._end_window(at, reporters, wishes)
+            if checkpointer is not None and (ends or self._group is None):
+                checkpointer.after_micro_batch(self.updates, self.micro_batches > 0, partial(self._state, at), wishes)
         if not at.batches:
             raise ValueError(
                 "For 'train_process', 'train_dataset' must yield batches in every epoch, "
@@ -237,8 +235,11 @@ class GradientAccumulation:
         elif self._tail == "drop":
             self.clear()
 
-    def _end_window(self, at: Position, reporters: Sequence[Reporter] = ()) -> None:
-        ended = self._window.end()
+    def _end_window(
+        self, at: Position, reporters: Sequence[Reporter] = (), wishes: Sequence[float] = NO_WISHES
+    ) -> Sequence[float]:
+        """End it, and return what the ranks wish; they end it together."""
+        ended = self._window.end(wishes)
         self.updated = ended.updated
         self.updates += self.updated
         self.skipped += not self.updated
@@ -250,31 +251,35 @@ class GradientAccumulation:
             reporter.update(record)
         if record.samples:  # a window in which nothing counted says nothing about gradients
             self._skips.add(record.skipped)
+        return ended.wishes
 
     def _state(self, at: Position) -> TrainingState:
         accumulators, window = self._window.state()
         facts = {name: getattr(self, name) for name in _COUNTERS}
         return capture(
-            {**self._parameters(), **accumulators},
+            {**parameters_of(self._forward, self._optimizer), **accumulators},
             {**facts, "at": asdict(at), "window": window, "skips": self._skips.count},
         )
 
-    def _parameters(self) -> dict[str, Any]:
-        groups = getattr(self._optimizer, "param_groups", ())  # where newer optimizers keep their learning rates
-        rates = [value for group in groups for value in group.values() if isinstance(value, Parameter)]
-        every = (*self._forward.get_parameters(), *self._optimizer.get_parameters(), *rates)
-        return {parameter.name: parameter for parameter in every}
+    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, total: int | None) -> Position:
+        """Return where the run begins or goes on, on all ranks."""
+        at = start_of(dataset, self._ranks)
+        if checkpointer is not None:
+            settings = {**settings, **self._settings, "optimizer": type(self._optimizer).__name__}
+            at = self._resume(checkpointer, at, dataset, settings)
+        meet("train_process", self._group, {"windows": total, "updates before": self.updates}, self._forward)
+        return at
 
-    def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict) -> Position:
+    def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict[str, Any]) -> Position:
         """Take over the state that the checkpointer finds, and return where it was."""
-        settings = {**settings, **self._settings, "optimizer": type(self._optimizer).__name__}
         found = checkpointer.find(settings)
         if found is None:
             return at
         warn_about_random_layers(self._network)
         facts, window = found.state.facts, found.state.facts["window"]
         at = Position(**facts["at"])
-        parameters = {**self._parameters(), **self._window.accumulators(window["micro_batches"])}
+        accumulators = self._window.accumulators(window["micro_batches"])
+        parameters = {**parameters_of(self._forward, self._optimizer), **accumulators}
         restore(found.state, parameters, found.path, but=_RATES if found.changed else ())
         self._window.load(window)
         for name in _COUNTERS:
@@ -284,17 +289,12 @@ class GradientAccumulation:
             return at
         if self._window.size is None:  # it may hold a part of a batch that is another one now
             self.clear()
-        return at.in_batches_of(dataset)
+        return at.in_batches_of(dataset, self._ranks)
 
     def _open(self, window: int | None) -> None:
         """Get ready for windows of this size; None stands for windows of whole batches."""
         if self._tail != "carry" or window is None:
             self.clear()  # an interrupted run left them, and nothing may leak into this one
-        if self.micro_batches and window != self._window.size:
-            raise RuntimeError(
-                f"For 'train_process', 'mini_steps' can't change from {self._window.size} to {window} inside a window, "
-                f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
-            )
         self._window.open(window)
         self._skips = SkippedInARow(_OWNER)
         self._forward.set_train()

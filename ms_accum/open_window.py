@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from mindspore import nn
 from .checkpoint import CheckpointError
 from .metrics import WindowLoss
 from .out_of_memory import memory_advised
+from .parallel import Group
 from .running import Windows, WindowsOfOne
 from .weights import Weight
 
@@ -23,6 +24,8 @@ class Ended(NamedTuple):
     """Whether the optimizer was called: the gradient was finite."""
     figures: tuple[float, float, float, int]
     """Its loss, learning rate, norm and samples, as an `UpdateRecord` has them."""
+    wishes: Sequence[float]
+    """What was wished at its end, summed over the ranks."""
 
 
 class OpenWindow:
@@ -35,6 +38,7 @@ class OpenWindow:
         clip_norm (Optional[float]): bound of the window's gradient.
         weight (Weight): what a micro-batch counts for.
         loss (WindowLoss): takes the losses in.
+        group (Optional[Group]): the processes whose windows are one window. Default: ``None``.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class OpenWindow:
         *,
         weight: Weight,
         loss: WindowLoss,
+        group: Group | None = None,
     ):
         self._forward = forward
         self._optimizer = optimizer
@@ -53,6 +58,7 @@ class OpenWindow:
         self._clip_norm = clip_norm
         self._weight = weight
         self._loss = loss
+        self._group = group
         self._rows = 1
         self.size: int | None = None
         """Optional[int], the micro-batches of a full one. None: a window is a batch, which is split."""
@@ -62,7 +68,16 @@ class OpenWindow:
         """bool, whether it was given up because one of them failed."""
 
     def open(self, size: int | None) -> None:
-        """Get ready for windows of this size."""
+        """Get ready for windows of this size.
+
+        Raises:
+            RuntimeError: If it would change inside a window.
+        """
+        if self.micro_batches and size != self.size:
+            raise RuntimeError(
+                f"For 'train_process', 'mini_steps' can't change from {self.size} to {size} inside a window, "
+                f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+            )
         self.size, self.lost = size, False
 
     def add(self, micro_batch: tuple) -> None:
@@ -77,13 +92,17 @@ class OpenWindow:
             self._loss.add(loss, weight, self._rows)
         self.micro_batches += 1
 
-    def end(self) -> Ended:
-        """Update with what it holds; the next window is open."""
+    def end(self, wishes: Sequence[float] = ()) -> Ended:
+        """Update with what it holds; the next window is open. The losses of all ranks become its loss."""
+        figures = None if self._group is None else lambda: [*self._loss.state, *wishes]
         with self._running():
-            lr, updated, norm = self._cells.end()
-        figures = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
+            lr, updated, norm, *summed = self._cells.end(figures)
+        for sums in summed:
+            total, weights, samples, *wishes = sums.asnumpy().tolist()
+            self._loss.load([total, weights, samples])
+        shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
-        return Ended(bool(updated.asnumpy()), figures)
+        return Ended(bool(updated.asnumpy()), shown, wishes)
 
     def clear(self) -> None:
         """Forget what it holds."""
@@ -101,12 +120,18 @@ class OpenWindow:
         """Return what holds a window of so many micro-batches.
 
         Raises:
-            CheckpointError: If windows of 1, which hold nothing, are to go on with one.
+            CheckpointError: If windows of 1, which hold nothing, are to go on with one, or several ranks.
         """
-        if micro_batches and self.size == 1:
-            held = f"{micro_batches} micro-batches of a window, which windows of 1 can't go on with"
-            raise CheckpointError(f"The state holds {held}. Resume with the 'mini_steps' it was saved with.")
+        if micro_batches and (self.size == 1 or self._group is not None):
+            who = "windows of 1" if self._group is None else "several ranks"
+            held = f"{micro_batches} micro-batches of a window, which {who} can't go on with"
+            raise CheckpointError(f"The state holds {held}. Resume as it was saved, or from one between two windows.")
         return self._cells.accumulators if micro_batches else {}
+
+    @property
+    def is_whole(self) -> bool:
+        """bool, whether this process knows all of it: several ranks do so between two windows only."""
+        return self._group is None or not self.micro_batches
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there, once the accumulators are filled."""
@@ -134,7 +159,7 @@ class OpenWindow:
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self._forward, self._optimizer, self._reduction, self._clip_norm)
+        return Windows(self._forward, self._optimizer, self._reduction, self._clip_norm, group=self._group)
 
     @cached_property
     def _windows_of_one(self) -> WindowsOfOne:
@@ -142,4 +167,5 @@ class OpenWindow:
 
     @property
     def _cells(self) -> Windows | WindowsOfOne:
-        return self._windows_of_one if self.size == 1 else self._windows
+        alone = self._group is None  # else also windows of 1 are summed, and weighted
+        return self._windows_of_one if self.size == 1 and alone else self._windows

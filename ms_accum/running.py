@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from .accumulator import loss_scale, new_grad_sum, state, unique_name
+from ._state import loss_scale, new_grad_sum, state, unique_name
 from .cells import TrainClear, TrainForwardBackward, TrainOptim, TrainTogether, TrainWindowOfOne, _TrainEmpty
 from .metrics import learning_rate
+from .parallel import Group
 
 # Micro-batches that are run in one call, where they wait for each other in no more memory than this.
 TOGETHER = 8
@@ -49,7 +50,9 @@ class Windows:
     window ends.
     """
 
-    def __init__(self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None):
+    def __init__(
+        self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None, *, group: Group | None = None
+    ):
         name = unique_name("gradient_accumulation")
         grad_sum = new_grad_sum(name, optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
@@ -59,7 +62,7 @@ class Windows:
         self._accumulators = {f"grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
         if weight_sum is not None:
             self._accumulators["weight_sum"] = weight_sum
-        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm)
+        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, group=group)
         self._empty = _TrainEmpty(grad_sum, weight_sum)
         self._clear = TrainClear(grad_sum, weight_sum=weight_sum)
         self._together = TrainTogether(self._forward_backward, TOGETHER)
@@ -98,15 +101,20 @@ class Windows:
         self._waiting, self._losses = [], Losses()
         self._clear()
 
-    def end(self) -> tuple:
-        """Empty the window; return the learning rate used, whether the optimizer was called, and the norm."""
+    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
+        """Empty the window; return the learning rate used, whether the optimizer was called, and the norm.
+
+        Args:
+            figures (Optional[Callable]): returns what is to be summed over the ranks, and returned too. The
+                micro-batches have been run when it is asked. Default: ``None``.
+        """
         if self._waiting:
             self._run()
         lr = learning_rate(self._optimizer)
-        updated, norm = self._optim()
+        updated, norm, *summed = self._optim(*([] if figures is None else [Tensor(figures(), ms.float32)]))
         # The norm was finite, so every element is.
         (self._empty if updated.asnumpy() else self._clear)()
-        return lr, updated, norm
+        return (lr, updated, norm, *summed)
 
 
 def _layout(columns: tuple) -> list[tuple]:
@@ -145,8 +153,9 @@ class WindowsOfOne:
         self._ended = (lr, updated, norm)
         return loss
 
-    def end(self) -> tuple:
+    def end(self, figures: Any = None) -> tuple:
         """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
+        del figures
         ended, self._ended = self._ended, None
         return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
 

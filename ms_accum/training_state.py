@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -30,6 +30,14 @@ class TrainingState(NamedTuple):
     """What Parameters hold: the network's, the optimizer's, the accumulators."""
     facts: dict[str, Any]
     """The rest, of what JSON knows."""
+
+
+def parameters_of(network: nn.Cell, optimizer: Any) -> dict[str, Any]:
+    """Return all that training changes, by name."""
+    groups = getattr(optimizer, "param_groups", ())  # where newer optimizers keep their learning rates
+    rates = [value for group in groups for value in group.values() if isinstance(value, Parameter)]
+    every = (*network.get_parameters(), *optimizer.get_parameters(), *rates)
+    return {parameter.name: parameter for parameter in every}
 
 
 def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:

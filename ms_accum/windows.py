@@ -135,3 +135,23 @@ def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, 
     full = micro_batches // mini_steps
     short = tail == "flush" and full * mini_steps < micro_batches
     return epochs * (full + short)
+
+
+def planned(owner: str, batches: int, mini_steps: int | None, tail: str, epochs: int, *, held: int = 0) -> int:
+    """Return how many windows a run has; None for `mini_steps` stands for windows of whole batches.
+
+    Raises:
+        ValueError: If there is nothing to train with, or no window would ever fill.
+    """
+    if batches < 1:
+        raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
+    if mini_steps is None:
+        return epochs * batches
+    _check.positive_int("planned_updates", "mini_steps", mini_steps)
+    updates = updates_in_run(batches, mini_steps, tail, epochs, held)
+    if not updates and tail == "drop":
+        raise ValueError(
+            f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
+            f"{mini_steps}. No window would ever fill; take a smaller one, or tail='flush'."
+        )
+    return updates

@@ -21,7 +21,7 @@ import reference
 from helpers import batches, forward_of, joined, mutate, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate
-from ms_accum.accumulator import state
+from ms_accum._state import state
 from ms_accum.weights import Weight
 from reference import digest, gradient_miss, miss
 

@@ -1,0 +1,38 @@
+"""What holds what a window accumulates?"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor
+from mindspore.common.initializer import initializer
+
+_made = itertools.count()
+
+
+def unique_name(kind: str) -> str:
+    """Return a name for one owner's state: unique in the process, stable from run to run."""
+    return f"{kind}_{next(_made)}"
+
+
+def state(name: str, value: Any, dtype: Any) -> Parameter:
+    """Return a scalar Parameter that no optimizer trains."""
+    return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
+
+
+def loss_scale(optimizer: Any) -> float:
+    """Return the scale that the optimizer takes out of its gradients by itself."""
+    return float(getattr(optimizer, "loss_scale", 1.0))
+
+
+def new_grad_sum(name: str, parameters: Any) -> tuple:
+    """Return one float32 accumulator for each parameter, whatever the parameter's type.
+
+    A plain tuple: of a ParameterTuple a Cell makes weights of its own, and saves them with the model.
+    """
+    return tuple(
+        Parameter(initializer("zeros", p.shape, ms.float32), name=f"{name}.grad_sum.{p.name}", requires_grad=False)
+        for p in parameters
+    )

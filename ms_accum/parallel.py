@@ -1,0 +1,215 @@
+"""What do the processes that train together tell each other, and when?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, communication, nn, ops
+from mindspore.communication import GlobalComm
+
+from . import _check, _tree
+
+AUTO = "auto"
+# Gradients are sent in as few pieces as there are of this many elements: 64 MiB.
+_PIECE = 2**24
+# Parameters are sent in pieces of one size, so that one graph does it.
+_CHUNK = 2**18
+# CPU sums float32 only, which holds whole numbers up to 2**24: counts are sent 12 bits at a time, for 4,096 ranks.
+_BITS, _DIGITS = 12, 5
+_FLOATS = (ms.float16, ms.bfloat16, ms.float32)
+
+
+class Group(NamedTuple):
+    """The processes that train together, of which this is one."""
+
+    rank: int
+    """Which one, from 0."""
+    size: int
+    """How many there are."""
+
+
+def own_group() -> Group | None:
+    """Return the group of this process, None if it is alone. Started by a launcher, it joins its group here.
+
+    Returns:
+        Optional[Group], with its `rank` and `size`.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from ms_accum import own_group
+        >>> print(own_group())
+        None
+    """
+    role = os.environ.get("MS_ROLE")
+    if role in ("MS_WORKER", "MS_SCHED") and not GlobalComm.INITED:
+        communication.init()
+    if role == "MS_SCHED":  # the launcher's helper process, which runs the same program, has done its work
+        sys.exit()
+    if not GlobalComm.INITED or communication.get_group_size() == 1:
+        return None
+    return Group(communication.get_rank(), communication.get_group_size())
+
+
+def group_of(owner: str, group: Any) -> Group | None:
+    """Return what the argument `group` stands for."""
+    if isinstance(group, str) and group == AUTO:
+        return own_group()
+    if group is not None and not isinstance(group, Group):
+        _check.refuse(TypeError, owner, "group", "'auto', None or what 'own_group' returns", repr(group))
+    return group
+
+
+@ms.jit_class
+class Reduction:
+    """Sum a window's gradients over the ranks, and with them whatever else is to be summed.
+
+    Args:
+        parameters (Iterable[Parameter]): have the gradients' shapes.
+    """
+
+    def __init__(self, parameters: Iterable[Any]):
+        self.all_reduce = ops.AllReduce()
+        self.pieces = pieces([parameter.size for parameter in parameters])
+
+    def __call__(self, gradients: Any, *others: Any) -> Any:
+        """Return the sums of the gradients, and of the other tensors; these go with the last piece."""
+        summed: Any = ()
+        for first, behind in self.pieces[:-1]:
+            # One after the other: ranks must send them in one order.
+            summed = summed + self._sum(ops.depend(gradients[first:behind], summed))
+        first = self.pieces[-1][0]
+        last = self._sum(ops.depend(gradients[first:] + others, summed))
+        number = len(gradients) - first
+        return summed + last[:number], last[number:]
+
+    def _sum(self, tensors: Any) -> Any:
+        return _tree.unflattened(self.all_reduce(_tree.flattened(tensors)), tensors)
+
+
+def pieces(sizes: Sequence[int], limit: int = _PIECE) -> tuple:
+    """Return the first, and the one behind the last, of each piece's tensors: as many as stay within the limit."""
+    found, first, held = [], 0, 0
+    for number, size in enumerate(sizes):
+        if held and held + size > limit:
+            found.append((first, number))
+            first, held = number, 0
+        held += size
+    return (*found, (first, len(sizes)))
+
+
+def reduction_of(owner: str, group: Any, parameters: Iterable[Any]) -> Reduction | None:
+    """Return what sums over the argument `group`; nothing is summed where a process is alone."""
+    return None if group_of(owner, group) is None else Reduction(parameters)
+
+
+@ms.jit
+def _sum(values: Any) -> Any:
+    return ops.AllReduce()(values)
+
+
+@ms.jit
+def _gather(values: Any) -> Any:
+    return ops.AllGather()(values)
+
+
+@ms.jit
+def _of_rank_0(values: Any) -> Any:
+    return ops.Broadcast(0)((values,))
+
+
+def total(counts: Sequence[int], group: Group | None) -> list[int]:
+    """Sum counts over the ranks: all ranks call it, with as many.
+
+    Args:
+        counts (Sequence[int]): this rank's, from 0 to 2**60.
+        group (Optional[Group]): what `own_group` returns.
+
+    Returns:
+        list[int], the sums; alone, the counts.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from ms_accum import own_group, total
+        >>> total([359, 360], own_group())
+        [359, 360]
+    """
+    if group is None:
+        return list(counts)
+    return _whole(_sum(Tensor(_digits(counts))).asnumpy())
+
+
+def is_first(group: Group | None) -> bool:
+    """Return whether this process speaks and writes for all of them."""
+    return group is None or group.rank == 0
+
+
+def check_together(owner: str, group: Group | None, windows: int | None, *, saved: bool, tail: str) -> None:
+    """Refuse what several ranks can't do, before they meet.
+
+    Raises:
+        ValueError: If a run doesn't know how many windows it has, or is saved with windows that epochs share.
+    """
+    if group is None:
+        return
+    if windows is None:
+        rule = "one that knows its size where several processes train"
+        _check.refuse(ValueError, owner, "train_dataset", rule, "one without '__len__'")
+    if saved and tail == "carry":
+        rule = "'flush' or 'drop' with a 'checkpointer' and several processes"
+        _check.refuse(ValueError, owner, "tail", rule, "'carry'", "They can resume between two windows only.")
+
+
+def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], network: nn.Cell) -> None:
+    """Begin together: where ranks would wait for each other in vain, refuse to; else start from rank 0's parameters.
+
+    Raises:
+        RuntimeError: If they differ in one of the facts.
+    """
+    if group is None:
+        return
+    _check_agreement(owner, group, {name: fact or 0 for name, fact in facts.items()})
+    _take_from_rank_0(network.get_parameters())
+
+
+def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None:
+    told = _gather(Tensor(_digits(list(facts.values())))).asnumpy()
+    ranks = [_whole(digits) for digits in np.split(told, group.size)]
+    for name, each in zip(facts, zip(*ranks)):
+        if len(set(each)) > 1:
+            shown = ", ".join(f"{value:,} on rank {rank}" for rank, value in enumerate(each))
+            raise RuntimeError(f"For '{owner}', all ranks must have as many {name}, but there are {shown}.")
+
+
+def _take_from_rank_0(parameters: Iterable[Parameter]) -> None:
+    """Give the Parameters the values they have on rank 0, as far as they are floats."""
+    for parameter in parameters:
+        if parameter.dtype in _FLOATS:
+            values = _sent(parameter.astype(ms.float32).asnumpy().ravel()).reshape(parameter.shape)
+            ops.assign(parameter, Tensor(values).astype(parameter.dtype))
+
+
+def _sent(row: np.ndarray) -> np.ndarray:
+    """Return the row that rank 0 has."""
+    padding = -len(row) & _CHUNK - 1  # to whole chunks
+    chunks = np.pad(row, (0, padding)).reshape(-1, _CHUNK)
+    return np.concatenate([_of_rank_0(Tensor(chunk))[0].asnumpy() for chunk in chunks])[: len(row)]
+
+
+def _digits(counts: Sequence[int]) -> np.ndarray:
+    mask = 2**_BITS - 1
+    shifts = [_BITS * digit for digit in range(_DIGITS)]
+    return np.array([[count >> shift & mask for shift in shifts] for count in counts], np.float32)
+
+
+def _whole(digits: np.ndarray) -> list[int]:
+    places = [1 << _BITS * digit for digit in range(_DIGITS)]
+    return [sum(int(digit) * place for digit, place in zip(row, places)) for row in digits]

@@ -1,0 +1,112 @@
+"""Which training states are in a folder, and which of them stay?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+
+from ._files import remove_leftovers
+from .checkpoint import CheckpointError
+from .training_state import TrainingState, read
+
+AUTO = "auto"
+_DIGITS = 8
+
+
+class Found(NamedTuple):
+    """What a run goes on from."""
+
+    state: TrainingState
+    path: str
+    passed_over: Sequence[str] = ()
+    """What is wrong with newer ones."""
+    changed: Sequence[str] = ()
+    """Which settings are others than it had."""
+
+
+class StateFolder:
+    """The states of one run at a time.
+
+    Args:
+        owner (str): whose folder it is, for the wording of errors.
+        path (str): where it is.
+    """
+
+    def __init__(self, owner: str, path: str | os.PathLike[str]):
+        self._owner = owner
+        self.path = Path(path)
+        self._lock = FileLock(str(self.path / ".lock"))
+        self._own: list[Path] = []
+
+    def open(self) -> None:
+        """Make it, and keep other runs out.
+
+        Raises:
+            RuntimeError: If another run is using it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RuntimeError(f"For '{self._owner}', another run is using the folder '{self.path}'.") from error
+        remove_leftovers(self.path)
+        self._own = []  # what another run left here stays
+
+    def close(self) -> None:
+        """Let others in."""
+        self._lock.release()
+
+    def find(self, resume: str | None) -> Found | None:
+        """Return the state that is meant, a file or "auto", the newest that is whole.
+
+        Raises:
+            CheckpointError: If it can't be read.
+        """
+        if resume == AUTO:
+            return self._newest()
+        if resume is None:
+            return None
+        if not os.path.isfile(resume):
+            raise CheckpointError(f"'{resume}' is not a file. Give a training state, or 'auto'.")
+        return Found(read(resume), resume)
+
+    def _newest(self) -> Found | None:
+        wrong: list[str] = []
+        for path in self._states():
+            try:
+                return Found(read(str(path)), str(path), wrong)
+            except CheckpointError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise CheckpointError(wrong[0])
+        return None
+
+    def adopt(self, found: Found) -> None:
+        """Count the states here as the run's own, if it goes on from one of them."""
+        if Path(found.path).resolve().parent == self.path.resolve():
+            self._own = self._states()[::-1]
+
+    def next_path(self) -> Path:
+        """Return the path of the next state."""
+        newest = next(iter(self._states()), None)
+        number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
+        return self.path / f"state-{number:0{_DIGITS}}.safetensors"
+
+    def add(self, path: Path, keep: int, best: str | None) -> None:
+        """Count a state as the run's own, and remove all of these but the newest and the best."""
+        self._own.append(path)
+        kept = self._own[-keep:]
+        for old in self._own[:-keep]:
+            if old.name == best:
+                kept.insert(0, old)
+            else:
+                old.unlink()
+        self._own = kept
+
+    def _states(self) -> list[Path]:
+        """Return the paths of the states here, the newest first."""
+        return sorted(self.path.glob(f"state-{'[0-9]' * _DIGITS}.safetensors"), reverse=True)

@@ -1,0 +1,227 @@
+"""One of several processes that train together: what it sees is written to FOLDER/RANK.json.
+
+By msrun or ms_accum.launch: tests/ranks.py FOLDER. All that tests/test_parallel.py asks is tried in one job, since to
+form the group takes longer than most of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.train import anf_ir_pb2
+
+from helpers import Recorder, batches, forward_of, values
+from model_zoo import create_dataset
+from ms_accum import (
+    Accumulator,
+    Checkpointer,
+    GradientAccumulation,
+    Stopped,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+    evaluate,
+    own_group,
+    parallel,
+    total,
+)
+from reference import digest
+
+# Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
+ROWS = {2: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5], 3: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5, 8, 8, 8, 5, 5]}
+N = 3
+
+
+def network_of(seed=1, features=6):
+    ms.set_seed(seed)
+    return nn.SequentialCell(nn.Flatten(), nn.Dense(features, 5), nn.ReLU(), nn.Dense(5, 10))
+
+
+def driver_of(network, make=nn.Momentum, reduction="mean", **options):
+    loss_fn = nn.CrossEntropyLoss(reduction=reduction)
+    optimizer = make(network.trainable_params(), 0.05, 0.9)
+    return GradientAccumulation(network, loss_fn, optimizer, reduction=reduction, **options)
+
+
+def all_data(rows):
+    return batches(np.random.RandomState(3), rows)
+
+
+def own_data(group):
+    return all_data(ROWS[group.size])[group.rank :: group.size]
+
+
+class Batches(list):
+    """Batches that say their size, as those of a dataset do."""
+
+    def get_batch_size(self):
+        return len(self[0][0])
+
+
+def even_data(group):
+    """For what has nothing to do with sizes."""
+    return Batches(all_data([8] * 5 * group.size)[group.rank :: group.size])
+
+
+def train(model, data, mini_steps=N, epochs=2, **options):
+    """Train and return what each update said."""
+    recorder = Recorder()
+    model.train_process(epochs, data, mini_steps, report=(recorder,), ckpt_path=None, **options)
+    return [record._replace(seconds=0.0) for record in recorder.records]
+
+
+def left_of(model):
+    parameters = values(model._optimizer.get_parameters())
+    return {"parameters": [array.tolist() for array in parameters], "digest": digest(model._optimizer.get_parameters())}
+
+
+def trained(group, reduction, mini_steps):
+    """From weights that only rank 0 has."""
+    model = driver_of(network_of(seed=1 + group.rank), reduction=reduction, clip_norm=0.5)
+    records = train(model, own_data(group), mini_steps)
+    return {**left_of(model), "records": records}
+
+
+def operators_of(cell):
+    """Return how often each operator is in a Cell's compiled graph."""
+    graph = anf_ir_pb2.ModelProto()
+    graph.ParseFromString(cell.get_func_graph_proto())
+    names = [node.op_type for node in graph.graph.node]
+    return {name: names.count(name) for name in names if name.endswith(("Reduce", "Gather", "Broadcast"))}
+
+
+def one_reduction(group):
+    network = network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    forward_backward = TrainForwardBackward(nn.WithLossCell(network, nn.CrossEntropyLoss()), optimizer, grad_sum)
+    update, clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
+    seen = []
+    for micro_batch in own_data(group)[:2]:
+        forward_backward(*micro_batch)
+        seen.append([digest(optimizer.parameters), digest(grad_sum)])
+    updated, _ = update()
+    clear()
+    seen.append([digest(optimizer.parameters), digest(grad_sum)])
+    graphs = [operators_of(cell) for cell in (forward_backward, update, clear)]
+    return {"seen": seen, "operators": graphs, "updated": bool(updated.asnumpy())}
+
+
+def functional(group, mini_steps):
+    """An Accumulator inside a compiled step."""
+    network = network_of()
+    loss_fn = nn.CrossEntropyLoss()
+    optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+    accumulator = Accumulator(optimizer, mini_steps, reduction="mean")
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
+
+    @ms.jit
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        accumulator(grads, x.shape[0])
+        return loss
+
+    for x, y in own_data(group):
+        train_step(x, y)
+    accumulator.flush()
+    parameters = [array.tolist() for array in values(optimizer.parameters)]
+    return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": accumulator.updates}
+
+
+def bad_on_one_rank(group):
+    """The last rank sees NaN in its second window."""
+    data = even_data(group)
+    if group.rank == group.size - 1:
+        x, y = data[N]
+        data[N] = (Tensor(np.full(x.shape, np.nan, np.float32)), y)
+    model = driver_of(network_of())
+    before = []
+    window = model._window.end
+    model._window.end = lambda *wishes: before.append(left_of(model)["digest"]) or window(*wishes)
+    train(model, data, epochs=1)
+    return {"digests": [*before, left_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
+
+
+def another_number_of_windows(group):
+    data = even_data(group)
+    model = driver_of(network_of())
+    try:
+        train(model, data if group.rank == 0 else data[:N])
+    except RuntimeError as error:
+        return str(error)
+
+
+def refused(group):
+    said = []
+    for data, options in ((iter(even_data(group)), {}), (even_data(group), {"tail": "carry"})):
+        try:
+            states = Checkpointer(Path(sys.argv[1]) / "refused") if options else None
+            train(driver_of(network_of(), **options), data, checkpointer=states)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def shards(group):
+    """The labels of an epoch, and how many of the test split are right."""
+    part = {"num_shards": group.size, "shard_id": group.rank}
+    dataset = create_dataset(batch_size=32, image_size=8, seed=5, **part)
+    images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
+    test = create_dataset(batch_size=50, usage="test", image_size=8, **part)
+    right = total(evaluate(network_of(features=64), test), group)
+    sums = total([2**40 + group.rank, 0, 2**24 - 1], group)
+    return {"rows": [digest([Tensor(row)]) for batch in images for row in batch], "right": right, "sums": sums}
+
+
+def stopped_and_resumed(group):
+    """The last rank is asked to stop in the middle of its second window; all go on later."""
+    folder = Path(sys.argv[1]) / "states"
+    whole = driver_of(network_of())
+    train(whole, even_data(group))
+    asked = count(1)
+    stop = (lambda: next(asked) >= N + 2) if group.rank == group.size - 1 else None
+    first, said = driver_of(network_of()), None
+    try:
+        train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
+    except Stopped as stopped:
+        said = str(stopped)
+    parallel.total([0], group)  # nobody looks for the state before it is there
+    second = driver_of(network_of(seed=9))
+    states = Checkpointer(folder, resume="auto")
+    train(second, even_data(group), checkpointer=states)
+    return {
+        "said": said,
+        "updates": [first.updates, second.updates],
+        "digests": [left_of(model)["digest"] for model in (whole, second)],
+        **left_of(whole),
+    }
+
+
+def main(folder):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    group = own_group()
+    seen = {
+        "rank": list(group),
+        **{f"{reduction} {n}": trained(group, reduction, n) for reduction, n in (("mean", 1), ("mean", N), ("sum", N))},
+        "again": trained(group, "mean", N),
+        **{f"functional {n}": functional(group, n) for n in (1, N)},
+        "one reduction": one_reduction(group),
+        "bad": bad_on_one_rank(group),
+        "windows": another_number_of_windows(group),
+        "refused": refused(group),
+        "shards": shards(group),
+        "resumed": stopped_and_resumed(group),
+    }
+    (Path(folder) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

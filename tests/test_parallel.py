@@ -1,0 +1,238 @@
+"""Do several processes train as one would?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+import ranks as program
+from helpers import Recorder, mutate
+from ms_accum import Accumulator, Checkpointer, CheckpointError, GradientAccumulation, Group, own_group, parallel, total
+from ms_accum._batches import Position
+from reference import miss
+from test_resume import Run, numbers, stop_after
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = (2, 3)
+
+
+@pytest.fixture(scope="module", params=SIZES, ids="{} ranks".format)
+def seen(request, tmp_path_factory):
+    """What each rank of a job has seen, and the job's folder."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={request.param}", "--log_dir=logs"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, str(ROOT / "tests" / "ranks.py"), "."],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    each = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
+    assert [rank["rank"] for rank in each] == [[number, request.param] for number in range(request.param)]
+    return each, folder
+
+
+def same(seen, name):
+    """Return what all ranks have seen alike."""
+    found = [rank[name] for rank in seen[0]]
+    assert all(each["digest"] == found[0]["digest"] for each in found)
+    return found[0]
+
+
+def check_close(found, expected):
+    arrays = [np.array(array, np.float32) for array in found["parameters"]]
+    assert max(miss(*pair, rtol=1e-5, atol=1e-7) for pair in zip(arrays, expected)) <= 1
+
+
+def alone(reduction, mini_steps, rows):
+    """Train one process with the data of all ranks."""
+    model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
+    records = program.train(model, program.all_data(rows), mini_steps)
+    return records, [parameter.asnumpy() for parameter in model._optimizer.get_parameters()]
+
+
+@pytest.mark.parametrize(("reduction", "mini_steps"), [("mean", 1), ("mean", 3), ("sum", 3)])
+def test_ranks_are_one_process(seen, reduction, mini_steps):
+    ranks = len(seen[0])
+    found = same(seen, f"{reduction} {mini_steps}")
+    records, expected = alone(reduction, mini_steps * ranks, program.ROWS[ranks])
+    check_close(found, expected)
+    # Those of rank 0, which alone reports: of all rows, with the loss over all ranks.
+    assert [record[:3] for record in found["records"]] == [list(record[:3]) for record in records]
+    assert [record[6] for record in found["records"]] == [record.samples for record in records]
+    for column in (3, 4, 5):  # loss, lr, norm
+        expected = [record[column] for record in records]
+        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
+    assert all(not rank[f"{reduction} {mini_steps}"]["records"] for rank in seen[0][1:])
+
+
+def test_other_weights_of_micro_batches_are_noticed(seen, monkeypatch):
+    """The mutant: windows that are not divided by what they hold."""
+    ranks = len(seen[0])
+    mutate(monkeypatch, "no division")
+    _, expected = alone("mean", 3 * ranks, program.ROWS[ranks])
+    with pytest.raises(AssertionError):
+        check_close(same(seen, "mean 3"), expected)
+
+
+def test_again_is_the_same(seen):
+    assert same(seen, "again")["digest"] == same(seen, "mean 3")["digest"]
+
+
+@pytest.mark.parametrize("mini_steps", [1, 3])
+def test_accumulators_of_ranks_are_one(seen, mini_steps):
+    ranks = len(seen[0])
+    found = same(seen, f"functional {mini_steps}")
+    model = program.driver_of(program.network_of())
+    program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
+    check_close(found, [parameter.asnumpy() for parameter in model._optimizer.parameters])
+    assert found["updates"] == model.updates
+
+
+def test_there_is_one_reduction_at_the_end_of_a_window(seen):
+    found = [rank["one reduction"] for rank in seen[0]]
+    assert all(each["operators"] == [{}, {"AllReduce": 1}, {}] and each["updated"] for each in found)
+    for before in (0, 1):  # the micro-batches of the window
+        parameters, accumulators = zip(*(each["seen"][before] for each in found))
+        assert len(set(parameters)) == 1 and len(set(accumulators)) == len(found)
+    parameters, accumulators = zip(*(each["seen"][2] for each in found))
+    assert len(set(parameters)) == len(set(accumulators)) == 1
+    assert parameters[0] != found[0]["seen"][0][0]
+
+
+def test_all_skip_what_is_bad_on_one(seen):
+    found = [rank["bad"] for rank in seen[0]]
+    assert all(each == found[0] for each in found)
+    before, bad, after = found[0]["digests"]
+    assert before != bad == after
+    assert (found[0]["skipped"], found[0]["updates"]) == (1, 1)
+
+
+def test_another_number_of_windows_is_an_error_on_all(seen):
+    said = [rank["windows"] for rank in seen[0]]
+    counts = [f"{4 if number == 0 else 2} on rank {number}" for number in range(len(said))]
+    assert set(said) == {
+        f"For 'train_process', all ranks must have as many windows, but there are {', '.join(counts)}."
+    }
+
+
+def test_what_ranks_cannot_do_is_refused(seen):
+    for rank in seen[0]:
+        size, tail = rank["refused"]
+        assert "'train_dataset' must be one that knows its size where several processes train" in size
+        assert "'tail' must be 'flush' or 'drop' with a 'checkpointer' and several processes" in tail
+
+
+def test_each_row_is_on_one_rank_and_counted_once(seen):
+    shards = [rank["shards"] for rank in seen[0]]
+    rows = [row for shard in shards for row in shard["rows"]]
+    dataset = program.create_dataset(batch_size=32, image_size=8, seed=5)
+    images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
+    assert sorted(rows) == sorted(program.digest([ms.Tensor(row)]) for batch in images for row in batch)
+    test = program.create_dataset(batch_size=50, usage="test", image_size=8)
+    right = list(program.evaluate(program.network_of(features=64), test))
+    ranks = len(shards)
+    sums = [ranks * 2**40 + sum(range(ranks)), 0, ranks * (2**24 - 1)]
+    assert all(shard["right"] == right and shard["sums"] == sums for shard in shards)
+
+
+def test_ranks_stop_together_and_go_on(seen):
+    found = [rank["resumed"] for rank in seen[0]]
+    whole, resumed = found[0]["digests"]
+    assert whole == resumed
+    assert all(each["updates"] == [2, 4] and each["digests"] == [whole, whole] for each in found)
+    assert "state-00000001.safetensors" in found[0]["said"]
+
+
+def test_one_process_goes_on_where_several_stopped(seen):
+    ranks, folder = len(seen[0]), seen[1]
+    state = folder / "states" / "state-00000001.safetensors"
+    data = program.Batches(program.all_data([8] * 5 * ranks))
+    model = program.driver_of(program.network_of(seed=9))
+    refused = Checkpointer(folder / "one", resume=state)
+    with pytest.raises(CheckpointError, match=f"ranks was {ranks} and is 1"):
+        program.train(model, data, 3 * ranks, checkpointer=refused)
+    allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
+    program.train(model, data, 3 * ranks, checkpointer=allowed)
+    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._optimizer.get_parameters()])
+
+
+# In one process
+
+
+def test_a_process_that_nobody_launched_is_alone():
+    assert own_group() is None
+    assert total([3, 4], None) == [3, 4]
+
+
+@pytest.mark.parametrize("make", [lambda o: Accumulator(o, 2, group=2), lambda o: driver(o, group="all")])
+def test_a_group_that_is_none_is_refused(make):
+    network = program.network_of()
+    optimizer = ms.nn.SGD(network.trainable_params(), 0.1)
+    with pytest.raises(TypeError, match="'group' must be 'auto', None or what 'own_group' returns"):
+        make(optimizer)
+
+
+def driver(optimizer, **options):
+    return GradientAccumulation(program.network_of(), ms.nn.CrossEntropyLoss(), optimizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], ((0, 0),)),
+        ([3], ((0, 1),)),
+        ([30], ((0, 1),)),
+        ([3, 3, 3, 3], ((0, 3), (3, 4))),
+        ([3, 30, 3], ((0, 1), (1, 2), (2, 3))),
+        ([1] * 10, ((0, 10),)),
+    ],
+)
+def test_pieces_are_few_and_hold_everything_once(sizes, expected):
+    assert parallel.pieces(sizes, 10) == expected
+
+
+def test_where_ranks_go_on_needs_the_size_of_batches():
+    place = Position(batches=3, rows=24, size=8, total=9, ranks=2)
+    assert place.in_batches_of(program.Batches(numbers([8] * 18))).batches == 6
+    assert place.in_batches_of(program.Batches(numbers([16] * 9))).batches == 3
+    assert place.in_batches_of(program.Batches(numbers([8] * 6)), 3).batches == 2
+    with pytest.raises(ValueError, match="must say the size of its batches by 'get_batch_size' where 2 .* and 1 go on"):
+        place.in_batches_of(numbers([8] * 18))
+
+
+def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
+    run = Run()
+    with pytest.raises(Exception, match="state-00000001"):
+        run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
+    run.model._window._group = Group(0, 2)
+    with pytest.raises(
+        CheckpointError, match="holds 2 micro-batches of a window, which several ranks can't go on with"
+    ):
+        run.model._window.accumulators(2)
+
+
+def test_counts_are_exact():
+    counts = [0, 1, 4095, 4096, 2**24 + 1, 2**60 - 1]
+    assert parallel._whole(parallel._digits(counts)) == counts
+
+
+def test_recorders_of_other_ranks_are_not_asked(monkeypatch):
+    """What rank 1 of 2 says, without the other one."""
+    monkeypatch.setattr("ms_accum.driver.is_first", lambda group: False)
+    recorder = Recorder()
+    run = Run()
+    run.model.train_process(1, numbers([8] * 3), 3, report=(recorder,), ckpt_path="model.ckpt")
+    assert not recorder.records and not os.path.exists("model.ckpt")
