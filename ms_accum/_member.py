@@ -1,0 +1,125 @@
+"""How does a process of a MindSpore cluster start, and what became of it?"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+HOST = "127.0.0.1"
+# All that MindSpore wants of a process that schedules: it leads the cluster inside `init`, and ends there.
+SCHEDULER = ("-c", "from mindspore.communication import init; init()")
+# Where the user has not set them: how long a cluster may take to form, as `msrun` has it, and lines that come at once.
+DEFAULTS = {"MS_TOPO_TIMEOUT": "600", "PYTHONUNBUFFERED": "1"}
+_PR_SET_PDEATHSIG = 1
+# What explains an end, best first: our programs' last line, Python's, anything but MindSpore's log.
+_WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
+_TAIL = 65536
+
+
+class Member(NamedTuple):
+    """A process of the job."""
+
+    name: str
+    process: subprocess.Popen
+    log: Path
+
+    def running(self) -> bool:
+        """Return whether it has not ended."""
+        return self.process.poll() is None
+
+    def failed(self) -> bool:
+        """Return whether it has ended badly."""
+        return bool(self.process.poll())
+
+    def code(self) -> int:
+        """Return its exit code as a shell gives it."""
+        return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
+
+    def end(self) -> str:
+        """Return what became of it, in one line."""
+        code = self.process.returncode
+        if code < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            what = f"was killed by {known.get(-code, f'signal {-code}')}"
+        else:
+            what = f"ended with exit code {code}: {last_words(self.log)}"
+        return f"{self.name} {what}; its log is {self.log}"
+
+
+def free_port() -> socket.socket:
+    """Return a socket that keeps a free port for the scheduler.
+
+    It does not listen and lets the address be used again: the scheduler, which asks for that, can have the port, and
+    nobody else is given it while it starts. Systems where this does not work take the chance.
+    """
+    keeper = socket.socket()
+    keeper.bind((HOST, 0))
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return keeper
+
+
+def cluster(nproc: int, port: int) -> dict[str, str]:
+    """Return the environment that all processes of a cluster share."""
+    where = {"MS_SCHED_HOST": HOST, "MS_SCHED_PORT": str(port)}
+    return {**DEFAULTS, **os.environ, **where, "MS_WORKER_NUM": str(nproc), "RANK_SIZE": str(nproc)}
+
+
+def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the scheduler."""
+    return {**environment, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
+
+
+def worker_of(environment: Mapping[str, str], rank: int) -> dict[str, str]:
+    """Return the environment of a rank."""
+    names = ("MS_NODE_ID", "RANK_ID", "DEVICE_ID")
+    return {**environment, "MS_ROLE": "MS_WORKER", **dict.fromkeys(names, str(rank))}
+
+
+def start(name: str, command: Sequence[str], environment: dict[str, str], log: Path, *, piped: bool = False) -> Member:
+    """Start a process in a session of its own that ends with the launcher, even if that is killed."""
+    with open(log, "wb") as file:
+        out, err = (subprocess.PIPE, subprocess.PIPE) if piped else (file, subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+    return Member(name, process, log)
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def last_words(log: Path) -> str:
+    """Return the line of a log that says most of why its process ended."""
+    text = ""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - _TAIL))
+        text = file.read().decode(errors="replace").replace("\r", "\n")
+    for words in _WORDS:
+        if found := re.findall(words, text, re.MULTILINE):
+            return found[-1].strip()
+    return "it said nothing"

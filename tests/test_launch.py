@@ -1,0 +1,391 @@
+"""Do several processes start and end together, and does the launcher say truly how?"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ms_accum._member import HOST, free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
+BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
+# Each rank notes which signals it gets, and ends a second after the first.
+NOTES = """
+got = []
+def note(number, frame):
+    got.append(int(number))
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+open(f"ready{rank}", "w").close()
+while not got:
+    time.sleep(0.05)
+time.sleep(1)
+json.dump(got, open(f"got{rank}", "w"))
+sys.exit(128 + got[0])
+"""
+STUBBORN = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"ready{rank}", "w").close()
+time.sleep(100)
+"""
+
+
+def start(folder, source, *flags, nproc=2, own=("program.py",), **options):
+    (folder / "program.py").write_text(BEGIN + source)
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={nproc}", "--log_dir=log", *flags, *own]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, start_new_session=True, **options)
+
+
+def ended(job):
+    out, err = job.communicate(timeout=60)
+    return job.returncode, out.splitlines(), err.splitlines()
+
+
+def launch(folder, source, *flags, **options):
+    return ended(start(folder, source, *flags, **options))
+
+
+def wait_for(job, *paths):
+    while not all(path.exists() for path in paths):
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.05)
+
+
+def both_ready(job, folder):
+    wait_for(job, folder / "ready0", folder / "ready1")
+
+
+def process_of(job, name, value):
+    """Return the launcher's child that has this variable in its environment."""
+    for child in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
+        if f"{name}={value}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(name)
+
+
+def gone(process):
+    """Wait a moment for the end of a process that is no child of ours."""
+    for _ in range(50):
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+# What ranks get
+
+
+def test_each_rank_runs_the_program_with_this_interpreter_its_flags_and_a_clusters_environment(tmp_path):
+    source = """
+with open(f"got{rank}", "w") as file:
+    json.dump([sys.executable, os.getcwd(), sys.argv[1:], dict(os.environ), sys.stdin.read()], file)
+"""
+    given = ["--nproc", "5", "-m", "--", "a b", "", "-h"]
+    code, out, err = launch(tmp_path, source, own=("program.py", *given))
+    assert (code, out, err) == (0, ["ranks            2, logs in log"], [])
+    ranks = [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)]
+    for rank, (interpreter, folder, flags, environment, stdin) in enumerate(ranks):
+        assert (interpreter, folder, flags, stdin) == (sys.executable, str(tmp_path), given, "")
+        expected = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "RANK_SIZE": "2", "MS_SCHED_HOST": "127.0.0.1"}
+        expected.update(dict.fromkeys(("MS_NODE_ID", "RANK_ID", "DEVICE_ID"), str(rank)))
+        assert {name: environment[name] for name in expected} == expected
+    assert ranks[0][3]["MS_SCHED_PORT"] == ranks[1][3]["MS_SCHED_PORT"]
+
+
+def test_a_module_and_one_rank(tmp_path):
+    code, out, err = launch(tmp_path, "print(sys.argv[1:])", "-m", nproc=1, own=("program", "-m", "x"))
+    assert (code, out, err) == (0, ["ranks            1, logs in log", "[0] ['-m', 'x']"], [])
+
+
+def test_a_port_is_kept_for_who_asks_as_the_scheduler_does():
+    with free_port() as keeper, free_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
+        address = keeper.getsockname()
+        assert another.getsockname() != address
+        with pytest.raises(OSError, match="in use"):
+            stranger.bind(address)
+        scheduler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        scheduler.bind(address)
+        scheduler.listen()
+        assert address[0] == HOST
+
+
+def test_the_launcher_does_not_import_mindspore():
+    look = "import sys, ms_accum.launch; print('mindspore' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", look], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+# What is said, and where
+
+
+def test_rank_0_is_shown_line_by_line_and_all_is_in_the_logs(tmp_path):
+    source = """
+print("of", rank)
+print("[WARNING] DISTRIBUTED(1,7f,python):2026 a notice of MindSpore", file=sys.stderr)
+print("[ERROR] DISTRIBUTED(1,7f,python):2026 an error of MindSpore", file=sys.stderr)
+sys.stdout.write("no end of line")
+"""
+    code, out, err = launch(tmp_path, source)
+    assert (code, out[1:]) == (0, ["[0] of 0", "[0] no end of line"])
+    assert err == ["[0] [ERROR] DISTRIBUTED(1,7f,python):2026 an error of MindSpore"]
+    for rank in range(2):
+        log = (tmp_path / "log" / f"worker_{rank}.log").read_text()
+        assert all(text in log for text in (f"of {rank}\n", "a notice", "an error", "no end of line"))
+
+
+def test_the_streams_of_rank_0_do_not_cut_each_others_lines(tmp_path):
+    source = """
+for _ in range(20):
+    sys.stdout.write("one ")
+    print("another", file=sys.stderr)
+    time.sleep(0.02)
+    print("line")
+"""
+    code, out, err = launch(tmp_path, source)
+    assert (code, out[1:], err) == (0, ["[0] one line"] * 20, ["[0] another"] * 20)
+    assert sorted((tmp_path / "log" / "worker_0.log").read_text().split("\n")) == [
+        "",
+        *["another"] * 20,
+        *["one line"] * 20,
+    ]
+
+
+BAR = 'sys.stdout.write("\\r 10%\\r 20%\\n"); print("next")'
+
+
+def test_of_a_bar_its_last_state_is_shown(tmp_path):
+    assert launch(tmp_path, BAR)[1][1:] == ["[0]  20%", "[0] next"]
+
+
+def test_in_a_terminal_a_bar_is_overwritten(tmp_path):
+    ours, its = pty.openpty()
+    job = start(tmp_path, BAR, stdout=its)
+    assert job.wait(timeout=60) == 0
+    job.stderr.close()
+    assert os.read(ours, 1000).endswith(b"[0]  10%\r[0]  20%\r\n[0] next\r\n")
+    os.close(ours)
+    os.close(its)
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path):
+    job = start(tmp_path, "time.sleep(1)\nfor line in range(9999): print(line)", stderr=subprocess.DEVNULL)
+    job.stdout.close()
+    assert job.wait(timeout=60) == 0
+    assert (tmp_path / "log" / "worker_0.log").read_text().endswith("9998\n")
+
+
+def test_logs_of_an_earlier_job_do_not_stay(tmp_path):
+    assert launch(tmp_path, "print('first')", nproc=3)[0] == 0
+    (tmp_path / "log" / "worker_notes.log").touch()
+    assert launch(tmp_path, "", nproc=2)[0] == 0
+    assert [path.name for path in sorted((tmp_path / "log").iterdir())] == [
+        "scheduler.log",
+        "worker_0.log",
+        "worker_1.log",
+        "worker_notes.log",
+    ]
+    assert (tmp_path / "log" / "worker_0.log").read_text() == ""
+
+
+def test_each_job_has_a_folder_of_its_own_by_default(tmp_path):
+    (tmp_path / "program.py").write_text("print(1)")
+    command = [sys.executable, "-m", "ms_accum.launch", "program.py"]
+    jobs = [subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(2)]
+    said = {job.communicate(timeout=60)[0].splitlines()[0].split()[-1].decode() for job in jobs}
+    assert [job.returncode for job in jobs] == [0, 0]
+    assert len(said) == 2
+    assert {(tmp_path / folder / "worker_0.log").read_text() for folder in said} == {"1\n"}
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        ("sys.exit('error: no data')", 1, "ended with exit code 1: no data"),
+        ("print('error: full'); print('x'); sys.exit(5)", 5, "ended with exit code 5: full"),
+        ("raise ValueError('bad')", 1, "ended with exit code 1: ValueError: bad"),
+        ("print('[WARNING] ME(1)'); print('hm'); sys.exit(3)", 3, "ended with exit code 3: hm"),
+        ("sys.exit(4)", 4, "ended with exit code 4: it said nothing"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+    ],
+)
+def test_who_fails_is_named_and_the_others_are_ended(tmp_path, failure, code, said):
+    began = time.monotonic()
+    source = f"if rank == 1:\n    time.sleep(0.5); {failure}\ntime.sleep(100)"
+    assert launch(tmp_path, source)[::2] == (code, [f"error: rank 1 {said}; its log is log/worker_1.log"])
+    assert time.monotonic() - began < 20
+
+
+def test_what_a_rank_has_printed_is_in_its_log_even_if_it_is_killed(tmp_path):
+    assert launch(tmp_path, "print('before')\nos.kill(os.getpid(), signal.SIGKILL)")[0] == 137
+    assert [(tmp_path / "log" / f"worker_{rank}.log").read_text() for rank in range(2)] == ["before\n"] * 2
+
+
+def test_rank_0_is_shown_before_it_is_named(tmp_path):
+    code, _, err = launch(tmp_path, "if rank: time.sleep(100)\nprint('error: so', file=sys.stderr); sys.exit(2)")
+    named = "error: rank 0 ended with exit code 2: so; its log is log/worker_0.log"
+    assert (code, err) == (2, ["[0] error: so", named])
+
+
+def test_who_fails_last_fails_the_job(tmp_path):
+    assert launch(tmp_path, "time.sleep(rank); sys.exit(7 * rank)")[0] == 7
+
+
+def test_who_does_not_end_is_killed_after_a_while(tmp_path):
+    source = "if rank == 1:\n    while not os.path.exists('ready0'): time.sleep(0.1)\n    sys.exit(3)\n" + STUBBORN
+    code, _, err = launch(tmp_path, source, "--grace=1.5")
+    assert (code, err[1:]) == (3, ["error: rank 0 did not end within 1.5 s and was killed"])
+
+
+def test_the_schedulers_end_is_an_error(tmp_path):
+    job = start(tmp_path, NOTES)
+    both_ready(job, tmp_path)
+    os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
+    code, _, err = ended(job)
+    assert (code, err) == (137, ["error: the scheduler was killed by SIGKILL; its log is log/scheduler.log"])
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_each_rank_gets_a_signal_once(tmp_path, number):
+    """Sent as a terminal does on Ctrl-C: to the whole group. One rank ends long before the other."""
+    job = start(tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(1 + rank)"))
+    both_ready(job, tmp_path)
+    os.killpg(job.pid, number)
+    code, _, err = ended(job)
+    assert (code, err) == (CODES[number], [f"error: {'interrupted' if code == 130 else 'terminated'}"])
+    assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[number], [number]]
+
+
+def test_a_rank_that_a_signal_ends_badly_is_named(tmp_path):
+    job = start(tmp_path, NOTES.replace("128 + got[0]", "143 - 138 * rank"))
+    both_ready(job, tmp_path)
+    job.send_signal(signal.SIGTERM)
+    code, _, err = ended(job)
+    named = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
+    assert (code, err) == (143, [named, "error: terminated"])
+
+
+def test_a_second_signal_ends_them_at_once(tmp_path):
+    job = start(tmp_path, STUBBORN)
+    both_ready(job, tmp_path)
+    began = time.monotonic()
+    job.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert job.poll() is None
+    job.send_signal(signal.SIGINT)
+    code, _, err = ended(job)
+    assert (code, err[-1]) == (143, "error: terminated")
+    assert time.monotonic() - began < 10
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
+    job = start(tmp_path, STUBBORN)
+    both_ready(job, tmp_path)
+    processes = [process_of(job, "MS_NODE_ID", rank) for rank in range(2)] + [process_of(job, "MS_ROLE", "MS_SCHED")]
+    job.kill()
+    ended(job)
+    assert all(gone(process) for process in processes)
+
+
+def test_what_ranks_have_started_ends_too(tmp_path):
+    source = "child = subprocess.Popen(['sleep', '100'])\nopen(f'got{rank}', 'w').write(str(child.pid))"
+    assert launch(tmp_path, source)[0] == 0
+    assert all(gone((tmp_path / f"got{rank}").read_text()) for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got '0'"),
+        (["--nproc=two", "program.py"], "argument --nproc: must be an int >= 1, but got 'two'"),
+        (["--grace=nan", "program.py"], "argument --grace: must be a number >= 0, but got 'nan'"),
+        (["--np=2", "program.py"], "unrecognized arguments: --np=2"),
+        (["nowhere.py"], "argument script.py: 'nowhere.py' is no file"),
+        ([], "the following arguments are required: script.py [its flags]"),
+    ],
+)
+def test_wrong_flags_are_refused_in_one_line(tmp_path, flags, said):
+    (tmp_path / "program.py").touch()
+    command = [sys.executable, "-m", "ms_accum.launch", *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+def test_a_folder_of_logs_that_cannot_be(tmp_path):
+    (tmp_path / "log").touch()
+    code, _, err = launch(tmp_path, "open('ran', 'w')")
+    assert (code, err) == (5, ["error: the job can't be started: [Errno 17] File exists: 'log'"])
+    assert not (tmp_path / "ran").exists()
+
+
+# A cluster
+
+SUM = """
+from ms_accum.signals import SIGNALS
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+import mindspore as ms
+import numpy as np
+from mindspore import communication, nn, ops
+
+class Sum(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.sum = ops.AllReduce()
+
+    def construct(self, x):
+        return self.sum(x)
+
+ms.set_context(mode=ms.GRAPH_MODE)
+communication.init()
+assert (communication.get_rank(), communication.get_group_size()) == (rank, 2)
+total = Sum()
+print(total(ms.Tensor(np.array([1 + rank, 10], np.float32))).asnumpy().tolist(), flush=True)
+"""
+FOREVER = """
+open(f"ready{rank}", "w").close()
+with SIGNALS:
+    while True:
+        total(ms.Tensor(np.ones(2, np.float32)))
+"""
+
+
+def test_ranks_sum(tmp_path):
+    code, out, err = launch(tmp_path, SUM)
+    assert (code, out[1:], err) == (0, ["[0] [3.0, 20.0]"], [])
+    assert (tmp_path / "log" / "worker_1.log").read_text().startswith("[3.0, 20.0]\n")
+
+
+def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
+    """Here they can't do what SIGTERM asks for: their main threads are inside of MindSpore."""
+    wait = (
+        "open(f'ready{rank}', 'w').close()\nwith SIGNALS:\n    while True: total(ms.Tensor(np.ones(2, np.float32)))\n"
+    )
+    job = start(tmp_path, SUM + wait)
+    both_ready(job, tmp_path)
+    began = time.monotonic()
+    os.kill(process_of(job, "MS_NODE_ID", 1), signal.SIGKILL)
+    code, _, err = ended(job)
+    assert time.monotonic() - began < 60
+    ours = [line for line in err if line.startswith("error: ")]
+    assert (code, ours[0]) == (137, "error: rank 1 was killed by SIGKILL; its log is log/worker_1.log")
