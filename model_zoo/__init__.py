@@ -1,4 +1,4 @@
-"""What is trained in the examples: two small networks and their images.
+"""What is trained in the examples: small networks and their images.
 
 Nothing here imports `ms_accum`; scikit-learn and `download` are imported only where they are used.
 """
@@ -15,6 +15,7 @@ from model_zoo.download import DEFAULT_URL, download_mnist
 from model_zoo.lenet import LeNet5
 from model_zoo.mlp import MLP
 from model_zoo.optimizers import OPTIMIZERS, make_optimizer
+from model_zoo.resnet import ResNet18
 
 __all__ = [
     "DEFAULT_URL",
@@ -23,6 +24,7 @@ __all__ = [
     "MODELS",
     "OPTIMIZERS",
     "LeNet5",
+    "ResNet18",
     "create_dataset",
     "download_mnist",
     "make_optimizer",
@@ -30,10 +32,11 @@ __all__ = [
 
 
 class Model(NamedTuple):
-    """A network, and the side of the images it takes."""
+    """A network, the side and the channels of the images it takes."""
 
     make: Callable[[], nn.Cell]
     image_size: int
+    channels: int = 1
 
 
-MODELS = {"lenet5": Model(LeNet5, 32), "mlp": Model(MLP, 28)}
+MODELS = {"lenet5": Model(LeNet5, 32), "mlp": Model(MLP, 28), "resnet18": Model(ResNet18, 32, channels=3)}
