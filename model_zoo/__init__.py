@@ -11,7 +11,7 @@ from mindspore import nn
 
 from model_zoo._check import DataError
 from model_zoo.dataset import create_dataset
-from model_zoo.download import DEFAULT_URL, download_mnist
+from model_zoo.download import DEFAULT_URL, download_cifar10, download_mnist
 from model_zoo.lenet import LeNet5
 from model_zoo.mlp import MLP
 from model_zoo.optimizers import OPTIMIZERS, make_optimizer
@@ -26,6 +26,7 @@ __all__ = [
     "LeNet5",
     "ResNet18",
     "create_dataset",
+    "download_cifar10",
     "download_mnist",
     "make_optimizer",
 ]

@@ -184,7 +184,10 @@ def test_bad_arguments_are_refused(make, error, message):
 
 
 def test_public_names():
-    networks, data = {"LeNet5", "MLP", "ResNet18", "MODELS"}, {"create_dataset", "download_mnist", "DEFAULT_URL"}
+    networks, data = (
+        {"LeNet5", "MLP", "ResNet18", "MODELS"},
+        {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL"},
+    )
     assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "make_optimizer"}
     assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
     for model in model_zoo.MODELS.values():
