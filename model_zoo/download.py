@@ -135,6 +135,9 @@ def download_cifar10(data_path: str | PathLike[str], url: str = CIFAR10.url, *, 
     return _download(CIFAR10, data_path, url, stall_seconds)
 
 
+DOWNLOADS = {"mnist": download_mnist, "cifar10": download_cifar10}
+
+
 def _download(source: Source, data_path: str | PathLike[str], url: str, stall_seconds: float) -> str:
     root = check_path(source.caller, "data_path", data_path)
     _check_url(source.caller, url)

@@ -186,9 +186,9 @@ def test_bad_arguments_are_refused(make, error, message):
 def test_public_names():
     networks, data = (
         {"LeNet5", "MLP", "ResNet18", "MODELS"},
-        {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL"},
+        {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
     )
-    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "make_optimizer"}
+    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}
     assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
     for model in model_zoo.MODELS.values():
         network, size = model.make().set_train(False), model.image_size
