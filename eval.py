@@ -12,6 +12,7 @@ if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before othe
 from mindspore import nn
 
 from model_zoo import MODELS, DataError, create_dataset
+from model_zoo.recipes import dataset_for
 from ms_accum import evaluate, tune_cpu
 from ms_accum.checkpoint import CheckpointError, differences, load_model, load_parameters
 from ms_accum.program import CHECKPOINT, DATA, USAGE, Parser, choose_device, exit_code, run, show_accuracy, show_runtime
@@ -22,7 +23,7 @@ def flags() -> Parser:
     parser = Parser("Evaluate a checkpoint of train.py on the test split.")
     parser.add_device()
     add = parser.add_argument
-    add("--data_path", metavar="DIR", help="folder of MNIST; without it the embedded digits are used")
+    add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; default: the digits")
     add("--ckpt_path", metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
     return parser
@@ -47,7 +48,8 @@ def main(args: argparse.Namespace) -> None:
         load_model(network, args.ckpt_path)
     show_runtime(tune_cpu(network) if args.runtime == "tuned" else {})
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        test = create_dataset(args.data_path, 100, usage="test", image_size=MODELS[name].image_size)
+        dataset, size = dataset_for(name, args.data_path), MODELS[name].image_size
+        test = create_dataset(args.data_path, 100, usage="test", image_size=size, dataset=dataset)
     show_accuracy(*evaluate(network, test))
 
 

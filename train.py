@@ -1,4 +1,4 @@
-"""Train LeNet5 or the MLP with gradient accumulation: python train.py [--data_path=./MNIST_Data]"""
+"""Train a network with gradient accumulation: python train.py [--data_path=./MNIST_Data]"""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before othe
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo import DEFAULT_URL, MODELS, OPTIMIZERS, DataError, create_dataset, download_mnist, make_optimizer
+from model_zoo import DOWNLOADS, MODELS, OPTIMIZERS, RECIPES, DataError, create_dataset, make_optimizer
+from model_zoo.recipes import ADAPTIVE, ADAPTIVE_LR, by_dataset, choose
 from ms_accum import (
     Checkpointer,
     CheckpointError,
@@ -51,26 +52,22 @@ from ms_accum.report import MetricsFile, Opening, progress, say, show
 from ms_accum.signals import SIGNALS
 from ms_accum.windows import TAILS
 
-# MNIST: the recipe of the r1.0 tutorial. The embedded digits are 40 times fewer and get one of their own.
-RECIPES = {"mnist": {"epochs": 10, "lr": 0.01}, "digits": {"epochs": 25, "lr": 0.04}}
-ADAPTIVE_LR = 0.001
-EVAL_BATCH = 100
-BATCH_SIZE, MINI_STEPS, AUTO = 32, 4, "auto"
+EVAL_BATCH, MINI_STEPS, AUTO = 100, 4, "auto"
 # What a resumed run must have been started with, beside what the driver knows.
 CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 
 
 def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
-    parser = Parser("Train LeNet5 or the MLP on MNIST, or on the embedded digits, with gradient accumulation.")
+    parser = Parser("Train LeNet5, an MLP or ResNet-18 with gradient accumulation.")
     parser.add_device()
     add = parser.add_argument
-    add("--data_path", metavar="DIR", help="folder of MNIST; without it the embedded digits are used")
-    add("--download", nargs="?", const=DEFAULT_URL, metavar="URL", help="fetch MNIST into --data_path first")
-    add("--dataset", choices=("mnist", "digits"), help="default: mnist with --data_path, digits without")
-    add("--model", choices=tuple(MODELS), default="lenet5", help="default: %(default)s")
-    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help="default: 10 on mnist, 25 on digits")
-    what = f"rows of a micro-batch, default: {BATCH_SIZE}; auto: the most that fit into memory"
+    add("--data_path", metavar="DIR", help="folder of MNIST or CIFAR-10; without it the embedded digits are used")
+    add("--download", nargs="?", const=True, metavar="URL", help="fetch the data set into --data_path first")
+    add("--dataset", choices=tuple(RECIPES), help="default: what --model takes: mnist with --data_path, digits without")
+    add("--model", choices=tuple(MODELS), help=f"default: {by_dataset('model')}")
+    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
+    what = f"rows of a micro-batch, default: {by_dataset('batch_size')}; auto: the most that fit into memory"
     add("--batch_size", type=rows, metavar="N|auto", help=what)
     names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
     add(*names, type=whole(1), metavar="N", help=f"micro-batches in a window, default: {MINI_STEPS}")
@@ -82,12 +79,12 @@ def flags() -> Parser:
     what = "what becomes of a last, shorter window, default: %(default)s"
     add("--tail", choices=TAILS, default="flush", help=what)
     add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the window's gradient, default: none")
-    add("--optimizer", choices=OPTIMIZERS, default="momentum", help="default: %(default)s")
-    what = f"default: 0.01 on mnist, 0.04 on digits, {ADAPTIVE_LR} with adam and adamw"
+    add("--optimizer", choices=OPTIMIZERS, help=f"default: {by_dataset('optimizer')}")
+    what = f"default: {by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
     add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
-    add("--weight_decay", type=number(0), default=0.0, metavar="X", help="default: %(default)s")
-    what = "of weights and data order, default: %(default)s"
+    add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
+    what = "of weights, data order and crops, default: %(default)s"
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=what)
     add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
     what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
@@ -110,27 +107,24 @@ def rows(text: str) -> int | str:
 
 def resolve(args: argparse.Namespace) -> None:
     """Fill in the defaults that depend on other flags, and refuse flags that contradict each other."""
-    resolve_window(args)
-    args.dataset = args.dataset or ("digits" if args.data_path is None else "mnist")
-    if args.dataset == "mnist" and args.data_path is None:
-        raise Failure("argument --data_path: must be given for mnist; --download fetches it there", USAGE)
-    if args.download and args.data_path is None:
-        raise Failure("argument --download: needs --data_path, the folder to fetch MNIST into", USAGE)
-    if args.dataset == "digits" and (args.data_path is not None or args.download):
-        raise Failure("argument --dataset: digits are embedded; --data_path and --download are for mnist", USAGE)
+    with exit_code(USAGE, ValueError):
+        args.dataset, args.model = choose(args.dataset, args.model, args.data_path, args.download)
+    recipe = RECIPES[args.dataset]
+    resolve_window(args, recipe.batch_size)
     if args.keep_best and not args.save_every:
         raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
-    adaptive = args.optimizer in ("adam", "adamw")
-    if adaptive and args.momentum is not None:
+    args.optimizer = args.optimizer or recipe.optimizer
+    if args.optimizer in ADAPTIVE and args.momentum is not None:
         raise Failure(f"argument --momentum: {args.optimizer} has none", USAGE)
-    recipe = RECIPES[args.dataset]
-    args.epochs = args.epochs or recipe["epochs"]
-    args.lr = args.lr or (ADAPTIVE_LR if adaptive else recipe["lr"])
+    lr, weight_decay = recipe.rates(args.optimizer)
+    args.epochs = args.epochs or recipe.epochs
+    args.lr = args.lr or lr
+    args.weight_decay = weight_decay if args.weight_decay is None else args.weight_decay
     args.momentum = 0.9 if args.momentum is None else args.momentum
     args.ckpt_path = args.ckpt_path or os.path.join(args.output_dir, "gradient_accumulation.ckpt")
 
 
-def resolve_window(args: argparse.Namespace) -> None:
+def resolve_window(args: argparse.Namespace, batch_size: int) -> None:
     """Do so for the flags that say what a window is: micro-batches and their number, or the rows of all of them."""
     auto, whole_batch = args.batch_size == AUTO, args.effective_batch
     if auto and whole_batch is None:
@@ -138,14 +132,14 @@ def resolve_window(args: argparse.Namespace) -> None:
     if args.memory_budget is not None and not auto:
         raise Failure("argument --memory_budget: is for --batch_size auto", USAGE)
     if whole_batch is None:
-        args.batch_size = args.batch_size or BATCH_SIZE
+        args.batch_size = args.batch_size or batch_size
         args.mini_steps = args.mini_steps or MINI_STEPS
         return
     if args.mini_steps is not None:
         raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
     if args.tail != "flush":
         raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {args.tail}", USAGE)
-    args.batch_size = args.batch_size or min(BATCH_SIZE, whole_batch)
+    args.batch_size = args.batch_size or min(batch_size, whole_batch)
     if not auto and args.batch_size > whole_batch:
         raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
 
@@ -160,14 +154,14 @@ def split_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the training split, in batches of what one window or one micro-batch takes, and the test split."""
-    size = MODELS[args.model].image_size
+    which = {"dataset": args.dataset, "image_size": MODELS[args.model].image_size}
     batch_size = args.effective_batch or args.batch_size
     # A DataError is a ValueError too: the inner one is asked first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        if args.download:
-            download_mnist(args.data_path, args.download)
-        train = create_dataset(args.data_path, batch_size, usage="train", image_size=size, seed=args.seed)
-        return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", image_size=size)
+        if args.download is not None:
+            DOWNLOADS[args.dataset](args.data_path, **({} if args.download is True else {"url": args.download}))
+        train = create_dataset(args.data_path, batch_size, usage="train", seed=args.seed, **which)
+        return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", **which)
 
 
 def build(args: argparse.Namespace) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:

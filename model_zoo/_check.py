@@ -50,6 +50,21 @@ def check_path(function: str, name: str, value: Any) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def check_folder(function: str, root: Path, *, fetch: str) -> None:
+    """Refuse a data path that is no folder, naming the way out for an archive."""
+    if root.is_dir():
+        return
+    if not root.exists():
+        raise FileNotFoundError(
+            f"For '{function}', 'data_path' must be an existing folder, but got {quote(root)}. "
+            f"Correct the path, or {fetch}."
+        )
+    remedy = "Give the folder that holds it."
+    if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
+        remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
+    raise DataError(f"For '{function}', 'data_path' must be a folder, but got the file {quote(root)}. {remedy}")
+
+
 def quote(path: Path) -> str:
     """Show a path on one line, whatever characters it has."""
     return repr(str(path))

@@ -15,8 +15,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 _POLL_SECONDS = 0.05
 # `-c` puts the working directory first on the path and a script its own folder, where our
@@ -24,7 +25,7 @@ _POLL_SECONDS = 0.05
 _START = "import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
-def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int) -> None:
+def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int, caller: str) -> None:
     """Fetch `url` into the file `target`, whose folder must be empty.
 
     Args:
@@ -32,12 +33,14 @@ def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int) -> No
         target (Path): Where to put it.
         stall_seconds (float): How long the file may stay as long as it is.
         max_bytes (int): How long the file may become.
+        caller (str): Whose argument `url` is, for the wording of errors.
 
     Raises:
         TimeoutError: If the server stalls.
         OSError: If the file can't be fetched, or is longer than `max_bytes`.
     """
     log = target.with_name("fetch.log")
+    unfetched = partial(_unfetched, caller, url)
     with open(log, "wb") as errors:
         child = subprocess.Popen(
             [sys.executable, "-c", _START, __file__, url, str(target)],
@@ -46,19 +49,19 @@ def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int) -> No
             stderr=errors,
         )
         try:
-            _watch(child, target, url=url, stall_seconds=stall_seconds, max_bytes=max_bytes)
+            _watch(child, target, unfetched, stall_seconds=stall_seconds, max_bytes=max_bytes)
         finally:
             child.kill()
             child.communicate()
     if child.returncode != 0 or not target.is_file():
-        raise OSError(_unfetched(url, _reason(log)))
+        raise OSError(unfetched(_reason(log)))
 
 
 def _watch(
     child: subprocess.Popen[bytes],
     target: Path,
+    unfetched: Callable[[str], str],
     *,
-    url: str,
     stall_seconds: float,
     max_bytes: int,
 ) -> None:
@@ -68,12 +71,12 @@ def _watch(
         time.sleep(_POLL_SECONDS)
         now = _size(target)
         if now > max_bytes:
-            raise OSError(_unfetched(url, f"it is longer than {max_bytes} bytes"))
+            raise OSError(unfetched(f"it is longer than {max_bytes} bytes"))
         if now != size:
             size, since = now, time.monotonic()
         elif time.monotonic() - since > stall_seconds:
             reason = f"nothing came for {stall_seconds:g} seconds, after {size} bytes"
-            raise TimeoutError(_unfetched(url, reason))
+            raise TimeoutError(unfetched(reason))
 
 
 def _size(target: Path) -> int:
@@ -92,9 +95,9 @@ def _reason(log: Path) -> str:
     return said[-1].rpartition("Error: ")[2].strip() if said else "no reason was given"
 
 
-def _unfetched(url: str, reason: str) -> str:
+def _unfetched(caller: str, url: str, reason: str) -> str:
     return (
-        f"For 'download_mnist', 'url' must be a file that can be fetched, but got {url!r}: "
+        f"For '{caller}', 'url' must be a file that can be fetched, but got {url!r}: "
         f"{reason}. Try again, or give a mirror's address."
     )
 

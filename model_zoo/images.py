@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from typing import Callable
 
 import numpy as np
 
@@ -16,26 +18,46 @@ class Split:
 
     Attributes:
         usage: ``"train"`` or ``"test"``.
-        images: Gray values, uint8 of shape (N, side, side). Kept as bytes: MNIST at 32x32 is 61 MB.
+        images: uint8 of shape (N, side, side), or (N, 3, side, side) in colour. Kept as bytes: MNIST at
+            32x32 is 61 MB, CIFAR-10 154 MB.
         labels: int32 of shape (N,).
-        mean: What is subtracted from a gray value / 255.
+        mean: What is subtracted from a value / 255; in colour, one of each channel.
         std: What the difference is divided by.
     """
 
     usage: str
     images: np.ndarray
     labels: np.ndarray
-    mean: float
-    std: float
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
 
     def resized(self, side: int) -> Split:
         """Return the split with images of side x side."""
         return dataclasses.replace(self, images=resize(self.images, side))
 
+    def with_channels(self) -> np.ndarray:
+        """Return the images with an axis for the channels, a view."""
+        return self.images if self.images.ndim == 4 else self.images[:, np.newaxis]
+
+    def normaliser(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the function from images with channels to network inputs."""
+        if self.images.ndim == 3:
+            return self.gray_to_input().__getitem__
+        # In colour a lookup for each channel is slower than arithmetic: 0.8 ms for 128 images, against 0.2.
+        mean, std = (np.array(value)[:, np.newaxis, np.newaxis] for value in (self.mean, self.std))
+        return partial(_normalise, scale=(1 / (255 * std)).astype(np.float32), shift=(-mean / std).astype(np.float32))
+
     def gray_to_input(self) -> np.ndarray:
         """Return the 256 network inputs: a lookup is cheaper than arithmetic on every batch."""
         gray = np.arange(256, dtype=np.float64) / 255
         return ((gray - self.mean) / self.std).astype(np.float32)
+
+
+def _normalise(images: np.ndarray, *, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    inputs = images.astype(np.float32)
+    inputs *= scale
+    inputs += shift
+    return inputs
 
 
 def resize(images: np.ndarray, side: int) -> np.ndarray:
@@ -48,7 +70,7 @@ def resize(images: np.ndarray, side: int) -> np.ndarray:
     Returns:
         numpy.ndarray, uint8 of shape (N, side, side).
     """
-    if images.shape[1] == side:
+    if images.shape[-1] == side:
         return images
     mix = _bilinear(images.shape[1], side)
     resized = np.empty((len(images), side, side), np.uint8)

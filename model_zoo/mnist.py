@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_zoo._check import DataError, quote
+from model_zoo._check import DataError, check_folder, quote
+from model_zoo.cifar import holds_cifar10
 from model_zoo.idx import read_images, read_labels
 from model_zoo.images import Split
 
@@ -27,7 +28,7 @@ def load_mnist(root: Path, usage: str | None) -> Split:
         FileNotFoundError: If the folder or a file of the split is missing.
         DataError: If `root` is a file, or a file is damaged, or the two do not belong together.
     """
-    _check_folder(root)
+    check_folder("create_dataset", root, fetch="fetch MNIST into it, for example with 'train.py --download'")
     images_path, labels_path, usage = _locate(root, usage)
     images, labels = read_images(images_path), read_labels(labels_path)
     if len(images) != len(labels):
@@ -77,6 +78,11 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
                 f"For 'create_dataset', the files of 'data_path' must be unpacked, but got "
                 f"{quote(packed)}. Run gunzip on the .gz files in that folder."
             )
+    if holds_cifar10(root):
+        return (
+            f"For 'create_dataset', 'data_path' must hold MNIST, but got {quote(root)} with CIFAR-10. "
+            "Say so: dataset='cifar10', or '--dataset cifar10'."
+        )
     names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
     return (
         f"For 'create_dataset', 'data_path' must hold MNIST's {names} (in the folder itself, in "
@@ -98,18 +104,3 @@ def _find(folder: Path, usage: str, kind: str) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     return None
-
-
-def _check_folder(root: Path) -> None:
-    """Refuse what is not a folder, naming the way out for an archive."""
-    if root.is_dir():
-        return
-    if not root.exists():
-        raise FileNotFoundError(
-            f"For 'create_dataset', 'data_path' must be an existing folder, but got {quote(root)}. "
-            "Correct the path, or fetch MNIST into it, for example with 'train.py --download'."
-        )
-    remedy = "Give the folder that holds it."
-    if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
-        remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
-    raise DataError(f"For 'create_dataset', 'data_path' must be a folder, but got the file {quote(root)}. " + remedy)

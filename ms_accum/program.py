@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Callable, NoReturn
@@ -51,10 +52,21 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show warnings as one line each, like errors: where they come from in the code is of no use to a user."""
+    kept = warnings.formatwarning
+    warnings.formatwarning = lambda message, *place: f"warning: {' '.join(str(message).split())}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = kept
+
+
 def run(main: Callable[[argparse.Namespace], None], parser: Parser, argv: Sequence[str] | None = None) -> int:
     """Parse, run and return the exit code; errors become one line unless --debug is among the flags."""
     debug = False
-    with SIGNALS:
+    with SIGNALS, plain_warnings():
         try:
             arguments = parse(parser, sys.argv[1:] if argv is None else argv)
             debug = arguments.debug

@@ -11,7 +11,7 @@ import pytest
 
 from idx_files import fingerprints, left_in, pairs, write_mnist, zipped
 from model_zoo import DataError
-from model_zoo.archive import TOP, unpack
+from model_zoo.archive import TOP, unpack_zip
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_name_twice(tmp_path, small, top):
 def test_the_four_files_come_out(tmp_path, small, top):
     entries = [(TOP + folder, b"") for folder in ("", "train/", "test/")]
     (tmp_path / "original.zip").write_bytes(zipped(entries + pairs(small, top=top)))
-    unpack(tmp_path / "original.zip", tmp_path / "out", fingerprints(tmp_path / "original"))
+    unpack_zip(tmp_path / "original.zip", tmp_path / "out", fingerprints(tmp_path / "original"))
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
 
 
@@ -106,7 +106,7 @@ def unpacking_fails(body, tmp_path):
     archive = tmp_path / "original.zip"
     archive.write_bytes(body)
     with pytest.raises(DataError) as caught:
-        unpack(archive, tmp_path / "unpacked", fingerprints(tmp_path / "original"))
+        unpack_zip(archive, tmp_path / "unpacked", fingerprints(tmp_path / "original"))
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -124,7 +124,7 @@ def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
             damaged[-pick.randrange(1, 600)] ^= 1 << pick.randrange(8)
         archive.write_bytes(damaged)
         try:
-            unpack(archive, tmp_path / f"unpacked{number}", expected)
+            unpack_zip(archive, tmp_path / f"unpacked{number}", expected)
         except (DataError, OSError) as error:
             refusals += 1
             assert len(str(error).splitlines()) == 1

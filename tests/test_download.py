@@ -14,6 +14,7 @@ import model_zoo.download
 from idx_files import fingerprints, left_in, pairs, real_mnist, write_mnist, zipped
 from loopback import sends, serving
 from model_zoo import DataError, create_dataset, download_mnist
+from model_zoo.download import MNIST
 from model_zoo.mnist import find_split
 
 # Long enough for a busy machine; what must stall is given less.
@@ -24,7 +25,7 @@ PATIENCE = 60.0
 def small(tmp_path, monkeypatch):
     """Four small files that are taken for MNIST, by their names."""
     folder = write_mnist(tmp_path / "original", train=20, test=10)
-    monkeypatch.setattr(model_zoo.download, "FILES", fingerprints(folder))
+    monkeypatch.setattr(model_zoo.download, "MNIST", MNIST._replace(files=fingerprints(folder)))
     return {name: (folder / name).read_bytes() for name in fingerprints(folder)}
 
 
@@ -52,7 +53,7 @@ def refused(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENC
 def test_a_good_archive(tmp_path, small, serve, top):
     url = serve(sends(zipped(pairs(small, top=top))))
     assert download_mnist(tmp_path / "data", url) == str(tmp_path / "data")
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
     assert create_dataset(tmp_path / "data", 10).get_dataset_size() == 2
     assert not [name for name in left_in(tmp_path) if not name.startswith("data")]
 
@@ -61,7 +62,7 @@ def test_folder_entries_stored_files_and_no_length(tmp_path, small, serve):
     entries = [(f"MNIST_Data/{name}", b"") for name in ("", "train/", "test/")]
     body = zipped(entries + pairs(small), method=zipfile.ZIP_STORED)
     download_mnist(tmp_path / "data", serve(sends(body, announced=False)))
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
 
 
 @pytest.mark.parametrize("name", ["a/b c/数据", "here"])
@@ -82,7 +83,7 @@ def test_a_redirect_is_followed(tmp_path, small, serve):
         handler.end_headers()
 
     download_mnist(tmp_path / "data", serve(moved))
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
 
 
 @pytest.mark.parametrize("layout", ["split", "flat", "torchvision", "dots"])
@@ -99,7 +100,7 @@ def test_a_missing_file_is_completed(tmp_path, small, serve):
     kept = tmp_path / "data/train/train-images-idx3-ubyte"
     inode = kept.stat().st_ino
     download_mnist(tmp_path / "data", serve(sends(zipped(pairs(small)))))
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
     assert kept.stat().st_ino == inode
 
 
@@ -123,7 +124,7 @@ def test_the_real_archive(tmp_path, serve):
     bodies = [zipped(pairs(some), method=zipfile.ZIP_STORED) for some in (wrong, files)]
     assert "SHA-256" in refused(serve(sends(bodies[0])), tmp_path, error=DataError)
     download_mnist(tmp_path / "data", serve(sends(bodies[1])))
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
 
 
@@ -151,7 +152,7 @@ def test_a_server_that_stalls(tmp_path, small):
 
 
 def test_an_archive_too_long_for_mnist(tmp_path, small, serve, monkeypatch):
-    monkeypatch.setattr(model_zoo.download, "_ARCHIVE_OVERHEAD", 1 << 16)
+    monkeypatch.setattr(model_zoo.download, "OVERHEAD", 1 << 16)
     assert "it is longer than" in refused(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
 
 
@@ -216,7 +217,7 @@ def test_a_failure_while_files_appear_takes_them_back(tmp_path, small, serve, mo
 def test_our_download_module_is_not_taken_for_the_package(tmp_path, small, serve, monkeypatch):
     monkeypatch.chdir(Path(model_zoo.__file__).parent)
     download_mnist(tmp_path / "data", serve(sends(zipped(pairs(small)))))
-    assert fingerprints(tmp_path / "data") == model_zoo.download.FILES
+    assert fingerprints(tmp_path / "data") == model_zoo.download.MNIST.files
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ PATIENCE, BOUND = 60.0, 20
 
 def fetched(url, folder, *, stall_seconds=PATIENCE, max_bytes=1 << 20):
     """Return what was fetched."""
-    fetch(url, folder / "x.zip", stall_seconds=stall_seconds, max_bytes=max_bytes)
+    fetch(url, folder / "x.zip", stall_seconds=stall_seconds, max_bytes=max_bytes, caller="download_mnist")
     return (folder / "x.zip").read_bytes()
 
 

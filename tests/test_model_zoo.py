@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import model_zoo
-from model_zoo import MLP, LeNet5
+from model_zoo import MLP, LeNet5, ResNet18
 
 ROOT = Path(model_zoo.__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.iter_modules(model_zoo.__path__))
@@ -40,7 +40,28 @@ MLP_ = {
 }
 
 
-@pytest.mark.parametrize(("network", "expected"), [(LeNet5, LENET5), (MLP, MLP_)])
+def _resnet18():
+    """Return the parameters of ResNet-18, written down from the paper's table in torchvision's names."""
+    shapes = {"conv1.weight": (64, 3, 3, 3), **_batch_norm("bn1", 64)}
+    before = 64
+    for stage, channels in enumerate((64, 128, 256, 512), start=1):
+        for block in (0, 1):
+            name = f"layer{stage}.{block}"
+            for number, taken in ((1, before), (2, channels)):
+                shapes[f"{name}.conv{number}.weight"] = (channels, taken, 3, 3)
+                shapes.update(_batch_norm(f"{name}.bn{number}", channels))
+            if before != channels:
+                shapes[f"{name}.downsample.0.weight"] = (channels, before, 1, 1)
+                shapes.update(_batch_norm(f"{name}.downsample.1", channels))
+            before = channels
+    return {**shapes, "fc.weight": (10, 512), "fc.bias": (10,)}
+
+
+def _batch_norm(name, channels):
+    return {f"{name}.{part}": (channels,) for part in ("moving_mean", "moving_variance", "gamma", "beta")}
+
+
+@pytest.mark.parametrize(("network", "expected"), [(LeNet5, LENET5), (MLP, MLP_), (ResNet18, _resnet18())])
 def test_parameters_are_those_of_the_tutorials(network, expected):
     found = {parameter.name: parameter.shape for parameter in network().get_parameters()}
     assert found == expected
@@ -52,12 +73,13 @@ def test_classes_and_channels_change_the_ends_only():
     changed = {"conv1.weight": (6, 2, 5, 5), "fc3.weight": (3, 84), "fc3.bias": (3,)}
     assert found == {**LENET5, **changed}
     assert MLP(num_class=3)(ms.ops.zeros((2, 1, 28, 28))).shape == (2, 3)
+    assert ResNet18(num_class=3).fc.weight.shape == (3, 512)
 
 
-@pytest.mark.parametrize(("network", "side"), [(LeNet5, 32), (MLP, 28)])
-def test_a_graph_computes_what_pynative_does(network, side):
-    net = network()
-    images = ms.Tensor(np.random.RandomState(0).randn(4, 1, side, side).astype(np.float32))
+@pytest.mark.parametrize(("network", "channels", "side"), [(LeNet5, 1, 32), (MLP, 1, 28), (ResNet18, 3, 32)])
+def test_a_graph_computes_what_pynative_does(network, channels, side):
+    net = network().set_train(False)
+    images = ms.Tensor(np.random.RandomState(0).randn(4, channels, side, side).astype(np.float32))
     logits = net(images).asnumpy()
     assert logits.shape == (4, 10)
     assert np.isfinite(logits).all() and logits.std() > 0
@@ -95,6 +117,55 @@ def _lenet5(image, weights, *, pool=np.max):
     return x
 
 
+def test_resnet18_is_the_textbook_computation():
+    net, random = ResNet18().set_train(False), np.random.RandomState(1)
+    for name, parameter in net.parameters_dict().items():
+        if "bn" in name or "downsample.1" in name:  # or every layer would multiply by 1 and add 0
+            parameter.set_data(ms.Tensor(random.uniform(0.5, 1.5, parameter.shape).astype(np.float32)))
+    image = random.randn(1, 3, 32, 32).astype(np.float32)
+    weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
+    found = net(ms.Tensor(image)).asnumpy()
+    expected = _resnet18_of(image, weights)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    # The planted fault: one shortcut less, the last.
+    wrong = _resnet18_of(image, weights, shortcut=lambda x, name: x * (name != "layer4.1"))
+    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+
+
+def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
+    """Compute ResNet-18 in NumPy, as it is when it does not train."""
+
+    def convolve(x, name, stride=1):
+        weight = weights[f"{name}.weight"]
+        around = weight.shape[-1] // 2
+        x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+        return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+
+    def normalise(x, name):
+        mean, variance, gamma, beta = (weights[key].reshape(-1, 1, 1) for key in _batch_norm(name, 0))
+        return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+
+    x = np.maximum(normalise(convolve(image.astype(np.float64), "conv1"), "bn1"), 0)
+    for name in [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]:
+        changes = f"{name}.downsample.0.weight" in weights
+        stride = 2 if changes else 1
+        inner = np.maximum(normalise(convolve(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
+        if changes:
+            x = normalise(convolve(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+        x = np.maximum(normalise(convolve(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
+    return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
+
+
+def test_resnet18_starts_from_hes_distribution():
+    ms.set_seed(1)
+    for name, parameter in ResNet18().parameters_dict().items():
+        if parameter.ndim == 4 and parameter.size > 10_000:
+            channels, _, kernel, _ = parameter.shape
+            expected = (2 / (channels * kernel**2)) ** 0.5
+            assert abs(parameter.asnumpy().std() / expected - 1) < 0.03, name
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -103,6 +174,8 @@ def _lenet5(image, weights, *, pool=np.max):
         (lambda: LeNet5("10"), TypeError, "'num_class' must be an int >= 1, but got type str"),
         (lambda: MLP(True), TypeError, "For 'MLP', 'num_class' must be"),
         (lambda: MLP(2.0), TypeError, "but got type float"),
+        (lambda: ResNet18(0), ValueError, "For 'ResNet18', 'num_class' must be an int >= 1, but got 0"),
+        (lambda: ResNet18(None), TypeError, "but got type NoneType"),
     ],
 )
 def test_bad_arguments_are_refused(make, error, message):
@@ -111,11 +184,15 @@ def test_bad_arguments_are_refused(make, error, message):
 
 
 def test_public_names():
-    networks, data = {"LeNet5", "MLP", "MODELS"}, {"create_dataset", "download_mnist", "DEFAULT_URL"}
-    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "make_optimizer"}
+    networks, data = (
+        {"LeNet5", "MLP", "ResNet18", "MODELS"},
+        {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
+    )
+    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}
     assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
     for model in model_zoo.MODELS.values():
-        assert model.make()(ms.ops.zeros((2, 1, model.image_size, model.image_size))).shape == (2, 10)
+        network, size = model.make().set_train(False), model.image_size
+        assert network(ms.ops.zeros((2, model.channels, size, size))).shape == (2, 10)
 
 
 @pytest.mark.parametrize("module", MODULES)

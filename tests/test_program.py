@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import mindspore as ms
 import pytest
@@ -251,6 +252,15 @@ def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
     assert run(raising(Failure("broken", DATA)), parser(), ["--debug"]) == DATA
     err = capfd.readouterr().err
     assert err.startswith("Traceback") and err.endswith("\nerror: broken\n")
+
+
+def test_a_warning_is_one_line_while_the_program_runs():
+    def warn(arguments):
+        shown.append(warnings.formatwarning("two\n lines", UserWarning, "file.py", 7, "its_line()"))
+
+    shown, before = [], warnings.formatwarning
+    assert run(warn, parser(), []) == OK
+    assert shown == ["warning: two lines\n"] and warnings.formatwarning is before
 
 
 def test_exit_code_takes_its_kinds_only():

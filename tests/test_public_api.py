@@ -79,9 +79,10 @@ SIGNATURES = {
     ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",
     model_zoo.LeNet5: "(num_class=10, num_channel=1)",
     model_zoo.MLP: "(num_class=10)",
+    model_zoo.ResNet18: "(num_class=10)",
     model_zoo.create_dataset: (
         "(data_path=None, batch_size=32, repeat_size=1, num_parallel_workers=1, *, usage=None, image_size=32, "
-        "shuffle=None, seed=None, drop_remainder=False, num_shards=1, shard_id=0)"
+        "shuffle=None, seed=None, drop_remainder=False, num_shards=1, shard_id=0, dataset=None)"
     ),
 }
 

@@ -19,6 +19,7 @@ from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim as nn_experimental
 from safetensors.numpy import save_file
 
+from cifar_files import write_cifar10
 from helpers import Recorder, batches
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, _facts, metrics, training_state
@@ -162,6 +163,21 @@ def test_with_shuffled_digits(tmp_path, stop):
 
     expected = make().train(digits(), 1).left
     check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 1), expected)
+
+
+def test_with_images_that_are_moved_at_random(tmp_path):
+    write_cifar10(tmp_path / "data", train=8)
+
+    def make():
+        return Run(features=3072)
+
+    def data():
+        return create_dataset(tmp_path / "data", 10, dataset="cifar10", seed=5)
+
+    expected = make().train(data(), 3).left
+    check_same(stopped_and_resumed(tmp_path / "states", [6], make, data, 3), expected)
+    another = create_dataset(tmp_path / "data", 10, dataset="cifar10", seed=6)
+    assert make().train(another, 3).left[0] != expected[0]
 
 
 def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):

@@ -1,0 +1,72 @@
+"""With what is a data set trained, where nobody says otherwise?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from model_zoo.models import MODELS
+
+
+class Recipe(NamedTuple):
+    """What a data set is trained with; all recipes have windows of 4 and, where there is one, a momentum of 0.9."""
+
+    model: str
+    epochs: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    weight_decay: float = 0
+
+    def rates(self, optimizer: str) -> tuple[float, float]:
+        """Return learning rate and weight decay, which are meant for SGD: Adam gets its usual ones."""
+        return (ADAPTIVE_LR, 0.0) if optimizer in ADAPTIVE else (self.lr, self.weight_decay)
+
+
+RECIPES = {
+    "mnist": Recipe("lenet5", 10, 32, "momentum", 0.01),  # the r1.0 tutorial's
+    "digits": Recipe("lenet5", 25, 32, "momentum", 0.04),  # 40 times fewer images
+    # That of ColossalAI's tutorial on gradient accumulation, which stops after one window; the epochs are those of
+    # its ResNet example.
+    "cifar10": Recipe("resnet18", 80, 128, "sgd", 0.1, 5e-4),
+}
+ADAPTIVE, ADAPTIVE_LR = ("adam", "adamw"), 0.001
+
+
+def by_dataset(field: str) -> str:
+    """Return a field's values in words, for a flag's help."""
+    names: dict[object, list[str]] = {}
+    for dataset, recipe in RECIPES.items():
+        names.setdefault(getattr(recipe, field), []).append(dataset)
+    return ", ".join(f"{value} on {' and '.join(found)}" for value, found in names.items())
+
+
+def dataset_for(model: str | None, data_path: str | None) -> str:
+    """Return the data set that is meant where only the model is given, or the folder, or neither."""
+    if model is not None and not _fits(model, "mnist"):
+        return "cifar10"
+    return "digits" if data_path is None else "mnist"
+
+
+def choose(dataset: str | None, model: str | None, data_path: str | None, download: object) -> tuple[str, str]:
+    """Return the data set and the model that the flags mean.
+
+    Raises:
+        ValueError: If they contradict each other.
+    """
+    if dataset is None and model is None and download and data_path is None:
+        raise ValueError("argument --download: needs --data_path, the folder to fetch MNIST into")
+    dataset = dataset or dataset_for(model, data_path)
+    if dataset == "digits" and (data_path is not None or download):
+        raise ValueError("argument --dataset: digits are embedded; --data_path and --download are for mnist, cifar10")
+    if dataset != "digits" and data_path is None:
+        raise ValueError(f"argument --data_path: must be given for {dataset}; --download fetches it there")
+    recipe = RECIPES[dataset]
+    model = model or recipe.model
+    if not _fits(model, dataset):
+        raise ValueError(f"argument --model: {model} does not take the images of {dataset}; {recipe.model} does")
+    return dataset, model
+
+
+def _fits(model: str, dataset: str) -> bool:
+    """Say whether a model takes a data set's images; each recipe's model takes its own."""
+    return MODELS[model].channels == MODELS[RECIPES[dataset].model].channels
