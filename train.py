@@ -21,16 +21,20 @@ from ms_accum import (
     Checkpointer,
     CheckpointError,
     GradientAccumulation,
+    Group,
     Stopped,
     evaluate,
     find_micro_batch_size,
+    own_group,
+    total,
     tune_cpu,
 )
 from ms_accum._bytes import short
-from ms_accum._files import remove_leftovers
-from ms_accum.checkpoint import check_folder, check_name, save_model
+from ms_accum.checkpoint import check_name, save_model
+from ms_accum.parallel import is_first
 from ms_accum.plan import show_plan
 from ms_accum.program import (
+    AUTO,
     CHECKPOINT,
     DATA,
     DISK,
@@ -40,8 +44,10 @@ from ms_accum.program import (
     choose_device,
     exit_code,
     interval,
+    make_folders,
     memory,
     number,
+    or_auto,
     quiet,
     run,
     show_accuracy,
@@ -49,10 +55,10 @@ from ms_accum.program import (
     whole,
 )
 from ms_accum.report import MetricsFile, Opening, progress, say, show
-from ms_accum.signals import SIGNALS
+from ms_accum.signals import SIGNALS, TERMINATED
 from ms_accum.windows import TAILS
 
-EVAL_BATCH, MINI_STEPS, AUTO = 100, 4, "auto"
+EVAL_BATCH, MINI_STEPS = 100, 4
 # What a resumed run must have been started with, beside what the driver knows.
 CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 
@@ -68,7 +74,7 @@ def flags() -> Parser:
     add("--model", choices=tuple(MODELS), help=f"default: {by_dataset('model')}")
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
     what = f"rows of a micro-batch, default: {by_dataset('batch_size')}; auto: the most that fit into memory"
-    add("--batch_size", type=rows, metavar="N|auto", help=what)
+    add("--batch_size", type=or_auto(whole(1)), metavar="N|auto", help=what)
     names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
     add(*names, type=whole(1), metavar="N", help=f"micro-batches in a window, default: {MINI_STEPS}")
     what = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
@@ -100,11 +106,6 @@ def flags() -> Parser:
     return parser
 
 
-def rows(text: str) -> int | str:
-    """Convert the text of --batch_size."""
-    return AUTO if text == AUTO else whole(1)(text)
-
-
 def resolve(args: argparse.Namespace) -> None:
     """Fill in the defaults that depend on other flags, and refuse flags that contradict each other."""
     with exit_code(USAGE, ValueError):
@@ -122,6 +123,7 @@ def resolve(args: argparse.Namespace) -> None:
     args.weight_decay = weight_decay if args.weight_decay is None else args.weight_decay
     args.momentum = 0.9 if args.momentum is None else args.momentum
     args.ckpt_path = args.ckpt_path or os.path.join(args.output_dir, "gradient_accumulation.ckpt")
+    args.states = os.path.join(args.output_dir, "states")
 
 
 def resolve_window(args: argparse.Namespace, batch_size: int) -> None:
@@ -144,24 +146,46 @@ def resolve_window(args: argparse.Namespace, batch_size: int) -> None:
         raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
 
 
+def join(args: argparse.Namespace) -> None:
+    """Join the other processes if a launcher started this one, and take this one's share of the effective batch."""
+    args.group, rest = own_group(), 0
+    ranks = args.group.size if args.group else 1
+    if args.group is not None:
+        if args.batch_size == AUTO:
+            raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
+        if not is_first(args.group):
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 speaks for all
+    args.window_rows = args.effective_batch
+    if args.effective_batch is not None:
+        args.window_rows, rest = divmod(args.effective_batch, ranks)
+    if rest or args.window_rows == 0:
+        raise Failure(f"argument --effective_batch: must be a multiple of {ranks}, the number of processes", USAGE)
+    if args.window_rows and args.batch_size != AUTO:
+        args.batch_size = min(args.batch_size, args.window_rows)
+
+
 def split_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return how the driver is told what a window is."""
     if args.effective_batch is None:
         return {"mini_steps": args.mini_steps}
-    whole_batch = args.batch_size == args.effective_batch  # without accumulators
+    whole_batch = args.batch_size == args.window_rows  # without accumulators
     return {"mini_steps": 1} if whole_batch else {"micro_batch_size": args.batch_size}
 
 
 def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the training split, in batches of what one window or one micro-batch takes, and the test split."""
     which = {"dataset": args.dataset, "image_size": MODELS[args.model].image_size}
-    batch_size = args.effective_batch or args.batch_size
+    group = args.group or Group(rank=0, size=1)
+    part = {"num_shards": group.size, "shard_id": group.rank, **which}
     # A DataError is a ValueError too: the inner one is asked first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        if args.download is not None:
+        if args.download is not None and is_first(args.group):
             DOWNLOADS[args.dataset](args.data_path, **({} if args.download is True else {"url": args.download}))
-        train = create_dataset(args.data_path, batch_size, usage="train", seed=args.seed, **which)
-        return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", **which)
+        total([0], args.group)  # the others wait for rank 0
+        train = create_dataset(
+            args.data_path, args.window_rows or args.batch_size, usage="train", seed=args.seed, **part
+        )
+        return train, create_dataset(args.data_path, EVAL_BATCH, usage="test", **part)
 
 
 def build(args: argparse.Namespace) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
@@ -191,7 +215,7 @@ def trial(args: argparse.Namespace, rows: int) -> None:
 def find_batch_size(args: argparse.Namespace) -> str:
     """Replace "auto" by the largest micro-batch that fits, and return what was found in words."""
     with exit_code(CHECKPOINT, CheckpointError):
-        before = Checkpointer(states_folder(args), resume=args.resume).settings().get("batch_size")
+        before = Checkpointer(args.states, resume=args.resume).settings().get("batch_size")
     if before and not args.allow_config_change:
         args.batch_size = before
         return f"{before} rows, as in the run that is resumed"
@@ -204,25 +228,11 @@ def find_batch_size(args: argparse.Namespace) -> str:
     return f"{args.batch_size} rows ({split}), {short(found.peak)}{budget}, {trials} trial{'s' * (trials > 1)}"
 
 
-def make_folders(args: argparse.Namespace) -> None:
-    """Make the folders of what the run writes, or refuse now what would fail at its end."""
-    with exit_code(DISK, OSError, ValueError):
-        os.makedirs(args.output_dir, exist_ok=True)
-        os.makedirs(os.path.dirname(os.path.abspath(args.ckpt_path)), exist_ok=True)
-        check_folder("train.py", args.ckpt_path)
-        remove_leftovers(os.path.dirname(os.path.abspath(args.ckpt_path)), age=3600)
-
-
-def states_folder(args: argparse.Namespace) -> str:
-    """Return where the training states are."""
-    return os.path.join(args.output_dir, "states")
-
-
 def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) -> Checkpointer:
     """Return what saves the run's state, and finds the one to go on from."""
     config = {"rows": train.source.rows, **{name: getattr(args, name) for name in CONFIG}}
     return Checkpointer(
-        states_folder(args),
+        args.states,
         **args.save_every,
         keep=args.keep,
         score=score if args.keep_best else None,
@@ -235,10 +245,10 @@ def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) 
 
 def score(model: GradientAccumulation, network: nn.Cell, test: Any, path: str, best: float | None) -> float:
     """Evaluate in the middle of a run, say what came out, and save the model if it is the best so far."""
-    correct, total = evaluate(network, test)
-    accuracy = correct / total
+    correct, rows = total(evaluate(network, test), own_group())
+    accuracy = correct / rows
     better = best is None or accuracy > best
-    if better:
+    if better and is_first(own_group()):
         with exit_code(DISK, OSError), quiet():
             save_model(network, path)
     say(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
@@ -257,13 +267,15 @@ def train_model(model: GradientAccumulation, network: nn.Cell, args: argparse.Na
                 args.epochs, train, **split_of(args), report=report, ckpt_path=None, checkpointer=states
             )
     except Stopped as stopped:
-        raise Failure(f"{SIGNALS.words}, {stopped}; --resume goes on from there", SIGNALS.code) from stopped
+        code = SIGNALS.code or TERMINATED  # without a signal of its own a rank stops because another one got it
+        raise Failure(f"{SIGNALS.words}, {stopped}; --resume goes on from there", code) from stopped
 
 
 def main(args: argparse.Namespace) -> None:
     """Build, say what was built, train, save, evaluate."""
     resolve(args)
     device = choose_device(args.device_target)
+    join(args)
     train, test = datasets(args)
     model, network, settings = build(args)
     with exit_code(USAGE, ValueError):
@@ -272,15 +284,16 @@ def main(args: argparse.Namespace) -> None:
     if updates == 0:
         raise Failure(f"argument --mini_steps: no window of {args.mini_steps} would fill in the whole run", USAGE)
     found = find_batch_size(args) if args.batch_size == AUTO else None
-    make_folders(args)
+    make_folders(args.output_dir, args.ckpt_path)
     show_runtime(settings)
     if found:
         show("micro-batch", found)
     show_plan(args, device, network, train.get_dataset_size(), updates)
     train_model(model, network, args, train, test)
-    with exit_code(DISK, OSError), quiet():
-        save_model(network, args.ckpt_path)
-    show_accuracy(*evaluate(network, test))
+    if is_first(args.group):
+        with exit_code(DISK, OSError), quiet():
+            save_model(network, args.ckpt_path)
+    show_accuracy(*total(evaluate(network, test), args.group))
 
 
 if __name__ == "__main__":

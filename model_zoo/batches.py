@@ -73,8 +73,7 @@ class Batches:
         self._images, self._labels = split.with_channels(), split.labels
         self._normalise, self._moves_seed = split.normaliser(), moves_seed
         self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
-        short = 0 if drop_remainder else batch_size - 1
-        self._per_pass = (len(order) + short) // batch_size
+        self._drop_remainder, self._per_pass = drop_remainder, _batches_of(order, batch_size, drop_remainder)
         self._epoch = 0
         # A permutation of 60,000 rows takes longer than a batch: the last one is kept.
         self._pass = self._pass_of(0)
@@ -103,16 +102,32 @@ class Batches:
         if kept != pass_number:
             # One assignment: two iterators' threads may be here at the same time.
             self._pass = _, rows, moves = self._pass_of(pass_number)
-        rows = rows[batch * self._batch_size : (batch + 1) * self._batch_size]
+        rows = rows[self._begin(batch) : self._begin(batch + 1)]
         images = self._images[rows]
         if moves is not None:
             images = move(images, moves.of(rows))
         return self._normalise(images), self._labels[rows]
 
+    def _begin(self, batch: int) -> int:
+        """Return the first row of a batch in a pass."""
+        begin = batch * self._batch_size
+        if self._drop_remainder:
+            return begin
+        # Each batch behind it gets a row at least, also where another shard has a row more.
+        return min(begin, len(self._order) - (self._per_pass - batch))
+
     def _pass_of(self, number: int) -> tuple[int, np.ndarray, Moves | None]:
         """Return a pass's number, the order of its rows, and how each row of the split is moved in it."""
         seed = self._moves_seed
         return number, self._order.of(number), None if seed is None else draw_moves(self.rows, seed, number)
+
+
+def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
+    """Return the batches of a pass: for all shards as many, or they would wait for each other in vain."""
+    if drop_remainder:
+        return len(range(order.num_shards - 1, order.rows, order.num_shards)) // batch_size
+    largest = len(range(0, order.rows, order.num_shards))
+    return min((largest + batch_size - 1) // batch_size, len(order))
 
 
 class Epochs:

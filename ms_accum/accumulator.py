@@ -53,10 +53,10 @@ class Boundary:
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
         self._touched = tuple(optimizer.get_parameters())
 
-    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None) -> Any:
+    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, unit: Any = None) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks."""
         if self.reduction is not None:
-            grad_sum, weight_sum, figures = self._reduced(grad_sum, weight_sum, figures)
+            grad_sum, weight_sum, figures = self._reduced(grad_sum, weight_sum, figures, unit)
         norm = _tree.global_norm(grad_sum) / self.scale
         if weight_sum is not None:
             norm = norm / weight_sum
@@ -70,11 +70,13 @@ class Boundary:
             self.optimizer(gradients)
         return updated, norm, figures
 
-    def _reduced(self, grad_sum: Any, weight_sum: Any, figures: Any) -> Any:
+    def _reduced(self, grad_sum: Any, weight_sum: Any, figures: Any, unit: Any) -> Any:
+        if unit is not None:  # other ranks may have weighed in another one
+            grad_sum, weight_sum = _tree.multiply(grad_sum, unit), weight_sum * unit
         nothing = Tensor(0.0, ms.float32)
-        others = [nothing if each is None else each for each in (weight_sum, figures)]
-        grad_sum, others = self.reduction(grad_sum, *others)
-        return grad_sum, weight_sum if weight_sum is None else others[0], others[1]
+        others = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
+        grad_sum, others = self.reduction(grad_sum, others)
+        return grad_sum, None if weight_sum is None else others[0], others[1]
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch with the optimizer in it, tied to the optimizer's Parameters.
@@ -115,9 +117,8 @@ class Accumulator:
         clip_norm (Optional[float]): bound of the global norm of the window's gradient.
             Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
-        group (Union[str, None, Group]): whose gradients are summed when a window ends: ``"auto"``, all that a launcher
-            started, or ``None``, its own. With ``reduction="sum"`` divide by the micro-batches of all ranks.
-            Default: ``"auto"``.
+        group (Union[str, None, Group]): whose gradients a window's end sums: ``"auto"``, all that a launcher started;
+            ``None``, its own. For "sum" divide by the micro-batches of all ranks. Default: ``"auto"``.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
@@ -177,8 +178,7 @@ class Accumulator:
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         over_ranks = reduction_of(owner, group, _check.optimizer(owner, optimizer).parameters)
-        # The weight of a window's only micro-batch cancels out, if there is no other rank.
-        holds = window > 1 or over_ranks is not None
+        holds = window > 1 or over_ranks is not None  # alone, the weight of a window's only micro-batch cancels out
         multiply = _tree.multiply_in_place if holds else _tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, reduction=over_ranks)
         name = unique_name("accumulator")

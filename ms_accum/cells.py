@@ -127,7 +127,8 @@ class TrainOptim(nn.Cell):
             this process belongs to, or ``None``, its own only. Default: ``"auto"``.
 
     Inputs:
-        - **\\*figures** (Tensor, optional) - one float32 tensor, to be summed over the ranks in the same go.
+        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same go.
+        - **unit** (Tensor, optional) - with `weight_sum`, what this rank's weights are in units of.
 
     Outputs:
         tuple[Tensor], whether the parameters were updated, and the norm before clipping; and the figures' sum if
@@ -161,10 +162,10 @@ class TrainOptim(nn.Cell):
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = _hidden(weight_sum)
 
-    def construct(self, *figures: Any) -> Any:
+    def construct(self, figures: Any = None, unit: Any = None) -> Any:
         weight_sum = self.weight_sum[0] if self.weight_sum else None
-        updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures[0] if figures else None)
-        return (updated, norm, summed) if figures else (updated, norm)
+        updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures, unit)
+        return (updated, norm) if figures is None else (updated, norm, summed)
 
 
 class TrainClear(nn.Cell):

@@ -96,7 +96,7 @@ class OpenWindow:
         """Update with what it holds; the next window is open. The losses of all ranks become its loss."""
         figures = None if self._group is None else lambda: [*self._loss.state, *wishes]
         with self._running():
-            lr, updated, norm, *summed = self._cells.end(figures)
+            lr, updated, norm, *summed = self._cells.end(figures, self._weight.unit)
         for sums in summed:
             total, weights, samples, *wishes = sums.asnumpy().tolist()
             self._loss.load([total, weights, samples])

@@ -78,7 +78,7 @@ class Reduction:
         self.all_reduce = ops.AllReduce()
         self.pieces = pieces([parameter.size for parameter in parameters])
 
-    def __call__(self, gradients: Any, *others: Any) -> Any:
+    def __call__(self, gradients: Any, others: Any) -> Any:
         """Return the sums of the gradients, and of the other tensors; these go with the last piece."""
         summed: Any = ()
         for first, behind in self.pieces[:-1]:

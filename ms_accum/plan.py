@@ -34,14 +34,18 @@ def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: 
 
 def _windows_of(args: argparse.Namespace, batches: int) -> tuple[str, str, int]:
     """Return in words what a window and an epoch are, and the micro-batches in a window."""
+    ranks = args.group.size if args.group else 1
+    times = f" x {ranks} ranks" if args.group else ""
     if args.effective_batch is None:
         window = args.mini_steps
         tail = batches - window * updates_per_epoch(batches, window, "drop")
         short_window = f", {tail} of them in {_TAILS[args.tail]}" if tail else ""
-        even = f"{args.batch_size * window} = {args.batch_size} rows x {window} micro-batches"
+        even = f"{args.batch_size * window * ranks} = {args.batch_size} rows x {window} micro-batches{times}"
         return even, f"{batches:,} micro-batches{short_window}", window
-    size, rows = args.effective_batch, args.batch_size
+    size, rows = args.window_rows, args.batch_size
     window = updates_per_epoch(size, rows)
     full = updates_per_epoch(size, rows, "drop") if rows <= size else 0
     rest = f" + {size - full * rows} rows" if full < window else ""
-    return f"{size} = {rows} rows x {full} micro-batches{rest}", f"{batches:,} windows", window
+    split = f"{rows} rows x {full} micro-batches{rest}"
+    split = f"({split}){times}" if rest and times else f"{split}{times}"
+    return f"{args.effective_batch} = {split}", f"{batches:,} windows", window

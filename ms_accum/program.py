@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -16,9 +17,12 @@ import mindspore as ms
 import yaml
 
 from ._bytes import RULE, from_text
+from ._files import remove_leftovers
+from .checkpoint import check_folder
 from .report import show
 from .signals import INTERRUPTED, SIGNALS
 
+AUTO = "auto"
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
 
 
@@ -137,6 +141,21 @@ def _read_yaml(path: str) -> dict:
     if not isinstance(settings, dict):
         raise Failure(f"'{path}' must hold lines of the form 'flag: value'", USAGE)
     return settings
+
+
+def or_auto(convert: Callable[[str], int]) -> Callable[[str], int | str]:
+    """Return a flag's type: what `convert` takes, or "auto"."""
+    return lambda text: AUTO if text == AUTO else convert(text)
+
+
+def make_folders(output_dir: str, ckpt_path: str) -> None:
+    """Make the folders of what a run writes, or refuse now what would fail at its end."""
+    folder = os.path.dirname(os.path.abspath(ckpt_path))
+    with exit_code(DISK, OSError, ValueError):
+        os.makedirs(output_dir, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
+        check_folder("train.py", ckpt_path)
+        remove_leftovers(folder, age=3600)
 
 
 def interval(text: str) -> dict[str, float]:

@@ -59,6 +59,7 @@ class Windows:
         sens = loss_scale(optimizer)
         self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
         self._optimizer = optimizer
+        self._weighs = weight_sum is not None
         self._accumulators = {f"grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
         if weight_sum is not None:
             self._accumulators["weight_sum"] = weight_sum
@@ -101,20 +102,26 @@ class Windows:
         self._waiting, self._losses = [], Losses()
         self._clear()
 
-    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
+    def end(self, figures: Callable[[], Sequence[float]] | None = None, unit: float | None = None) -> tuple:
         """Empty the window; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
             figures (Optional[Callable]): returns what is to be summed over the ranks, and returned too. The
                 micro-batches have been run when it is asked. Default: ``None``.
+            unit (Optional[float]): what this rank's weights are in units of. Default: ``None``.
         """
         if self._waiting:
             self._run()
         lr = learning_rate(self._optimizer)
-        updated, norm, *summed = self._optim(*([] if figures is None else [Tensor(figures(), ms.float32)]))
+        inputs = [] if figures is None else [Tensor(figures(), ms.float32), self._as_unit(unit)]
+        updated, norm, *summed = self._optim(*inputs)
         # The norm was finite, so every element is.
         (self._empty if updated.asnumpy() else self._clear)()
         return (lr, updated, norm, *summed)
+
+    def _as_unit(self, unit: float | None) -> Tensor | None:
+        """Return it for the graph; a rank in which nothing counted has none, and any is right."""
+        return Tensor(1.0 if unit is None else unit, ms.float32) if self._weighs else None
 
 
 def _layout(columns: tuple) -> list[tuple]:
@@ -153,9 +160,9 @@ class WindowsOfOne:
         self._ended = (lr, updated, norm)
         return loss
 
-    def end(self, figures: Any = None) -> tuple:
+    def end(self, figures: Any = None, unit: Any = None) -> tuple:
         """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
-        del figures
+        del figures, unit
         ended, self._ended = self._ended, None
         return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
 

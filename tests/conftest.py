@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # plain `pytest` in a clone,
 import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from filelock import FileLock  # noqa: E402
 
 try:
     from mindspore.graph import api as graph_api
@@ -60,3 +61,22 @@ def compiles(monkeypatch):
 
     monkeypatch.setattr(graph_api, "_check_recompile", count)
     return seen
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Return what runs a job in a folder, once for all processes in which tests run, and returns the folder."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def run(name, job):
+        folder = root / name
+        with FileLock(str(root / f"{name}.lock")):
+            if not folder.exists():
+                folder.mkdir()
+                job(folder)
+                (folder / "done").touch()
+        assert (folder / "done").exists(), f"{name} failed in another process"
+        return folder
+
+    return run

@@ -68,7 +68,7 @@ class Batches(list):
 
 def even_data(group):
     """For what has nothing to do with sizes."""
-    return Batches(all_data([8] * 5 * group.size)[group.rank :: group.size])
+    return Batches(all_data([8] * 8 * group.size)[group.rank :: group.size])
 
 
 def train(model, data, mini_steps=N, epochs=2, **options):
@@ -195,7 +195,7 @@ def stopped_and_resumed(group):
         said = str(stopped)
     parallel.total([0], group)  # nobody looks for the state before it is there
     second = driver_of(network_of(seed=9))
-    states = Checkpointer(folder, resume="auto")
+    states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
     return {
         "said": said,

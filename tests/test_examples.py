@@ -1,4 +1,4 @@
-"""Do the tutorials' two programs run on the public API?"""
+"""Do the examples run on the public API, and show what they are to show?"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ UPDATES = {
 }  # of 45 micro-batches in windows of 4, the Cells without a tail, or of 2
 
 
-def run(program, folder):
+def run(program, folder, *flags, launcher=()):
     """Run an example as the README says, but in a folder of its own."""
-    command = [sys.executable, "-m", f"examples.{program}", "--epochs", "1"]
+    command = [sys.executable, *launcher, "-m", f"examples.{program}", *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -30,12 +30,27 @@ def run(program, folder):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted(UPDATES)
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, "no_sync"])
 
 
 @pytest.mark.parametrize(("program", "updates"), UPDATES.items())
 def test_example(program, updates, tmp_path):
-    done = run(program, tmp_path)
+    done = run(program, tmp_path, "--epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.fullmatch(rf"{updates} updates, accuracy (\d+\.\d)%", done.stdout.splitlines()[-1])
     assert 0 < float(accuracy[1]) <= 100
+
+
+def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
+    """And with them: the accumulators differ between ranks, the parameters never."""
+    launcher = ("-m", "ms_accum.launch", "--nproc=2", "--log_dir=logs")
+    done = run("no_sync", tmp_path, launcher=launcher)
+    assert (done.returncode, done.stderr) == (0, "")
+    logs = [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in (0, 1)]
+    found = [re.findall(r"^rank \d, (.*): parameter (.*), accumulator (.*)$", log, re.MULTILINE) for log in logs]
+    assert len(found[0]) == len(found[1]) == 5
+    moments, parameters, accumulators = zip(*found[0])
+    assert [moment.endswith("update") for moment in moments] == [False, False, True, False, True]
+    assert parameters[0] == parameters[1] != parameters[2] == parameters[3] != parameters[4]
+    assert parameters == tuple(zip(*found[1]))[1]
+    assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*found[1]))[2][1:]))

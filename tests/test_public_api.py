@@ -51,7 +51,7 @@ SIGNATURES = {
     ms_accum.TrainForwardBackward: "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None)",
     ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
     ms_accum.TrainOptim: "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto')",
-    ms_accum.TrainOptim.construct: "(self, *figures)",
+    ms_accum.TrainOptim.construct: "(self, figures=None, unit=None)",
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
