@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .parallel import Group, own_group, total
     from .runtime import tune_cpu
     from .windows import split_batch, updates_per_epoch
+    from .zero import ZeroOptimizer
 
 __all__ = [
     "Accumulator",
@@ -31,6 +32,7 @@ __all__ = [
     "TrainForwardBackward",
     "TrainOptim",
     "UpdateRecord",
+    "ZeroOptimizer",
     "evaluate",
     "find_micro_batch_size",
     "memory_report",
@@ -58,6 +60,7 @@ _HOMES = {
     "TrainForwardBackward": "cells",
     "TrainOptim": "cells",
     "UpdateRecord": "metrics",
+    "ZeroOptimizer": "zero",
     "evaluate": "metrics",
     "find_micro_batch_size": "batch_size",
     "memory_report": "memory",

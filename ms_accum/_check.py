@@ -61,7 +61,8 @@ def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], r
 
 def optimizer(owner: str, value: Any) -> Any:
     """Return `value`, or raise because it is no optimizer or one that this device can't run."""
-    instance(owner, "optimizer", value, (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer")
+    inner = getattr(value, "inner", value)  # of one whose state is dealt out
+    instance(owner, "optimizer", inner, (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer")
     frozen = [parameter.name for parameter in value.parameters if not parameter.requires_grad]
     if frozen:
         rule = "one of parameters that require gradients"

@@ -21,7 +21,7 @@ from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
 from .open_window import OpenWindow
 from .parallel import AUTO, check_together, group_of, is_first, meet
 from .report import Reporter, progress
-from .training_state import TrainingState, capture, parameters_of, restore, warn_about_random_layers
+from .training_state import TrainingState, capture, kind_of, parameters_of, restore, warn_about_random_layers
 from .weights import Weight
 from .windows import TAILS, planned, window_ends
 
@@ -265,7 +265,7 @@ class GradientAccumulation:
         """Return where the run begins or goes on, on all ranks."""
         at = start_of(dataset, self._ranks)
         if checkpointer is not None:
-            settings = {**settings, **self._settings, "optimizer": type(self._optimizer).__name__}
+            settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
             at = self._resume(checkpointer, at, dataset, settings)
         meet("train_process", self._group, {"windows": total, "updates before": self.updates}, self._forward)
         return at

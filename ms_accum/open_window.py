@@ -130,8 +130,9 @@ class OpenWindow:
 
     @property
     def is_whole(self) -> bool:
-        """bool, whether this process knows all of it: several ranks do so between two windows only."""
-        return self._group is None or not self.micro_batches
+        """bool, whether this process can save it: one of several ranks can between two windows only."""
+        dealt_out = hasattr(self._optimizer, "inner")
+        return self._group is None or not (self.micro_batches or dealt_out)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there, once the accumulators are filled."""

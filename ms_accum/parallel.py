@@ -189,6 +189,11 @@ def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None
             raise RuntimeError(f"For '{owner}', all ranks must have as many {name}, but there are {shown}.")
 
 
+def gather(row: np.ndarray) -> np.ndarray:
+    """Return the rows of all ranks, one behind the other; alone, the row."""
+    return _gather(Tensor(row)).asnumpy() if own_group() else row
+
+
 def _take_from_rank_0(parameters: Iterable[Parameter]) -> None:
     """Give the Parameters the values they have on rank 0, as far as they are floats."""
     for parameter in parameters:

@@ -32,12 +32,17 @@ class TrainingState(NamedTuple):
     """The rest, of what JSON knows."""
 
 
+def kind_of(optimizer: Any) -> str:
+    """Return which optimizer it is, whoever keeps its state."""
+    return type(getattr(optimizer, "inner", optimizer)).__name__
+
+
 def parameters_of(network: nn.Cell, optimizer: Any) -> dict[str, Any]:
     """Return all that training changes, by name."""
     groups = getattr(optimizer, "param_groups", ())  # where newer optimizers keep their learning rates
     rates = [value for group in groups for value in group.values() if isinstance(value, Parameter)]
-    every = (*network.get_parameters(), *optimizer.get_parameters(), *rates)
-    return {parameter.name: parameter for parameter in every}
+    kept = optimizer.whole_state().values() if hasattr(optimizer, "whole_state") else optimizer.get_parameters()
+    return {parameter.name: parameter for parameter in (*network.get_parameters(), *kept, *rates)}
 
 
 def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:
@@ -64,9 +69,16 @@ def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *,
     if wrong:
         raise CheckpointError(f"'{source}' is of another run: {shortened(wrong)}.")
     for name, parameter in parameters.items():
-        # Assigned: a compiled graph doesn't see what `set_data` does.
-        ops.assign(parameter, Tensor(arrays[name]).astype(parameter.dtype))
+        _put(parameter, arrays[name])
     set_random_state(state.facts["random"])
+
+
+def _put(parameter: Any, array: np.ndarray) -> None:
+    if hasattr(parameter, "put"):  # in parts on all ranks
+        parameter.put(array)
+    else:
+        # Assigned: a compiled graph doesn't see what `set_data` does.
+        ops.assign(parameter, Tensor(array).astype(parameter.dtype))
 
 
 def write(state: TrainingState, path: str) -> None:

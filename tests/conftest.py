@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +82,30 @@ def once(tmp_path_factory):
         return folder
 
     return run
+
+
+SIZES = (pytest.param(2, marks=pytest.mark.slow), 3)
+
+
+def run_job(folder, ranks):
+    """Run tests/ranks.py, which writes down what it sees."""
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
+    done = subprocess.run(
+        [*command, str(Path(__file__).parents[1] / "tests" / "ranks.py"), "."],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="session", params=SIZES, ids="{} ranks".format)
+def seen(request, once):
+    """What each rank of a job has seen, and the job's folder."""
+    folder = once(f"ranks-{request.param}", lambda folder: run_job(folder, request.param))
+    each = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
+    assert [rank["rank"] for rank in each] == [[number, request.param] for number in range(request.param)]
+    return each, folder

@@ -6,6 +6,7 @@ form the group takes longer than most of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from itertools import count
@@ -28,10 +29,12 @@ from ms_accum import (
     TrainClear,
     TrainForwardBackward,
     TrainOptim,
+    ZeroOptimizer,
     evaluate,
     own_group,
     parallel,
     total,
+    training_state,
 )
 from reference import digest
 
@@ -205,6 +208,52 @@ def stopped_and_resumed(group):
     }
 
 
+def adam_of(network, zero):
+    def make(parameters):
+        return nn.Adam(parameters, 0.01, weight_decay=0.1)
+
+    return ZeroOptimizer(make, network.trainable_params()) if zero else make(network.trainable_params())
+
+
+def adam_driver(zero):
+    network = network_of()
+    return GradientAccumulation(network, nn.CrossEntropyLoss(), adam_of(network, zero), clip_norm=0.5)
+
+
+def whole_state_of(model):
+    state = training_state.parameters_of(model._forward, model._optimizer)
+    return {name: parameter.asnumpy().tolist() for name, parameter in state.items()}
+
+
+def dealt_out(group):
+    """Adam's state whole and dealt out, and runs that go on from one kind of state with the other kind of optimizer."""
+    folder, models = Path(sys.argv[1]) / "zero", [adam_driver(zero) for zero in (False, True, True)]
+    for model in models:
+        train(model, own_data(group))
+    states = [whole_state_of(model) for model in models]
+    asked = count(1)
+    with contextlib.suppress(Stopped):
+        stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
+        train(adam_driver(zero=True), own_data(group), checkpointer=Checkpointer(folder, **stop))
+    parallel.total([0], group)
+    resumed = adam_driver(zero=False)
+    train(resumed, own_data(group), checkpointer=Checkpointer(folder, keep=2, resume="auto"))
+    again = adam_driver(zero=True)
+    saved = Checkpointer(folder.with_name("more"), resume=Path(sys.argv[1]) / "zero" / "state-00000002.safetensors")
+    train(again, own_data(group), epochs=3, checkpointer=saved)
+    plain = adam_driver(zero=False)
+    train(plain, own_data(group), epochs=3)
+    kept = [own for own in models[1]._optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
+    return {
+        "plain": states[0],
+        "dealt out": states[1],
+        "again": states[1] == states[2],
+        "resumed": whole_state_of(resumed),
+        "more": [whole_state_of(model) for model in (plain, again)],
+        "kept": [own.size for own in kept],
+    }
+
+
 def main(folder):
     ms.set_context(mode=ms.GRAPH_MODE)
     group = own_group()
@@ -219,6 +268,7 @@ def main(folder):
         "refused": refused(group),
         "shards": shards(group),
         "resumed": stopped_and_resumed(group),
+        "zero": dealt_out(group),
     }
     (Path(folder) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
 

@@ -35,7 +35,7 @@ LAYERS = (
         "out_of_memory",
     ),
     ("_batches", "batch_norm", "weights", "checkpoint", "memory", "trials", "parallel", "launch"),
-    ("accumulator", "batch_size", "metrics", "_facts"),
+    ("accumulator", "batch_size", "metrics", "_facts", "zero"),
     ("cells", "training_state"),
     ("report", "running", "state_folder"),
     ("open_window",),

@@ -20,6 +20,7 @@ HOST = "runs on the host, whatever the device"
 EXCEPTIONS = {
     "mindspore.__version__.split": "a text",
     "mindspore.Parameter": "the container of all weights; its docstring has no such line",
+    "mindspore.ParameterTuple": "a tuple of them; its docstring has no such line",
     "mindspore.Tensor": "the container of all data; its docstring has no such line",
     "mindspore.train.checkpoint_pb2.Checkpoint": "a file's format, no computation",
     "mindspore.Tensor.from_numpy": HOST,

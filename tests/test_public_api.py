@@ -27,6 +27,7 @@ PUBLIC = [
     "TrainForwardBackward",
     "TrainOptim",
     "UpdateRecord",
+    "ZeroOptimizer",
     "evaluate",
     "find_micro_batch_size",
     "memory_report",
@@ -52,6 +53,7 @@ SIGNATURES = {
     ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
     ms_accum.TrainOptim: "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto')",
     ms_accum.TrainOptim.construct: "(self, figures=None, unit=None)",
+    ms_accum.ZeroOptimizer: "(make, parameters, *, group='auto')",
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
