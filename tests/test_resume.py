@@ -434,8 +434,8 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, bes
     state = training_state.read(str(stopped))
     with Checkpointer(tmp_path, every=1, keep=2, score=scores(*values)) as states:
         for updates in range(1, 6):
-            states.after_micro_batch(updates, False, lambda: state)
-        states.after_micro_batch(6, True, lambda: state)  # inside a window none is due
+            states.after_micro_batch(updates, False, lambda: state, states.wishes())
+        states.after_micro_batch(6, True, lambda: state, states.wishes())  # inside a window none is due
         assert states.best == best
     assert names(tmp_path) == [f"state-0000000{number}.safetensors" for number in kept]
 
