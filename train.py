@@ -26,13 +26,12 @@ from ms_accum import (
     evaluate,
     find_micro_batch_size,
     own_group,
-    total,
     tune_cpu,
 )
-from ms_accum._bytes import short
 from ms_accum.checkpoint import check_name, save_model
-from ms_accum.parallel import is_first
-from ms_accum.plan import show_plan
+from ms_accum.metrics import evaluate_together
+from ms_accum.parallel import comes_first, is_first
+from ms_accum.plan import show_plan, words_of
 from ms_accum.program import (
     AUTO,
     CHECKPOINT,
@@ -90,8 +89,7 @@ def flags() -> Parser:
     add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
-    what = "of weights, data order and crops, default: %(default)s"
-    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=what)
+    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
     add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
     what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
     add("--ckpt_path", metavar="FILE", help=what)
@@ -146,19 +144,26 @@ def resolve_window(args: argparse.Namespace, batch_size: int) -> None:
         raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
 
 
+def download(args: argparse.Namespace) -> None:
+    """Fetch the data set, once for all processes: the others wait in `join`, which gives them ten minutes."""
+    if args.download is not None and comes_first():
+        with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
+            DOWNLOADS[args.dataset](args.data_path, **({} if args.download is True else {"url": args.download}))
+
+
 def join(args: argparse.Namespace) -> None:
     """Join the other processes if a launcher started this one, and take this one's share of the effective batch."""
-    args.group, rest = own_group(), 0
+    args.group = own_group()
     ranks = args.group.size if args.group else 1
     if args.group is not None:
         if args.batch_size == AUTO:
             raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
+        if args.tail == "carry":
+            raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
         if not is_first(args.group):
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 speaks for all
-    args.window_rows = args.effective_batch
-    if args.effective_batch is not None:
-        args.window_rows, rest = divmod(args.effective_batch, ranks)
-    if rest or args.window_rows == 0:
+    args.window_rows, rest = divmod(args.effective_batch or 0, ranks)
+    if rest:
         raise Failure(f"argument --effective_batch: must be a multiple of {ranks}, the number of processes", USAGE)
     if args.window_rows and args.batch_size != AUTO:
         args.batch_size = min(args.batch_size, args.window_rows)
@@ -179,9 +184,6 @@ def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
     part = {"num_shards": group.size, "shard_id": group.rank, **which}
     # A DataError is a ValueError too: the inner one is asked first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        if args.download is not None and is_first(args.group):
-            DOWNLOADS[args.dataset](args.data_path, **({} if args.download is True else {"url": args.download}))
-        total([0], args.group)  # the others wait for rank 0
         train = create_dataset(
             args.data_path, args.window_rows or args.batch_size, usage="train", seed=args.seed, **part
         )
@@ -222,10 +224,7 @@ def find_batch_size(args: argparse.Namespace) -> str:
     with exit_code(USAGE, ValueError):
         found = find_micro_batch_size(partial(trial, args), args.effective_batch, memory_budget=args.memory_budget)
     args.batch_size = found.micro_batch_size
-    budget = f" of {short(args.memory_budget)}" if args.memory_budget else ""
-    trials = len(found.trials)
-    split = f"of {args.effective_batch}, {found.mini_steps} in a window"
-    return f"{args.batch_size} rows ({split}), {short(found.peak)}{budget}, {trials} trial{'s' * (trials > 1)}"
+    return words_of(found, args.effective_batch, args.memory_budget)
 
 
 def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) -> Checkpointer:
@@ -245,7 +244,7 @@ def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) 
 
 def score(model: GradientAccumulation, network: nn.Cell, test: Any, path: str, best: float | None) -> float:
     """Evaluate in the middle of a run, say what came out, and save the model if it is the best so far."""
-    correct, rows = total(evaluate(network, test), own_group())
+    correct, rows = evaluate_together(network, test, own_group())
     accuracy = correct / rows
     better = best is None or accuracy > best
     if better and is_first(own_group()):
@@ -275,6 +274,7 @@ def main(args: argparse.Namespace) -> None:
     """Build, say what was built, train, save, evaluate."""
     resolve(args)
     device = choose_device(args.device_target)
+    download(args)
     join(args)
     train, test = datasets(args)
     model, network, settings = build(args)
@@ -293,7 +293,7 @@ def main(args: argparse.Namespace) -> None:
     if is_first(args.group):
         with exit_code(DISK, OSError), quiet():
             save_model(network, args.ckpt_path)
-    show_accuracy(*total(evaluate(network, test), args.group))
+    show_accuracy(*evaluate_together(network, test, args.group))
 
 
 if __name__ == "__main__":

@@ -113,8 +113,9 @@ class Batches:
         begin = batch * self._batch_size
         if self._drop_remainder:
             return begin
-        # Each batch behind it gets a row at least, also where another shard has a row more.
-        return min(begin, len(self._order) - (self._per_pass - batch))
+        # Each batch behind it gets a row at least, and the last one what is left: another shard may have a row more.
+        rest = self._per_pass - batch
+        return min(begin, len(self._order) - rest) if rest else len(self._order)
 
     def _pass_of(self, number: int) -> tuple[int, np.ndarray, Moves | None]:
         """Return a pass's number, the order of its rows, and how each row of the split is moved in it."""
@@ -127,7 +128,7 @@ def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
     if drop_remainder:
         return len(range(order.num_shards - 1, order.rows, order.num_shards)) // batch_size
     largest = len(range(0, order.rows, order.num_shards))
-    return min((largest + batch_size - 1) // batch_size, len(order))
+    return min((largest + batch_size - 1) // batch_size, order.rows // order.num_shards)
 
 
 class Epochs:

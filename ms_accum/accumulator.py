@@ -9,7 +9,7 @@ from mindspore import Tensor, ops
 
 from . import _check, _tree
 from ._state import loss_scale, new_grad_sum, state, unique_name
-from .parallel import AUTO, Reduction, reduction_of
+from .parallel import AUTO, Reduction, group_of, reduction_of, total
 from .windows import is_full
 
 REDUCTIONS = ("mean", "sum")
@@ -177,7 +177,8 @@ class Accumulator:
         owner = "Accumulator"
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
-        over_ranks = reduction_of(owner, group, _check.optimizer(owner, optimizer).parameters)
+        self._group = group_of(owner, group)
+        over_ranks = reduction_of(owner, self._group, _check.optimizer(owner, optimizer).parameters)
         holds = window > 1 or over_ranks is not None  # alone, the weight of a window's only micro-batch cancels out
         multiply = _tree.multiply_in_place if holds else _tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, reduction=over_ranks)
@@ -243,9 +244,8 @@ class Accumulator:
         Returns:
             bool, whether the parameters were updated: False for an empty window.
         """
-        if self.micro_batches == 0:
-            return False
-        return bool(self._end_compiled())
+        held = total([self.micro_batches], self._group)
+        return held != [0] and bool(self._end_compiled())
 
     def clear(self) -> None:
         """Forget an unfinished window; call it outside the compiled step."""

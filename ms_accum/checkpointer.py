@@ -110,6 +110,7 @@ class Checkpointer:
         self._at = time.monotonic()
         self._updates = 0
         self._can_save = True
+        self._stopping = False  # once it was wished
         self.best = None
         self._best_file: str | None = None
         return self
@@ -157,9 +158,9 @@ class Checkpointer:
 
     def wishes(self) -> list[float]:
         """Return whether to stop, and whether the minutes have passed, as numbers that ranks can sum."""
-        stop = self._stop is not None and self._stop()
+        self._stopping = self._stopping or (self._stop is not None and self._stop())
         late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
-        return [float(stop), float(late)]
+        return [float(self._stopping), float(late)]
 
     def after_micro_batch(
         self, updates: int, in_window: bool, take: Callable[[], TrainingState], wishes: Sequence[float]

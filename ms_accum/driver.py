@@ -19,7 +19,7 @@ from .checkpoint import check_folder, check_name, save_model
 from .checkpointer import NO_WISHES, Checkpointer
 from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
 from .open_window import OpenWindow
-from .parallel import AUTO, check_together, group_of, is_first, meet
+from .parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .report import Reporter, progress
 from .training_state import TrainingState, capture, kind_of, parameters_of, restore, warn_about_random_layers
 from .weights import Weight
@@ -197,9 +197,9 @@ class GradientAccumulation:
         Returns:
             bool, whether the parameters were updated: False for an empty window.
         """
-        if not self.micro_batches:
+        if total([self.micro_batches], self._group) == [0]:
             return False
-        self._end_window(Position(epoch=0))
+        self._end_window(Position(epoch=0), (), None)
         return self.updated
 
     def clear(self) -> None:
@@ -220,26 +220,22 @@ class GradientAccumulation:
             self.updated = False
             at.batches += ends or self._window.size is not None
             at.rows += micro_batch[0].shape[0]
-            wishes: Sequence[float] = checkpointer.wishes() if checkpointer else NO_WISHES
             if ends:
-                wishes = self._end_window(at, reporters, wishes)
-            if checkpointer is not None and (ends or self._group is None):
-                checkpointer.after_micro_batch(self.updates, self.micro_batches > 0, partial(self._state, at), wishes)
+                self._end_window(at, reporters, checkpointer)
+            elif checkpointer is not None:
+                wishes = checkpointer.wishes()  # kept, if ranks have to agree on them when the window ends
+                if self._group is None:
+                    checkpointer.after_micro_batch(self.updates, True, partial(self._state, at), wishes)
         if not at.batches:
-            raise ValueError(
-                "For 'train_process', 'train_dataset' must yield batches in every epoch, "
-                f"but got none in epoch {at.epoch}."
-            )
+            rule, got = "one that yields batches in every epoch", f"none in epoch {at.epoch}"
+            _check.refuse(ValueError, "train_process", "train_dataset", rule, got)
         if self.micro_batches and self._tail == "flush":
-            self._end_window(at, reporters)
+            self._end_window(at, reporters, checkpointer)
         elif self._tail == "drop":
             self.clear()
 
-    def _end_window(
-        self, at: Position, reporters: Sequence[Reporter] = (), wishes: Sequence[float] = NO_WISHES
-    ) -> Sequence[float]:
-        """End it, and return what the ranks wish; they end it together."""
-        ended = self._window.end(wishes)
+    def _end_window(self, at: Position, reporters: Sequence[Reporter], checkpointer: Checkpointer | None) -> None:
+        ended = self._window.end(checkpointer.wishes() if checkpointer and self._group else NO_WISHES)
         self.updated = ended.updated
         self.updates += self.updated
         self.skipped += not self.updated
@@ -251,7 +247,9 @@ class GradientAccumulation:
             reporter.update(record)
         if record.samples:  # a window in which nothing counted says nothing about gradients
             self._skips.add(record.skipped)
-        return ended.wishes
+        if checkpointer is not None:
+            wishes = checkpointer.wishes() if self._group is None else ended.wishes
+            checkpointer.after_micro_batch(self.updates, False, partial(self._state, at), wishes)
 
     def _state(self, at: Position) -> TrainingState:
         accumulators, window = self._window.state()
@@ -261,13 +259,15 @@ class GradientAccumulation:
             {**facts, "at": asdict(at), "window": window, "skips": self._skips.count},
         )
 
-    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, total: int | None) -> Position:
+    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, planned: int | None) -> Position:
         """Return where the run begins or goes on, on all ranks."""
         at = start_of(dataset, self._ranks)
         if checkpointer is not None:
+            wait_for_all(self._group)  # rank 0 may still be writing what is to be found
             settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
             at = self._resume(checkpointer, at, dataset, settings)
-        meet("train_process", self._group, {"windows": total, "updates before": self.updates}, self._forward)
+        facts = {"windows": planned, "updates before": self.updates, "windows before": at.windows}
+        meet("train_process", self._group, facts, self._forward)
         return at
 
     def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict[str, Any]) -> Position:

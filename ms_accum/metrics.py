@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mindspore import nn
 
-from . import _check
+from . import _check, parallel
 from ._batches import epochs_of
 
 # One bad batch is an accident; this many windows in a row without a finite gradient are a run that learns nothing.
@@ -179,3 +179,10 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
     finally:
         network.set_train(training)
     return correct, total
+
+
+def evaluate_together(network: nn.Cell, part: Iterable, group: parallel.Group | None) -> list[int]:
+    """Do so over all ranks, each with its part, and with the statistics of BatchNorm that rank 0 has, and saves."""
+    if group is not None:
+        parallel.take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad])
+    return parallel.total(evaluate(network, part), group)

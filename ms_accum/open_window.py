@@ -66,6 +66,8 @@ class OpenWindow:
         """int, the micro-batches that it holds."""
         self.lost = False
         """bool, whether it was given up because one of them failed."""
+        if group is not None:
+            self._windows  # ranks meet there: now, not when each has its first micro-batch  # noqa: B018
 
     def open(self, size: int | None) -> None:
         """Get ready for windows of this size.

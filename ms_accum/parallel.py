@@ -57,6 +57,11 @@ def own_group() -> Group | None:
     return Group(communication.get_rank(), communication.get_group_size())
 
 
+def comes_first() -> bool:
+    """Return whether this process will be rank 0, or is alone, before it joins the others."""
+    return os.environ.get("RANK_ID", "0") == "0" and os.environ.get("MS_ROLE") != "MS_SCHED"
+
+
 def group_of(owner: str, group: Any) -> Group | None:
     """Return what the argument `group` stands for."""
     if isinstance(group, str) and group == AUTO:
@@ -104,9 +109,12 @@ def pieces(sizes: Sequence[int], limit: int = _PIECE) -> tuple:
     return (*found, (first, len(sizes)))
 
 
-def reduction_of(owner: str, group: Any, parameters: Iterable[Any]) -> Reduction | None:
-    """Return what sums over the argument `group`; nothing is summed where a process is alone."""
-    return None if group_of(owner, group) is None else Reduction(parameters)
+def reduction_of(owner: str, group: Any, parameters: Sequence[Any]) -> Reduction | None:
+    """Return what sums over the argument `group`, whose Parameters begin as rank 0's; None for a process alone."""
+    if group_of(owner, group) is None:
+        return None
+    take_from_rank_0(parameters)
+    return Reduction(parameters)
 
 
 @ms.jit
@@ -128,7 +136,7 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     """Sum counts over the ranks: all ranks call it, with as many.
 
     Args:
-        counts (Sequence[int]): this rank's, from 0 to 2**60.
+        counts (Sequence[int]): this rank's, from 0 to less than 2**60.
         group (Optional[Group]): what `own_group` returns.
 
     Returns:
@@ -145,6 +153,11 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     if group is None:
         return list(counts)
     return _whole(_sum(Tensor(_digits(counts))).asnumpy())
+
+
+def wait_for_all(group: Group | None) -> None:
+    """Return when all ranks are here. MindSpore's CPU gives them half a minute."""
+    total([0], group)
 
 
 def is_first(group: Group | None) -> bool:
@@ -177,7 +190,7 @@ def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], netwo
     if group is None:
         return
     _check_agreement(owner, group, {name: fact or 0 for name, fact in facts.items()})
-    _take_from_rank_0(network.get_parameters())
+    take_from_rank_0(network.get_parameters())
 
 
 def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None:
@@ -194,7 +207,7 @@ def gather(row: np.ndarray) -> np.ndarray:
     return _gather(Tensor(row)).asnumpy() if own_group() else row
 
 
-def _take_from_rank_0(parameters: Iterable[Parameter]) -> None:
+def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
     """Give the Parameters the values they have on rank 0, as far as they are floats."""
     for parameter in parameters:
         if parameter.dtype in _FLOATS:

@@ -6,6 +6,8 @@ import argparse
 
 from mindspore import nn
 
+from ._bytes import short
+from .batch_size import MicroBatch
 from .report import show
 from .windows import updates_per_epoch
 
@@ -26,10 +28,19 @@ def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: 
         ("an epoch", epoch),
         ("the run", f"{args.epochs} epoch{'s' * (args.epochs > 1)}, {updates:,} updates"),
         ("optimizer", f"{args.optimizer}, lr {args.lr:g}{momentum}{decay}{clip}, {args.reduction} over a window"),
-        ("accumulators", f"{parameters * 4 / 2**20 if window > 1 else 0:.2f} MiB"),
+        ("accumulators", f"{parameters * 4 / 2**20 if window > 1 or args.group else 0:.2f} MiB"),
     )
     for name, value in lines:
         show(name, value)
+
+
+def words_of(found: MicroBatch, effective_batch: int, budget: int | None) -> str:
+    """Return which micro-batch was found, and how."""
+    of_budget = f" of {short(budget)}" if budget else ""
+    trials = len(found.trials)
+    split = f"of {effective_batch}, {found.mini_steps} in a window"
+    tried = f"{trials} trial{'s' * (trials > 1)}"
+    return f"{found.micro_batch_size} rows ({split}), {short(found.peak)}{of_budget}, {tried}"
 
 
 def _windows_of(args: argparse.Namespace, batches: int) -> tuple[str, str, int]:

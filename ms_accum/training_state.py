@@ -18,7 +18,7 @@ from ._facts import wrong_facts
 from ._random import random_state, set_random_state
 from .checkpoint import CheckpointError, differences_of, shortened
 
-VERSION = 1
+VERSION = 2
 # By name: those of `mindspore.mint` share no class with those of `nn`.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 

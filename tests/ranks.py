@@ -139,6 +139,37 @@ def functional(group, mini_steps):
     return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": accumulator.updates}
 
 
+def own_weights(group):
+    """The Cells and the Accumulator, of networks that each rank has made for itself."""
+    digests = []
+    for make in (lambda o: Accumulator(o, 2), lambda o: TrainOptim(o, o.parameters.clone("sum", "zeros"))):
+        optimizer = nn.SGD(network_of(seed=1 + group.rank).trainable_params(), 0.1)
+        before = digest(optimizer.parameters)
+        make(optimizer)
+        digests.append([before, digest(optimizer.parameters)])
+    return digests
+
+
+def flushed(group):
+    """Rank 0 alone holds a micro-batch when all of them flush."""
+    network = network_of()
+    model = driver_of(network, tail="carry")
+    data = even_data(group)[: 4 if group.rank == 0 else 3]
+    train(model, data, epochs=1)
+    held, updated, again = model.micro_batches, model.flush(), model.flush()
+    return {"held": held, "updated": [updated, again], "sum": total([7], group), **left_of(model)}
+
+
+def stopped_at_tails(group):
+    """No window fills; the last rank wishes to stop once, in the second epoch."""
+    asked = count(1)
+    states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: group.rank == group.size - 1 and next(asked) == 6)
+    model = driver_of(network_of())
+    with contextlib.suppress(Stopped):
+        train(model, even_data(group)[:4], 9, epochs=6, checkpointer=states)
+    return model.updates
+
+
 def bad_on_one_rank(group):
     """The last rank sees NaN in its second window."""
     data = even_data(group)
@@ -263,6 +294,9 @@ def main(folder):
         "again": trained(group, "mean", N),
         **{f"functional {n}": functional(group, n) for n in (1, N)},
         "one reduction": one_reduction(group),
+        "own weights": own_weights(group),
+        "flushed": flushed(group),
+        "tails": stopped_at_tails(group),
         "bad": bad_on_one_rank(group),
         "windows": another_number_of_windows(group),
         "refused": refused(group),

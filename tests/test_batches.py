@@ -9,6 +9,7 @@ import pytest
 from idx_files import rows_of, write_mnist
 from model_zoo import create_dataset
 from model_zoo.batches import Batches, Order
+from model_zoo.images import Split
 from model_zoo.mnist import load_mnist
 
 
@@ -149,3 +150,17 @@ def test_batches_keep_the_stride_that_is_copied_fast(folder):
     image, label = Batches(split, Order(64, seed=0), batch_size=8)[0]
     assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
     assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(("rows", "shards"), [(10, 3), (9, 2), (9, 4), (11, 2), (17, 2), (13, 3)])
+def test_all_shards_have_as_many_batches_and_lose_nothing(batch_size, rows, shards):
+    """Where one shard has a row less, and that row would be a batch."""
+    images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
+    split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)
+    orders = [Order(rows, 1, num_shards=shards, shard_id=shard) for shard in range(shards)]
+    sources = [Batches(split, order, batch_size=batch_size) for order in orders]
+    assert len({len(source) for source in sources}) == 1
+    labels = [[source[number][1] for number in range(len(source))] for source in sources]
+    assert all(len(batch) for shard in labels for batch in shard)
+    assert sorted(np.concatenate([batch for shard in labels for batch in shard])) == list(range(rows))

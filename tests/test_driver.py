@@ -370,7 +370,7 @@ def test_a_generator_does_for_one_epoch():
 
 def test_a_generator_that_is_used_up_is_refused():
     model = slope_driver()
-    with pytest.raises(ValueError, match="must yield batches in every epoch, but got none in epoch 2"):
+    with pytest.raises(ValueError, match="must be one that yields batches in every epoch, but got none in epoch 2"):
         run(model, (micro_batch(value) for value in (1, 2, 3)), 2, epochs=2)
     assert model.updates == 2
 

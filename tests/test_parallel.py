@@ -84,6 +84,24 @@ def test_there_is_one_reduction_at_the_end_of_a_window(seen):
     assert parameters[0] != found[0]["seen"][0][0]
 
 
+def test_all_start_from_the_weights_of_rank_0(seen):
+    found = [rank["own weights"] for rank in seen[0]]
+    for cell in (0, 1):
+        before, after = zip(*(each[cell] for each in found))
+        assert len(set(before)) == len(found) and set(after) == {before[0]}
+
+
+def test_a_flush_is_one_of_all_ranks(seen):
+    found = [rank["flushed"] for rank in seen[0]]
+    assert [each["held"] for each in found] == [1] + [0] * (len(found) - 1)
+    assert all(each["updated"] == [True, False] and each["sum"] == [7 * len(found)] for each in found)
+    same(seen, "flushed")
+
+
+def test_all_stop_at_a_tail(seen):
+    assert [rank["tails"] for rank in seen[0]] == [2] * len(seen[0])
+
+
 def test_all_skip_what_is_bad_on_one(seen):
     found = [rank["bad"] for rank in seen[0]]
     assert all(each == found[0] for each in found)

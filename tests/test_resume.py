@@ -406,6 +406,21 @@ def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
     assert found == [6, 7]
 
 
+def test_tails_are_updates_too(tmp_path):
+    """Also of one micro-batch each, and of a run whose windows never fill."""
+    Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
+    assert len(names(tmp_path)) == 5  # four, and the end
+
+
+def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
+    run = Run()
+    window, asked = run.model._window.end, []
+    run.model._window.end = lambda wishes: asked.append(1) or window(wishes)
+    with pytest.raises(Stopped):
+        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(asked) == 2))
+    assert (run.model.updates, run.model.micro_batches) == (2, 0)
+
+
 def test_every_so_many_minutes(tmp_path):
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
     assert len(names(tmp_path)) == 8
@@ -598,7 +613,7 @@ def test_another_network_is_refused_and_stays_as_it_was(saved):
 
 def test_a_state_of_another_version_is_refused(saved):
     state = training_state.read(str(saved))
-    other = training_state.TrainingState(state.arrays, {**state.facts, "version": 2})
+    other = training_state.TrainingState(state.arrays, {**state.facts, "version": 1})
     with pytest.raises(CheckpointError, match="is a training state of another version of ms_accum"):
         training_state.write(other, str(saved))
 

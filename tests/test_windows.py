@@ -73,14 +73,14 @@ class CountingCells:
 
     made: list = []
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **options):
         self.clear()
 
     def add(self, micro_batch, weight):
         self.held.append(int(micro_batch[0].asnumpy()[0, 0]))
         return Tensor(0.0)
 
-    def end(self):
+    def end(self, *figures):
         self.made.append(tuple(self.held))
         self.clear()
         return 0.0, Tensor(True), Tensor(0.0)
