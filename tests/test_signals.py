@@ -128,7 +128,7 @@ def slowed(part):
         return part(*arguments, **options)
     return run
 
-owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate")}[sys.argv.pop(1)]
+owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate_together")}[sys.argv.pop(1)]
 setattr(owner, name, slowed(getattr(owner, name)))
 sys.exit(program.run(train.main, train.flags()))
 """
