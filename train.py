@@ -242,22 +242,21 @@ def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) 
     )
 
 
-def score(model: GradientAccumulation, network: nn.Cell, test: Any, path: str, best: float | None) -> float:
+def score(updates: int, network: nn.Cell, args: argparse.Namespace, test: Any, best: float | None) -> float:
     """Evaluate in the middle of a run, say what came out, and save the model if it is the best so far."""
-    correct, rows = evaluate_together(network, test, own_group())
+    correct, rows = evaluate_together(network, test, args.group)
     accuracy = correct / rows
     better = best is None or accuracy > best
-    if better and is_first(own_group()):
+    if better and is_first(args.group):
         with exit_code(DISK, OSError), quiet():
-            save_model(network, path)
-    say(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
+            save_model(network, "{}.best{}".format(*os.path.splitext(args.ckpt_path)))
+    say(f"accuracy: {accuracy:.4f} after {updates:,} updates{', the best so far' if better else ''}")
     return accuracy
 
 
 def train_model(model: GradientAccumulation, network: nn.Cell, args: argparse.Namespace, train: Any, test: Any) -> None:
     """Train; a signal stops the run when its state is saved."""
-    best_path = "{}.best{}".format(*os.path.splitext(args.ckpt_path))
-    states = states_of(args, train, lambda: score(model, network, test, best_path, states.best))
+    states = states_of(args, train, lambda: score(model.updates, network, args, test, states.best))
     metrics = MetricsFile(os.path.join(args.output_dir, "metrics.jsonl"), lambda: model.updates + model.skipped)
     report = (Opening("resumed", lambda: states.resumed), progress(), metrics)
     try:

@@ -59,10 +59,16 @@ def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], r
     return value
 
 
+def inner_of(value: Any) -> Any:
+    """Return the optimizer that does the work: the one inside, where the state is dealt out."""
+    return getattr(value, "inner", value)
+
+
 def optimizer(owner: str, value: Any) -> Any:
     """Return `value`, or raise because it is no optimizer or one that this device can't run."""
-    inner = getattr(value, "inner", value)  # of one whose state is dealt out
-    instance(owner, "optimizer", inner, (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer")
+    instance(
+        owner, "optimizer", inner_of(value), (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer"
+    )
     frozen = [parameter.name for parameter in value.parameters if not parameter.requires_grad]
     if frozen:
         rule = "one of parameters that require gradients"

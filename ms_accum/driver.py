@@ -142,8 +142,8 @@ class GradientAccumulation:
         """
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
-        total = self.planned_updates(epoch, train_dataset, mini_steps)
-        check_together("train_process", self._group, total, saved=checkpointer is not None, tail=self._tail)
+        windows = self.planned_updates(epoch, train_dataset, mini_steps)
+        check_together("train_process", self._group, windows, saved=checkpointer is not None, tail=self._tail)
         if ckpt_path is not None:
             check_name("train_process", ckpt_path)
             check_folder("train_process", ckpt_path)
@@ -155,9 +155,9 @@ class GradientAccumulation:
             if checkpointer is not None:
                 closing.enter_context(checkpointer.share(self._group))
             settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size}
-            at = self._begin(train_dataset, checkpointer, settings, total)
+            at = self._begin(train_dataset, checkpointer, settings, windows)
             for reporter in reporters:
-                reporter.start(None if total is None else total - at.windows)
+                reporter.start(None if windows is None else windows - at.windows)
                 closing.callback(reporter.close)
             if checkpointer is not None:
                 closing.enter_context(checkpointer.saving_at_the_end(partial(self._state, at), self._window))
@@ -259,14 +259,14 @@ class GradientAccumulation:
             {**facts, "at": asdict(at), "window": window, "skips": self._skips.count},
         )
 
-    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, planned: int | None) -> Position:
+    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, windows: int | None) -> Position:
         """Return where the run begins or goes on, on all ranks."""
         at = start_of(dataset, self._ranks)
         if checkpointer is not None:
             wait_for_all(self._group)  # rank 0 may still be writing what is to be found
             settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
             at = self._resume(checkpointer, at, dataset, settings)
-        facts = {"windows": planned, "updates before": self.updates, "windows before": at.windows}
+        facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
         meet("train_process", self._group, facts, self._forward)
         return at
 

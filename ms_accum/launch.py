@@ -25,10 +25,8 @@ from typing import NoReturn
 
 from ._member import SCHEDULER, Member, cluster, free_port, scheduler_of, start, worker_of
 from ._relay import Relay, complain, say
-from .signals import INTERRUPTED, TERMINATED
+from .signals import CODES, WORDS
 
-CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 USAGE, DISK = 2, 5  # as in `program`, which would import MindSpore
 LOOK, LAST = 0.1, 1.0
 """float, seconds: how often ranks are looked at, and what they have after a second signal."""

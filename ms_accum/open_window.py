@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mindspore import nn
 
+from . import _check
 from .checkpoint import CheckpointError
 from .metrics import WindowLoss
 from .out_of_memory import memory_advised
@@ -99,8 +100,8 @@ class OpenWindow:
         figures = None if self._group is None else lambda: [*self._loss.state, *wishes]
         with self._running():
             lr, updated, norm, *summed = self._cells.end(figures, self._weight.unit)
-        for sums in summed:
-            total, weights, samples, *wishes = sums.asnumpy().tolist()
+        if summed:
+            total, weights, samples, *wishes = summed[0].asnumpy().tolist()
             self._loss.load([total, weights, samples])
         shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
@@ -133,7 +134,7 @@ class OpenWindow:
     @property
     def is_whole(self) -> bool:
         """bool, whether this process can save it: one of several ranks can between two windows only."""
-        dealt_out = hasattr(self._optimizer, "inner")
+        dealt_out = _check.inner_of(self._optimizer) is not self._optimizer
         return self._group is None or not (self.micro_batches or dealt_out)
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], netwo
 
 
 def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None:
-    told = _gather(Tensor(_digits(list(facts.values())))).asnumpy()
+    told = gather(_digits(list(facts.values())), group)
     ranks = [_whole(digits) for digits in np.split(told, group.size)]
     for name, each in zip(facts, zip(*ranks)):
         if len(set(each)) > 1:
@@ -202,9 +202,9 @@ def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None
             raise RuntimeError(f"For '{owner}', all ranks must have as many {name}, but there are {shown}.")
 
 
-def gather(row: np.ndarray) -> np.ndarray:
+def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
     """Return the rows of all ranks, one behind the other; alone, the row."""
-    return _gather(Tensor(row)).asnumpy() if own_group() else row
+    return row if group is None else _gather(Tensor(row)).asnumpy()
 
 
 def take_from_rank_0(parameters: Iterable[Parameter]) -> None:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED, TERMINATED = 130, 143
-_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-_WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 
 
 class Signals:
@@ -32,7 +32,7 @@ class Signals:
     @property
     def words(self) -> str:
         """What the program says of its end."""
-        return _WORDS.get(self.code, _WORDS[INTERRUPTED])
+        return WORDS.get(self.code, WORDS[INTERRUPTED])
 
     def pending(self) -> bool:
         """Return whether a signal asks to stop."""
@@ -41,12 +41,12 @@ class Signals:
     def __enter__(self) -> Signals:
         self.code, self._over = 0, False
         # For threads that do not block them, and systems that can't.
-        for number in _CODES:
+        for number in CODES:
             self._before[number] = signal.signal(number, self._handle)
         if hasattr(signal, "pthread_sigmask"):
             # SIGURG is ignored where nobody handles it, so it can wake the main thread up.
             self._before[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _CODES)
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
         return self
@@ -73,7 +73,7 @@ class Signals:
 
     def _wait(self) -> None:
         while True:
-            number = signal.sigwait(_CODES)
+            number = signal.sigwait(CODES)
             if self._over:
                 return
             if self._take(number):
@@ -89,8 +89,8 @@ class Signals:
     def _take(self, number: int) -> bool:
         """Note a signal, and return whether the main thread is to be interrupted."""
         if self.code:
-            os._exit(_CODES[signal.Signals(number)])
-        self.code = _CODES[signal.Signals(number)]
+            os._exit(CODES[signal.Signals(number)])
+        self.code = CODES[signal.Signals(number)]
         return not self._deferred
 
 

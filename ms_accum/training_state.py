@@ -14,6 +14,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from . import _check
 from ._facts import wrong_facts
 from ._random import random_state, set_random_state
 from .checkpoint import CheckpointError, differences_of, shortened
@@ -34,7 +35,7 @@ class TrainingState(NamedTuple):
 
 def kind_of(optimizer: Any) -> str:
     """Return which optimizer it is, whoever keeps its state."""
-    return type(getattr(optimizer, "inner", optimizer)).__name__
+    return type(_check.inner_of(optimizer)).__name__
 
 
 def parameters_of(network: nn.Cell, optimizer: Any) -> dict[str, Any]:

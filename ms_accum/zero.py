@@ -57,12 +57,13 @@ class Sharded:
     Args:
         parameter (Parameter): this rank's part.
         part (Part): which that is.
+        group (Optional[Group]): the ranks.
     """
 
-    def __init__(self, parameter: Parameter, part: Part):
+    def __init__(self, parameter: Parameter, part: Part, group: Group | None):
         self.name = parameter.name[: -len(_SUFFIX)]
         self.dtype, self.shape = parameter.dtype, part.shape
-        self._parameter, self._part = parameter, part
+        self._parameter, self._part, self._group = parameter, part, group
 
     def astype(self, dtype: Any) -> Sharded:
         """Return it: what is gathered is float32 whatever the Parameter is."""
@@ -72,7 +73,7 @@ class Sharded:
     def asnumpy(self) -> np.ndarray:
         """Gather it."""
         own = self._parameter.astype(ms.float32).asnumpy()
-        row = gather(own)[: self._part.whole]
+        row = gather(own, self._group)[: self._part.whole]
         return row.reshape(self.shape)
 
     def put(self, array: np.ndarray) -> None:
@@ -118,8 +119,7 @@ class ZeroOptimizer(nn.Cell):
         super().__init__(auto_prefix=False)
         if not callable(make):
             _check.refuse(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
-        group = group_of(_OWNER, group)
-        self._alone = group is None
+        self._group = group = group_of(_OWNER, group)
         wholes = {parameter.name: parameter for parameter in _listed(parameters)}
         parts = {name: Part(whole, group or Group(0, 1)) for name, whole in wholes.items()}
         slices = {name: _slice_of(wholes[name], part) for name, part in parts.items()}
@@ -160,7 +160,7 @@ class ZeroOptimizer(nn.Cell):
             if parameter.name in parts:  # says nothing that the whole one doesn't
                 continue
             of = next((name for name in parts if parameter.name.endswith(f".{name}")), None)
-            kept = parameter if of is None else Sharded(parameter, parts[of])
+            kept = parameter if of is None else Sharded(parameter, parts[of], self._group)
             state[kept.name] = kept
         return state
 

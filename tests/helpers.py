@@ -78,6 +78,19 @@ def forward_of(network, loss_fn):
     return forward
 
 
+def compiled_step(network, loss_fn, accumulator, optimizer):
+    """Return the functional pattern: a compiled step that weights by rows."""
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
+
+    @ms.jit
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        accumulator(grads, x.shape[0])
+        return loss
+
+    return train_step
+
+
 def batches(rng, rows, features=6, classes=3):
     """Return a micro-batch for each of `rows`: random features and labels."""
     return [

@@ -19,7 +19,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.train import anf_ir_pb2
 
-from helpers import Recorder, batches, forward_of, values
+from helpers import Recorder, batches, compiled_step, values
 from model_zoo import create_dataset
 from ms_accum import (
     Accumulator,
@@ -124,13 +124,7 @@ def functional(group, mini_steps):
     loss_fn = nn.CrossEntropyLoss()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     accumulator = Accumulator(optimizer, mini_steps, reduction="mean")
-    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
-
-    @ms.jit
-    def train_step(x, y):
-        loss, grads = grad_fn(x, y)
-        accumulator(grads, x.shape[0])
-        return loss
+    train_step = compiled_step(network, loss_fn, accumulator, optimizer)
 
     for x, y in own_data(group):
         train_step(x, y)

@@ -18,7 +18,7 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.experimental import optim
 
 import reference
-from helpers import batches, forward_of, joined, mutate, restore, run, values
+from helpers import batches, compiled_step, forward_of, joined, mutate, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate
 from ms_accum._state import state
@@ -535,13 +535,7 @@ def test_the_accumulator_is_one_graph(window, compiles, rng):
     network, loss_fn = nn.Dense(6, 3), nn.CrossEntropyLoss()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     accumulator = Accumulator(optimizer, window, reduction="mean")
-    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
-
-    @ms.jit
-    def train_step(x, y):
-        loss, grads = grad_fn(x, y)
-        accumulator(grads, x.shape[0])
-        return loss
+    train_step = compiled_step(network, loss_fn, accumulator, optimizer)
 
     for columns in batches(rng, [8] * 5):
         train_step(*columns)

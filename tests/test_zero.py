@@ -92,6 +92,14 @@ def test_alone_it_is_the_optimizer(make):
     check_same(trained(lambda network: ZeroOptimizer(make, network.trainable_params())), plain)
 
 
+def test_without_a_group_nothing_is_gathered(monkeypatch):
+    """Also in a process that a launcher started."""
+    monkeypatch.setattr("ms_accum.parallel.own_group", lambda: Group(0, 2))
+    network = program.network_of()
+    optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), network.trainable_params(), group=None)
+    assert parameters_of(network, optimizer)["moment1.1.weight"].asnumpy().shape == (5, 6)
+
+
 def test_groups_may_be_given_too():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
     found = trained(
