@@ -1,4 +1,4 @@
-"""Which benchmark runs? python -m benchmarks setup|speed|memory|data|start|accuracy|cost"""
+"""Which benchmark runs? python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MODULES = {
     "start": ("start", "seconds from the command to the first update"),
     "accuracy": ("accuracy", "seconds to 98.5 % on MNIST"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
+    "ranks": ("ranks", "what several ranks cost, beside one process"),
 }
 
 

@@ -14,12 +14,12 @@ from typing import Any, Callable, Protocol
 import numpy as np
 from protocol import serve
 
-NETWORKS = ("lenet5", "mlp", "transformer", "mlp50m")
+NETWORKS = ("lenet5", "mlp", "transformer", "mlp12m", "mlp50m")
 TOKENS, VOCABULARY, WIDTH, HEADS, LAYERS = 64, 256, 128, 4, 4
-MLP_WIDTH = {"mlp": 512, "mlp50m": 6700}
+MLP_WIDTH = {"mlp": 512, "mlp12m": 3072, "mlp50m": 6700}
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
-_SHAPES = {"lenet5": (1, 32, 32), "mlp": (1, 28, 28), "mlp50m": (1, 28, 28)}
+_SHAPES = {"lenet5": (1, 32, 32), **dict.fromkeys(MLP_WIDTH, (1, 28, 28))}
 _POOL = 16  # micro-batches made beforehand, which a burst goes round and round
 _WRONG = 0.2  # of the targets, so that gradients never die out into denormal numbers, on which a CPU is slow
 

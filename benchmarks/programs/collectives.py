@@ -1,0 +1,90 @@
+"""Which collectives are in what was compiled, what do they send, and how long does one take alone?"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.train import anf_ir_pb2
+
+from ms_accum import Group
+from ms_accum.parallel import wait_for_all
+
+_FLOAT32 = 4
+_OPERATORS = ("AllReduce", "AllGather", "ReduceScatter")
+
+
+class _AllReduce(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_reduce = ops.AllReduce()
+
+    def construct(self, row: Any) -> Any:
+        return self.all_reduce(row)
+
+
+class _AllGather(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_gather = ops.AllGather()
+
+    def construct(self, row: Any) -> Any:
+        return self.all_gather(row)
+
+
+CELLS = {"AllReduce": _AllReduce, "AllGather": _AllGather}
+
+
+def collectives_of(cell: nn.Cell, ranks: int) -> list[dict[str, Any]]:
+    """Return each collective of a Cell's compiled graph, branches and loops not looked into, and its input's bytes."""
+    graph = anf_ir_pb2.ModelProto()
+    graph.ParseFromString(cell.get_func_graph_proto())
+    found = [node for node in graph.graph.node if node.op_type in _OPERATORS]
+    return [{"operator": node.op_type, "bytes": _input_bytes(node, ranks)} for node in found]
+
+
+def _input_bytes(node: Any, ranks: int) -> float:
+    """Return the bytes that go in, from the shape of what comes out: not every input is a node of its own."""
+    came = _FLOAT32 * math.prod(dim.size for dim in node.output_type.tensor_type.shape.dim)
+    return came * {"AllGather": 1 / ranks, "ReduceScatter": ranks}.get(node.op_type, 1)
+
+
+class Alone:
+    """A collective of so many float32, with nothing else going on.
+
+    Args:
+        group (Group): the ranks.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._cells = {name: make() for name, make in CELLS.items()}
+
+    def __call__(self, operator: str, elements: int, count: int) -> dict[str, Any]:
+        """Return the seconds that so many take; `elements` are those of what comes out."""
+        own = round(elements / self._group.size) if operator == "AllGather" else elements
+        row, cell = Tensor(np.ones(own, np.float32)), self._cells[operator]
+        cell(row).asnumpy()  # compiled here
+        wait_for_all(self._group)
+        began = time.perf_counter()
+        for _ in range(count):
+            cell(row).asnumpy()
+        return {"seconds": time.perf_counter() - began}
+
+
+def loopback_bytes() -> int:
+    """Return what this machine has sent to itself since it started, 0 where nobody counts."""
+    try:
+        lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), 0)
+
+
+def bytes_of(parameters: Any) -> int:
+    """Return what Parameters hold."""
+    return sum(parameter.nbytes for parameter in parameters)

@@ -1,0 +1,78 @@
+"""Does the benchmark of several ranks run, are its rows sane, and do its graphs send what the cost model says?"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import ranks, scaling
+from benchmarks.choosing import start
+from benchmarks.contenders import Entry
+from benchmarks.process import ContenderError
+from benchmarks.ranks import APART, KEPT, ONE, WAYS
+from test_benchmarks import RECORD, benchmark
+
+
+def test_ranks_run(tmp_path):
+    record, said = benchmark("ranks", tmp_path)
+    assert set(record) == RECORD
+    assert not (tmp_path / "ranks.png").exists()
+    parts = {
+        name: [row for row in record["rows"] if row["part"] == name] for name in ("time", "sent", "alone", "memory")
+    }
+    assert sum(map(len, parts.values())) == len(record["rows"])
+    check_times(parts["time"])
+    for row in parts["sent"]:
+        # The model sends what the graphs send, but for a few numbers that go with it or after it.
+        sets = scaling.sent_sets(row["way"], row["window"], 2, scatters=False)
+        assert row["ring_mib"] / row["set_mib"] == pytest.approx(sets, rel=1e-3)
+        assert row["AllReduce"] >= scaling.collectives(row["way"], row["window"], scatters=False).count("AllReduce")
+        assert row["loopback_mib"] > row["ring_mib"]
+    assert len(parts["sent"]) == 3 * len(WAYS)
+    assert {row["operator"] for row in parts["alone"]} == {"AllReduce", "AllGather"}
+    assert all(row["ms"] >= row["ms_min"] > 0 and row["model_ms"] > 0 for row in parts["alone"])
+    one, dealt_out = parts["memory"]
+    for row in (one, dealt_out):
+        kept = scaling.kept_sets(row["way"], row["ranks"])
+        assert {name: row[name] for name in KEPT} == pytest.approx(kept, rel=1e-3)
+    assert (one["way"], dealt_out["way"]) == (ONE, "ZeRO-2")
+    assert "predicted" in said
+
+
+def check_times(rows):
+    cases = [(row["window"], row["way"]) for row in rows]
+    expected = [(window, way) for window in (1, 2, 4) for way in (ONE, APART, *WAYS)]
+    assert cases == [case for case in expected if case != (1, APART)]
+    for row in rows:
+        assert 0 < row["ms_min"] <= row["ms"] <= row["ms_max"]
+        assert row["ratio"] > 0 and (row["way"] in WAYS) == ("predicted_ms" in row)
+        assert row["way"] != ONE or row["ratio"] == 1
+
+
+def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
+    entry = Entry("job", "mindspore", "ranks_job.py")
+    flags = ("--ranks", "2", "--folder", str(tmp_path), "--network", "resnet", "--ways", APART)
+    with pytest.raises(ContenderError, match="(?s)'job' died.*exit code 2"), start(entry, *flags):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("contenders", ["torch"]), ("networks", ["resnet"]), ("windows", [1, 4])]
+)
+def test_what_makes_no_sense_is_refused(option, value):
+    options = dict.fromkeys(("networks", "windows", "contenders", "rounds", "short"))
+    with pytest.raises(ValueError, match=f"--{option}"):
+        ranks.run(Namespace(**{**options, option: value}))
+
+
+def test_predictions_are_those_of_the_model():
+    """Ranks that take 10 ms a micro-batch and 5 ms a boundary, and a second for each 100 bytes."""
+    key = {"ranks": 2, "network": "mlp"}
+    times = [{**key, "way": APART, "window": window, "ms": 10 * window + 5} for window in (2, 4, 8)]
+    times += [{**key, "way": way, "window": 4, "ms": 1.0} for way in WAYS]
+    alone = [{"operator": operator, "bandwidth": 100, "latency": 0} for operator in ranks.OPERATORS]
+    ranks._predict(times, 800, alone)
+    found = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
+    expected = {"window's end": 8, "every micro-batch": 32, "ZeRO-1": 12, "ZeRO-2": 36}
+    assert found == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
