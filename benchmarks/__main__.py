@@ -1,4 +1,4 @@
-"""Which benchmark runs? python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks"""
+"""Which benchmark runs? python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks|scaling"""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MODULES = {
     "accuracy": ("accuracy", "seconds to 98.5 % on MNIST"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
     "ranks": ("ranks", "what several ranks cost, beside one process"),
+    "scaling": ("scaling_tables", "write the tables of docs/scaling.md: the measured ones, and the model's"),
 }
+_WITHOUT_OPTIONS = ("setup", "scaling")
 
 
 def parse() -> argparse.Namespace:
@@ -29,7 +31,7 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, what) in MODULES.items():
         add = commands.add_parser(name, help=what, description=what).add_argument
-        if name == "setup":
+        if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
         add("--output", default=str(RESULTS), metavar="DIR", help="for the JSON and the plot, default: %(default)s")
