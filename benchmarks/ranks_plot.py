@@ -32,6 +32,8 @@ def draw(figure: Any, rows: Sequence[dict]) -> None:
 
 
 def _ratios(axes: Any, network: str, rows: Sequence[dict]) -> None:
+    from matplotlib.ticker import LogLocator  # here, because only a full run needs matplotlib
+
     ranks = sorted({row["ranks"] for row in rows})
     for way in [way for way in COLOURS if way not in ("one process", "apart")]:
         for count, style in zip(ranks, _STYLES):
@@ -41,6 +43,9 @@ def _ratios(axes: Any, network: str, rows: Sequence[dict]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(windows, [str(window) for window in windows])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.yaxis.set_minor_formatter("")
     axes.axhline(1, color=COLOURS["one process"], linewidth=0.8)
     axes.set(title=network, xlabel="window N")
     axes.grid(alpha=0.3)
