@@ -23,6 +23,7 @@ from ms_accum import (
     GradientAccumulation,
     Group,
     Stopped,
+    ZeroOptimizer,
     evaluate,
     find_micro_batch_size,
     own_group,
@@ -42,7 +43,6 @@ from ms_accum.program import (
     Parser,
     choose_device,
     exit_code,
-    interval,
     make_folders,
     memory,
     number,
@@ -89,18 +89,13 @@ def flags() -> Parser:
     add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
+    what = "what each of several processes keeps its part of only: 1, the optimizer's state; 2, the accumulators too"
+    add("--zero", type=int, choices=(1, 2), help=what)
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
     add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
     what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
     add("--ckpt_path", metavar="FILE", help=what)
-    what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
-    add("--resume", nargs="?", const=AUTO, metavar="FILE|auto", help=what)
-    what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
-    add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
-    add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
-    what = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
-    add("--keep_best", action="store_true", help=what)
-    add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
+    parser.add_states()
     return parser
 
 
@@ -137,6 +132,8 @@ def resolve_window(args: argparse.Namespace, batch_size: int) -> None:
         return
     if args.mini_steps is not None:
         raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
+    if args.zero == 2:
+        raise Failure("argument --zero: 2 needs --mini_steps, so that all processes have as many micro-batches", USAGE)
     if args.tail != "flush":
         raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {args.tail}", USAGE)
     args.batch_size = args.batch_size or min(batch_size, whole_batch)
@@ -196,10 +193,16 @@ def build(args: argparse.Namespace) -> tuple[GradientAccumulation, nn.Cell, dict
     network = MODELS[args.model].make()
     settings = tune_cpu(network) if args.runtime == "tuned" else {}
     rates = {"lr": args.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
-    optimizer = make_optimizer(args.optimizer, network.trainable_params(), **rates)
+
+    def make(parameters: list) -> nn.Optimizer:
+        return make_optimizer(args.optimizer, parameters, **rates)
+
+    parameters = network.trainable_params()
+    optimizer = ZeroOptimizer(make, parameters) if args.zero else make(parameters)
     # Not nn.CrossEntropyLoss: on CPU it alone takes as long as the rest of a small network, forward and backward.
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    options = {"reduction": args.reduction, "tail": args.tail, "clip_norm": args.clip_norm}
+    options: dict[str, Any] = {"reduction": args.reduction, "tail": args.tail, "clip_norm": args.clip_norm}
+    options["sync_every_micro_batch"] = args.zero == 2
     return GradientAccumulation(network, loss_fn, optimizer, **options), network, settings
 
 
@@ -230,16 +233,9 @@ def find_batch_size(args: argparse.Namespace) -> str:
 def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) -> Checkpointer:
     """Return what saves the run's state, and finds the one to go on from."""
     config = {"rows": train.source.rows, **{name: getattr(args, name) for name in CONFIG}}
-    return Checkpointer(
-        args.states,
-        **args.save_every,
-        keep=args.keep,
-        score=score if args.keep_best else None,
-        resume=args.resume,
-        config=config,
-        allow_config_change=args.allow_config_change,
-        stop=SIGNALS.pending,
-    )
+    asked = {name: getattr(args, name) for name in ("keep", "resume", "allow_config_change")}
+    best = score if args.keep_best else None
+    return Checkpointer(args.states, **args.save_every, **asked, score=best, config=config, stop=SIGNALS.pending)
 
 
 def score(updates: int, network: nn.Cell, args: argparse.Namespace, test: Any, best: float | None) -> float:

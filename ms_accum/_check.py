@@ -64,6 +64,11 @@ def inner_of(value: Any) -> Any:
     return getattr(value, "inner", value)
 
 
+def is_dealt_out(value: Any) -> bool:
+    """Return whether an optimizer has its state in parts on several ranks."""
+    return inner_of(value) is not value and value.group is not None
+
+
 def optimizer(owner: str, value: Any) -> Any:
     """Return `value`, or raise because it is no optimizer or one that this device can't run."""
     instance(

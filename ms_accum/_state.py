@@ -9,6 +9,8 @@ import mindspore as ms
 from mindspore import Parameter, Tensor
 from mindspore.common.initializer import initializer
 
+from . import _check
+
 _made = itertools.count()
 
 
@@ -20,6 +22,15 @@ def unique_name(kind: str) -> str:
 def state(name: str, value: Any, dtype: Any) -> Parameter:
     """Return a scalar Parameter that no optimizer trains."""
     return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
+
+
+def agreed(owner: str, accumulators: Any, name: str, value: bool) -> None:
+    """Raise unless the Cells that share accumulators were all given the same."""
+    known = getattr(accumulators[0], name, value)
+    if known != value:
+        rule = f"{known}, as in the other Cell that has this 'grad_sum'"
+        _check.refuse(ValueError, owner, name, rule, value)
+    setattr(accumulators[0], name, value)
 
 
 def loss_scale(optimizer: Any) -> float:

@@ -98,9 +98,14 @@ def cast_like(gradients: Any, parameters: Any) -> Any:
     return _map(_cast_like, gradients, parameters)
 
 
+def sum_of_squares(gradients: Any) -> Any:
+    """Return the sum over all elements."""
+    return ops.addn(_map(_squares, gradients))
+
+
 def global_norm(gradients: Any) -> Any:
     """Return the 2-norm over all elements: not finite if any element is not, or above 1.8e19."""
-    return ops.sqrt(ops.addn(_map(_squares, gradients)))
+    return ops.sqrt(sum_of_squares(gradients))
 
 
 def flattened(tensors: Any) -> Any:
@@ -110,7 +115,7 @@ def flattened(tensors: Any) -> Any:
 
 
 def unflattened(row: Any, like: Any) -> Any:
-    """Return such a row as tensors of these shapes."""
+    """Return such a row as tensors of the shapes of these."""
     tensors: tuple = ()
     first = 0
     for tensor in like:

@@ -1,4 +1,4 @@
-"""What happens to a gradient, and in which order?"""
+"""How does a compiled step of one's own accumulate?"""
 
 from __future__ import annotations
 
@@ -8,94 +8,13 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from . import _check, _tree
-from ._state import loss_scale, new_grad_sum, state, unique_name
-from .parallel import AUTO, Reduction, group_of, reduction_of, total
+from ._state import new_grad_sum, state, unique_name
+from .boundary import Boundary
+from .parallel import AUTO, group_of, take_from_rank_0, total
+from .reduction import summing
 from .windows import is_full
 
 REDUCTIONS = ("mean", "sum")
-
-
-@ms.jit_class
-class Boundary:
-    """The end of a window. The order of what happens there is written here and nowhere else:
-
-    reduce over ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
-
-    What is not finite on one rank is so in the sum: all of them skip. Each is a scalar until the end: gradients are
-    read for the norm, and multiplied once. The clear is the owner's.
-
-    Args:
-        owner (str): whose arguments these are, for the wording of errors.
-        optimizer (Optimizer): gets the window's gradient. If it has a `loss_scale` it divides by it
-            itself; norm and clipping are those of the gradient after that.
-        clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
-        multiply (Callable): gradients by a scalar; `multiply_in_place` where they are Parameters.
-        reduction (Optional[Reduction]): sums over the ranks. ``None``: the process is alone.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        optimizer: Any,
-        clip_norm: float | None = None,
-        *,
-        multiply: Any = _tree.multiply,
-        reduction: Reduction | None = None,
-    ):
-        if clip_norm is not None:
-            clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
-        self.optimizer = _check.optimizer(owner, optimizer)
-        self.parameters = tuple(optimizer.parameters)
-        self.scale = loss_scale(optimizer)
-        self.clip_norm = clip_norm
-        self.reduction: Any = reduction
-        self.multiply = multiply if reduction is None else _tree.multiply
-        self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
-        self._touched = tuple(optimizer.get_parameters())
-
-    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, unit: Any = None) -> Any:
-        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks."""
-        if self.reduction is not None:
-            grad_sum, weight_sum, figures = self._reduced(grad_sum, weight_sum, figures, unit)
-        norm = _tree.global_norm(grad_sum) / self.scale
-        if weight_sum is not None:
-            norm = norm / weight_sum
-        gradients = self._gradients(grad_sum, weight_sum, norm)
-        finite = ops.isfinite(norm)
-        if self.narrow:
-            # What is finite in float32 may not be so in the parameters' type.
-            finite = ops.logical_and(finite, ops.isfinite(_tree.global_norm(gradients)))
-        updated = self.touch(finite)
-        if updated:
-            self.optimizer(gradients)
-        return updated, norm, figures
-
-    def _reduced(self, grad_sum: Any, weight_sum: Any, figures: Any, unit: Any) -> Any:
-        if unit is not None:  # other ranks may have weighed in another one
-            grad_sum, weight_sum = _tree.multiply(grad_sum, unit), weight_sum * unit
-        nothing = Tensor(0.0, ms.float32)
-        others = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
-        grad_sum, others = self.reduction(grad_sum, others)
-        return grad_sum, None if weight_sum is None else others[0], others[1]
-
-    def touch(self, condition: Any) -> Any:
-        """Return the condition of a branch with the optimizer in it, tied to the optimizer's Parameters.
-
-        A branch keeps the storage its Parameters had at its first run, unless they occur outside it too. What
-        `load_param_into_net` gives them later it would neither see nor update, silently.
-        """
-        return ops.depend(condition, self._touched)
-
-    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any) -> Any:
-        # By the reciprocal: to divide in place takes MindSpore's CPU 20 times as long as to multiply.
-        gradients = grad_sum
-        if self.clip_norm is not None:
-            excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
-            divisor = excess if weight_sum is None else excess * weight_sum
-            gradients = self.multiply(grad_sum, 1.0 / divisor)
-        elif weight_sum is not None:
-            gradients = self.multiply(grad_sum, 1.0 / weight_sum)
-        return _tree.cast_like(gradients, self.parameters)
 
 
 @ms.jit_class
@@ -119,6 +38,8 @@ class Accumulator:
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
         group (Union[str, None, Group]): whose gradients a window's end sums: ``"auto"``, all that a launcher started;
             ``None``, its own. For "sum" divide by the micro-batches of all ranks. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether they are summed in every call, which all ranks make together; with a
+            `ZeroOptimizer` each keeps its part of the sums only. Default: ``False``.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
@@ -173,18 +94,22 @@ class Accumulator:
         *,
         reduction: str = "sum",
         group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
     ):
         owner = "Accumulator"
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         self._group = group_of(owner, group)
-        over_ranks = reduction_of(owner, self._group, _check.optimizer(owner, optimizer).parameters)
-        holds = window > 1 or over_ranks is not None  # alone, the weight of a window's only micro-batch cancels out
+        how = summing(owner, _check.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
+        holds = window > 1 or self._group is not None  # alone, the weight of a window's only micro-batch cancels out
         multiply = _tree.multiply_in_place if holds else _tree.multiply
-        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, reduction=over_ranks)
+        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
+        self._sums = how.of_micro_batch
         name = unique_name("accumulator")
         self._parameters = tuple(optimizer.parameters)
-        self._grad_sum = new_grad_sum(name, self._parameters) if holds else None
+        if self._group is not None:
+            take_from_rank_0(self._parameters)
+        self._grad_sum = new_grad_sum(name, how.like) if holds else None
         self._mean = reduction == "mean"
         self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and holds else None
         self._window = state(f"{name}.window", window, ms.int32)
@@ -209,7 +134,9 @@ class Accumulator:
         return updated
 
     def _add(self, grads: Any, weight: Any) -> None:
-        if weight is None:
+        if self._sums is not None:
+            grads = self._sums(grads if weight is None else _tree.multiply(grads, weight))[0]
+        if weight is None or self._sums is not None:
             _tree.add(self._grad_sum, grads)
         else:
             _tree.add_weighted(self._grad_sum, grads, weight)
@@ -223,7 +150,7 @@ class Accumulator:
         return updated
 
     def _close(self, grads: Any, weight_sum: Any) -> Any:
-        updated, norm, _ = self._boundary(grads, weight_sum)
+        updated, norm = self._boundary(grads, weight_sum)[:2]
         ops.assign(self._grad_norm, norm)
         ops.assign(self._updated, updated)
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
@@ -265,7 +192,7 @@ class Accumulator:
                 f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
                 f"{self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
-        if self._boundary.reduction is None and (window > 1) != (self._grad_sum is not None):
+        if self._group is None and (window > 1) != (self._grad_sum is not None):
             raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
         ops.assign(self._window, Tensor(window, ms.int32))  # a compiled graph does not see set_data
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from . import _check, _tree
-from ._state import loss_scale
-from .accumulator import Boundary
-from .parallel import AUTO, reduction_of
+from ._state import agreed
+from .boundary import Boundary
+from .parallel import AUTO, take_from_rank_0
+from .reduction import summing
 
 
-class _LossAndGradients(nn.Cell):
+class LossAndGradients(nn.Cell):
     """Loss and gradients of a network, the gradients scaled where it is free: at the loss."""
 
     def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
@@ -56,6 +56,10 @@ class TrainForwardBackward(nn.Cell):
         sens (float): the scale of the loss, which an optimizer's `loss_scale` takes out. Default: 1.0.
         weight_sum (Optional[Parameter]): float32 scalar that sums the weights; with it gradients are
             weighted, for the exact mean. Default: ``None``, gradients add up as they are.
+        group (Union[str, None, Group]): see :class:`TrainOptim`. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether each micro-batch's gradients are summed over the ranks before they are
+            added; then `TrainOptim` is told the same. With a `ZeroOptimizer` on several ranks the accumulators are
+            those of this rank's parts, ``optimizer.inner.parameters``. Default: ``False``, a window's are.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
@@ -97,12 +101,16 @@ class TrainForwardBackward(nn.Cell):
         sens: float = 1.0,
         *,
         weight_sum: ms.Parameter | None = None,
+        group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
     ):
         super().__init__(auto_prefix=False)
-        self.loss_and_gradients = _LossAndGradients("TrainForwardBackward", network, optimizer, sens)
-        _check.same_layout("TrainForwardBackward", "grad_sum", grad_sum, optimizer.parameters)
-        self.grad_sum = tuple(grad_sum)
-        self.weight_sum = _hidden(weight_sum)
+        owner = "TrainForwardBackward"
+        self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens)
+        how = summing(owner, optimizer, group, sync_every_micro_batch)
+        self.sums = how.of_micro_batch
+        self.grad_sum = _accumulators(owner, grad_sum, how.like, sync_every_micro_batch)
+        self.weight_sum = hidden(weight_sum)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
         scale = 1.0
@@ -110,6 +118,8 @@ class TrainForwardBackward(nn.Cell):
             scale = inputs[0].shape[0] if weight is None else weight
             ops.assign_add(self.weight_sum[0], ops.cast(scale, ms.float32))
         loss, grads = self.loss_and_gradients(scale, *inputs)
+        if self.sums is not None:
+            grads = self.sums(grads)[0]
         _tree.add(self.grad_sum, grads)
         return loss
 
@@ -125,10 +135,10 @@ class TrainOptim(nn.Cell):
         clip_norm (Optional[float]): bound of the gradient's global norm. Default: ``None``.
         group (Union[str, None, Group]): whose gradients are summed first: ``"auto"``, those of the process group
             this process belongs to, or ``None``, its own only. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether `grad_sum` holds their sums already. Default: ``False``.
 
     Inputs:
         - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same go.
-        - **unit** (Tensor, optional) - with `weight_sum`, what this rank's weights are in units of.
 
     Outputs:
         tuple[Tensor], whether the parameters were updated, and the norm before clipping; and the figures' sum if
@@ -153,18 +163,21 @@ class TrainOptim(nn.Cell):
         weight_sum: ms.Parameter | None = None,
         clip_norm: float | None = None,
         group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
     ):
         super().__init__(auto_prefix=False)
-        reduction = reduction_of("TrainOptim", group, _check.optimizer("TrainOptim", optimizer).parameters)
+        owner = "TrainOptim"
+        how = summing(owner, _check.optimizer(owner, optimizer), group, sync_every_micro_batch)
+        self.grad_sum = _accumulators(owner, grad_sum, how.like, sync_every_micro_batch)
+        self.weight_sum = hidden(weight_sum)
         multiply = _tree.multiply_in_place
-        self.boundary = Boundary("TrainOptim", optimizer, clip_norm, multiply=multiply, reduction=reduction)
-        _check.same_layout("TrainOptim", "grad_sum", grad_sum, optimizer.parameters)
-        self.grad_sum = tuple(grad_sum)
-        self.weight_sum = _hidden(weight_sum)
+        self.boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
+        if how.at_the_end is not None:
+            take_from_rank_0(optimizer.parameters)
 
-    def construct(self, figures: Any = None, unit: Any = None) -> Any:
+    def construct(self, figures: Any = None) -> Any:
         weight_sum = self.weight_sum[0] if self.weight_sum else None
-        updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures, unit)
+        updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures)
         return (updated, norm) if figures is None else (updated, norm, summed)
 
 
@@ -190,88 +203,27 @@ class TrainClear(nn.Cell):
         super().__init__(auto_prefix=False)
         del zeros
         self.grad_sum = tuple(grad_sum)
-        self.weight_sum = _hidden(weight_sum)
+        self.weight_sum = hidden(weight_sum)
 
     def construct(self) -> Any:
-        return _emptied(_tree.clear, self.grad_sum, self.weight_sum)
+        return emptied(_tree.clear, self.grad_sum, self.weight_sum)
 
 
-class _TrainEmpty(nn.Cell):
-    """Do what `TrainClear` does, in place, as far as the accumulators are finite.
-
-    A graph of its own: where one graph reads Parameters and changes them later, MindSpore copies them first.
-    """
-
-    def __init__(self, grad_sum: tuple, weight_sum: ms.Parameter | None):
-        super().__init__(auto_prefix=False)
-        self.grad_sum = grad_sum
-        self.weight_sum = _hidden(weight_sum)
-
-    def construct(self) -> Any:
-        return _emptied(_tree.cancel, self.grad_sum, self.weight_sum)
-
-
-class TrainTogether(nn.Cell):
-    """Run several micro-batches, one after the other, in one call: a call costs as much as a small network.
-
-    Args:
-        forward_backward (TrainForwardBackward): runs one of them.
-        most (int): how many there can be. Fewer compile nothing anew.
-
-    Inputs:
-        - **count** (Tensor) - how many there are.
-        - **\\*columns** (tuple[Tensor]) - those of the micro-batches, stacked; with weights, these are the last.
-
-    Outputs:
-        Tensor, their losses, and zeros up to `most`.
-    """
-
-    def __init__(self, forward_backward: TrainForwardBackward, most: int):
-        super().__init__(auto_prefix=False)
-        self.forward_backward = forward_backward
-        self.places = Tensor(np.eye(most), ms.float32)
-        network = forward_backward.loss_and_gradients.network
-        self.touched = (*network.get_parameters(), *forward_backward.grad_sum, *forward_backward.weight_sum)
-
-    def construct(self, count: Any, *columns: Any) -> Any:
-        done = Tensor(0, ms.int32)
-        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop is a branch
-        losses = ops.zeros_like(self.places[0])
-        while done < count:
-            row = [column[done] for column in columns]
-            if self.forward_backward.weight_sum:
-                loss = self.forward_backward(*row[:-1], weight=row[-1])
-            else:
-                loss = self.forward_backward(*row)
-            losses = losses + self.places[done] * ops.cast(loss, ms.float32)
-            done = done + 1
-        return losses
-
-
-class TrainWindowOfOne(nn.Cell):
-    """Run one micro-batch and update with it: a window of 1, which needs no accumulators.
-
-    Args, Inputs and Outputs are those of `TrainForwardBackward` and `TrainOptim`; a weight would cancel out.
-    """
-
-    def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None):
-        super().__init__(auto_prefix=False)
-        self.loss_and_gradients = _LossAndGradients("GradientAccumulation", network, optimizer, loss_scale(optimizer))
-        self.boundary = Boundary("GradientAccumulation", optimizer, clip_norm)
-
-    def construct(self, *inputs: Any) -> Any:
-        loss, grads = self.loss_and_gradients(1.0, *inputs)
-        updated, norm, _ = self.boundary(grads)
-        return loss, updated, norm
-
-
-def _emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
+def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
+    """Empty the accumulators in one of the ways of `_tree`."""
     empty(grad_sum)
     if weight_sum:
         ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
     return True
 
 
-def _hidden(weight_sum: ms.Parameter | None) -> tuple:
+def _accumulators(owner: str, grad_sum: Any, like: Any, sync_every_micro_batch: bool) -> tuple:
+    """Return the accumulators of a Cell, as it and the others need them."""
+    _check.same_layout(owner, "grad_sum", grad_sum, like)
+    agreed(owner, grad_sum, "sync_every_micro_batch", sync_every_micro_batch)
+    return tuple(grad_sum)
+
+
+def hidden(weight_sum: ms.Parameter | None) -> tuple:
     """Wrap a Parameter so that a Cell doesn't count it among its own weights."""
     return () if weight_sum is None else (weight_sum,)

@@ -33,28 +33,28 @@ _RATES = ("learning_rate", "momentum")  # Parameters that are settings too
 class GradientAccumulation:
     r"""Train a network with windows of micro-batches.
 
-    The optimizer sees :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the whole window, also
-    when micro-batches differ in size or the last window is shorter. A window whose gradient is not finite
-    is skipped and counted; after 10 in a row the run stops.
+    The optimizer sees :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the whole window, also when
+    micro-batches differ in size or the last window is shorter. A window whose gradient is not finite is skipped and
+    counted; after 10 in a row the run stops.
 
     Args:
         network (Cell): the network to train.
-        loss_fn (Union[Cell, Callable, None]): from the network's output and the label to a scalar.
-            ``None``: the network returns its loss itself, from any number of columns.
+        loss_fn (Union[Cell, Callable, None]): from the network's output and the label to a scalar. ``None``: the
+            network returns its loss itself, from any number of columns.
         optimizer (Optimizer): updates the parameters.
-        reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and for the tutorial's
-            :math:`\sum_i g_i`. Default: ``"mean"``.
-        tail (str): what becomes of a last window shorter than the others: ``"flush"`` updates with
-            what is there, ``"carry"`` goes on with it in the next epoch, ``"drop"`` forgets it.
-            Default: ``"flush"``.
-        clip_norm (Optional[float]): bound of the global norm of the window's gradient.
-            Default: ``None``, no clipping.
-        weight (Union[None, float, Tensor, Callable]): what a micro-batch counts for: a number, or a
-            function of its columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``.
-            A micro-batch of weight 0 is passed over. Default: ``None``, its rows; with `nn.CrossEntropyLoss` and
-            `nn.NLLLoss` its labels that are not ignored, by their class weights, as those losses average.
+        reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
+            ``"mean"``.
+        tail (str): what becomes of a last window shorter than the others: ``"flush"`` updates with what is there,
+            ``"carry"`` goes on with it in the next epoch, ``"drop"`` forgets it. Default: ``"flush"``.
+        clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
+        weight (Union[None, float, Tensor, Callable]): what a micro-batch counts for: a number, or a function of its
+            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``. One of weight 0 is passed over. Default:
+            ``None``, its rows; with `nn.CrossEntropyLoss` and `nn.NLLLoss` its labels that are not ignored, by their
+            class weights, as those losses average.
         group (Union[str, None, Group]): who trains together, each with its own data, by gradients that are summed when
             a window ends: ``"auto"``, all that a launcher started, or ``None``, this process. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether they are summed in every micro-batch, which sends more; with a
+            `ZeroOptimizer` each process keeps its part of the sums only. Default: ``False``.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -86,6 +86,7 @@ class GradientAccumulation:
         clip_norm: float | None = None,
         weight: None | float | Tensor | Callable = None,
         group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._optimizer = _check.optimizer(_OWNER, optimizer)
@@ -98,13 +99,14 @@ class GradientAccumulation:
         counts = Weight(_OWNER, weight, reduction, loss_fn)
         loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, reduction) == "sum")
         self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
-        self._window = OpenWindow(
-            self._forward, optimizer, reduction, bound, weight=counts, loss=loss, group=self._group
-        )
+        in_step = _check.instance(_OWNER, "sync_every_micro_batch", sync_every_micro_batch, bool, "a bool")
+        self._in_step = in_step and self._group is not None
+        counted: Any = {"weight": counts, "loss": loss, "group": self._group, "sync_every_micro_batch": in_step}
+        self._window = OpenWindow(self._forward, optimizer, reduction, bound, **counted)
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
-        """int, the windows so far whose gradient was not finite, or in which nothing counted."""
+        """int, those whose gradient was not finite, or in which nothing counted."""
         self.updated = False
         """bool, whether the last micro-batch ended with an update."""
 
@@ -125,12 +127,11 @@ class GradientAccumulation:
             epoch (int): how many epochs.
             train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches.
             mini_steps (Optional[int]): micro-batches in a window. 1 accumulates nothing.
-            micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the
-                effective batch: each batch is a window, split into micro-batches of so many rows.
-            report (Optional[Sequence[Reporter]]): who is told of each update. Default: ``None``, a
-                progress bar on a terminal and a line an update elsewhere. ``()``: nobody.
-            ckpt_path (Optional[str]): where the model is saved. ``None``: nowhere.
-                Default: ``"gradient_accumulation.ckpt"``, as in the tutorial.
+            micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
+                each batch is a window, split into micro-batches of so many rows.
+            report (Optional[Sequence[Reporter]]): told of each update. Default: ``None``, a progress bar on a terminal
+                and a line an update elsewhere. ``()``: nobody.
+            ckpt_path (Optional[str]): where to save the model. ``None``: nowhere. Default: the tutorial's name.
             checkpointer (Optional[Checkpointer]): saves the run's state, and resumes one. Default: ``None``.
 
         Raises:
@@ -143,12 +144,11 @@ class GradientAccumulation:
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
         windows = self.planned_updates(epoch, train_dataset, mini_steps)
-        check_together("train_process", self._group, windows, saved=checkpointer is not None, tail=self._tail)
+        saved_tail, splits = self._tail if checkpointer else "", self._in_step and mini_steps is None
+        check_together("train_process", self._group, windows, saved_tail=saved_tail, splits_in_step=splits)
         if ckpt_path is not None:
             check_name("train_process", ckpt_path)
             check_folder("train_process", ckpt_path)
-        if mini_steps != 1:
-            warn_about_batch_norm(self._network)
         self._open(mini_steps)
         reporters = ((progress(),) if report is None else tuple(report)) if is_first(self._group) else ()
         with ExitStack() as closing:
@@ -174,12 +174,11 @@ class GradientAccumulation:
         """Return how many updates `train_process` would make with these arguments.
 
         Args:
-            epoch (int): how many epochs.
-            train_dataset (Union[Dataset, Iterable]): as for `train_process`.
+            epoch, train_dataset: as for `train_process`.
             mini_steps (Optional[int]): micro-batches in a window. ``None``: each batch is a window.
 
         Returns:
-            Optional[int], the updates, or None for a dataset that doesn't know its size.
+            Optional[int], None for a dataset that doesn't know its size.
 
         Raises:
             ValueError: If the dataset is empty, or no window would ever fill.
@@ -253,11 +252,9 @@ class GradientAccumulation:
 
     def _state(self, at: Position) -> TrainingState:
         accumulators, window = self._window.state()
-        facts = {name: getattr(self, name) for name in _COUNTERS}
-        return capture(
-            {**parameters_of(self._forward, self._optimizer), **accumulators},
-            {**facts, "at": asdict(at), "window": window, "skips": self._skips.count},
-        )
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        facts = {**counters, "at": asdict(at), "window": window, "skips": self._skips.count}
+        return capture({**parameters_of(self._forward, self._optimizer), **accumulators}, facts)
 
     def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, windows: int | None) -> Position:
         """Return where the run begins or goes on, on all ranks."""
@@ -267,6 +264,7 @@ class GradientAccumulation:
             settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
             at = self._resume(checkpointer, at, dataset, settings)
         facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
+        facts["batches in an epoch"] = at.total if self._in_step else None
         meet("train_process", self._group, facts, self._forward)
         return at
 
@@ -295,6 +293,8 @@ class GradientAccumulation:
         """Get ready for windows of this size; None stands for windows of whole batches."""
         if self._tail != "carry" or window is None:
             self.clear()  # an interrupted run left them, and nothing may leak into this one
+        if window != 1:
+            warn_about_batch_norm(self._network)
         self._window.open(window)
         self._skips = SkippedInARow(_OWNER)
         self._forward.set_train()

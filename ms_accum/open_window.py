@@ -15,7 +15,7 @@ from .metrics import WindowLoss
 from .out_of_memory import memory_advised
 from .parallel import Group
 from .running import Windows, WindowsOfOne
-from .weights import Weight
+from .weights import Weight, unit_near
 
 
 class Ended(NamedTuple):
@@ -40,6 +40,7 @@ class OpenWindow:
         weight (Weight): what a micro-batch counts for.
         loss (WindowLoss): takes the losses in.
         group (Optional[Group]): the processes whose windows are one window. Default: ``None``.
+        sync_every_micro_batch (bool): whether they sum each micro-batch's gradients. Default: ``False``.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class OpenWindow:
         weight: Weight,
         loss: WindowLoss,
         group: Group | None = None,
+        sync_every_micro_batch: bool = False,
     ):
         self._forward = forward
         self._optimizer = optimizer
@@ -60,6 +62,7 @@ class OpenWindow:
         self._weight = weight
         self._loss = loss
         self._group = group
+        self._sync_every_micro_batch = sync_every_micro_batch
         self._rows = 1
         self.size: int | None = None
         """Optional[int], the micro-batches of a full one. None: a window is a batch, which is split."""
@@ -86,20 +89,25 @@ class OpenWindow:
     def add(self, micro_batch: tuple) -> None:
         """Take a micro-batch in."""
         weight = self._weight.of(micro_batch)
-        # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
+        if self._reduction == "mean" and self._weight.unit is None:
+            self._weight.unit = unit_near(weight, self._group)
+        self._rows = micro_batch[0].shape[0]
+        with self._running():
+            # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
+            loss = self._add(micro_batch, weight) if weight else self._cells.pass_over()
         if weight:
-            scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
-            self._rows = micro_batch[0].shape[0]
-            with self._running():
-                loss = self._cells.add(micro_batch, scale)
             self._loss.add(loss, weight, self._rows)
         self.micro_batches += 1
+
+    def _add(self, micro_batch: tuple, weight: float) -> Any:
+        scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
+        return self._cells.add(micro_batch, scale)
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with what it holds; the next window is open. The losses of all ranks become its loss."""
         figures = None if self._group is None else lambda: [*self._loss.state, *wishes]
         with self._running():
-            lr, updated, norm, *summed = self._cells.end(figures, self._weight.unit)
+            lr, updated, norm, *summed = self._cells.end(figures)
         if summed:
             total, weights, samples, *wishes = summed[0].asnumpy().tolist()
             self._loss.load([total, weights, samples])
@@ -134,8 +142,7 @@ class OpenWindow:
     @property
     def is_whole(self) -> bool:
         """bool, whether this process can save it: one of several ranks can between two windows only."""
-        dealt_out = _check.inner_of(self._optimizer) is not self._optimizer
-        return self._group is None or not (self.micro_batches or dealt_out)
+        return self._group is None or not (self.micro_batches or _check.is_dealt_out(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there, once the accumulators are filled."""
@@ -163,7 +170,14 @@ class OpenWindow:
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self._forward, self._optimizer, self._reduction, self._clip_norm, group=self._group)
+        return Windows(
+            self._forward,
+            self._optimizer,
+            self._reduction,
+            self._clip_norm,
+            group=self._group,
+            sync_every_micro_batch=self._sync_every_micro_batch,
+        )
 
     @cached_property
     def _windows_of_one(self) -> WindowsOfOne:

@@ -12,16 +12,13 @@ import numpy as np
 from mindspore import Parameter, Tensor, communication, nn, ops
 from mindspore.communication import GlobalComm
 
-from . import _check, _tree
+from . import _check
 
 AUTO = "auto"
-# Gradients are sent in as few pieces as there are of this many elements: 64 MiB.
-_PIECE = 2**24
-# Parameters are sent in pieces of one size, so that one graph does it.
-_CHUNK = 2**18
+# Parameters are sent in pieces of so many bytes, so that one graph does it.
+_CHUNK = 2**20
 # CPU sums float32 only, which holds whole numbers up to 2**24: counts are sent 12 bits at a time, for 4,096 ranks.
 _BITS, _DIGITS = 12, 5
-_FLOATS = (ms.float16, ms.bfloat16, ms.float32)
 
 
 class Group(NamedTuple):
@@ -68,53 +65,7 @@ def group_of(owner: str, group: Any) -> Group | None:
         return own_group()
     if group is not None and not isinstance(group, Group):
         _check.refuse(TypeError, owner, "group", "'auto', None or what 'own_group' returns", repr(group))
-    return group
-
-
-@ms.jit_class
-class Reduction:
-    """Sum a window's gradients over the ranks, and with them whatever else is to be summed.
-
-    Args:
-        parameters (Iterable[Parameter]): have the gradients' shapes.
-    """
-
-    def __init__(self, parameters: Iterable[Any]):
-        self.all_reduce = ops.AllReduce()
-        self.pieces = pieces([parameter.size for parameter in parameters])
-
-    def __call__(self, gradients: Any, others: Any) -> Any:
-        """Return the sums of the gradients, and of the other tensors; these go with the last piece."""
-        summed: Any = ()
-        for first, behind in self.pieces[:-1]:
-            # One after the other: ranks must send them in one order.
-            summed = summed + self._sum(ops.depend(gradients[first:behind], summed))
-        first = self.pieces[-1][0]
-        last = self._sum(ops.depend(gradients[first:] + others, summed))
-        number = len(gradients) - first
-        return summed + last[:number], last[number:]
-
-    def _sum(self, tensors: Any) -> Any:
-        return _tree.unflattened(self.all_reduce(_tree.flattened(tensors)), tensors)
-
-
-def pieces(sizes: Sequence[int], limit: int = _PIECE) -> tuple:
-    """Return the first, and the one behind the last, of each piece's tensors: as many as stay within the limit."""
-    found, first, held = [], 0, 0
-    for number, size in enumerate(sizes):
-        if held and held + size > limit:
-            found.append((first, number))
-            first, held = number, 0
-        held += size
-    return (*found, (first, len(sizes)))
-
-
-def reduction_of(owner: str, group: Any, parameters: Sequence[Any]) -> Reduction | None:
-    """Return what sums over the argument `group`, whose Parameters begin as rank 0's; None for a process alone."""
-    if group_of(owner, group) is None:
-        return None
-    take_from_rank_0(parameters)
-    return Reduction(parameters)
+    return None if group is None or group.size == 1 else group
 
 
 @ms.jit
@@ -165,18 +116,24 @@ def is_first(group: Group | None) -> bool:
     return group is None or group.rank == 0
 
 
-def check_together(owner: str, group: Group | None, windows: int | None, *, saved: bool, tail: str) -> None:
+def check_together(
+    owner: str, group: Group | None, windows: int | None, *, saved_tail: str, splits_in_step: bool
+) -> None:
     """Refuse what several ranks can't do, before they meet.
 
     Raises:
-        ValueError: If a run doesn't know how many windows it has, or is saved with windows that epochs share.
+        ValueError: If a run doesn't know how many windows it has, is saved with windows that epochs share, or sums in
+            every micro-batch, of which batches that are split may have more on one rank.
     """
     if group is None:
         return
     if windows is None:
         rule = "one that knows its size where several processes train"
         _check.refuse(ValueError, owner, "train_dataset", rule, "one without '__len__'")
-    if saved and tail == "carry":
+    if splits_in_step:
+        rule = "given, with as many micro-batches on all ranks, for sync_every_micro_batch=True"
+        _check.refuse(ValueError, owner, "mini_steps", rule, None)
+    if saved_tail == "carry":
         rule = "'flush' or 'drop' with a 'checkpointer' and several processes"
         _check.refuse(ValueError, owner, "tail", rule, "'carry'", "They can resume between two windows only.")
 
@@ -208,18 +165,19 @@ def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
 
 
 def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
-    """Give the Parameters the values they have on rank 0, as far as they are floats."""
+    """Give the Parameters the values they have on rank 0."""
     for parameter in parameters:
-        if parameter.dtype in _FLOATS:
-            values = _sent(parameter.astype(ms.float32).asnumpy().ravel()).reshape(parameter.shape)
-            ops.assign(parameter, Tensor(values).astype(parameter.dtype))
+        # NumPy has no bfloat16; float32 holds it exactly.
+        values = (parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter).asnumpy()
+        ops.assign(parameter, Tensor(_sent(values)).astype(parameter.dtype))
 
 
-def _sent(row: np.ndarray) -> np.ndarray:
-    """Return the row that rank 0 has."""
-    padding = -len(row) & _CHUNK - 1  # to whole chunks
-    chunks = np.pad(row, (0, padding)).reshape(-1, _CHUNK)
-    return np.concatenate([_of_rank_0(Tensor(chunk))[0].asnumpy() for chunk in chunks])[: len(row)]
+def _sent(array: np.ndarray) -> np.ndarray:
+    """Return the array that rank 0 has. Its bytes go as float32, which every device sends, whatever they are."""
+    sent = np.frombuffer(array.tobytes(), np.uint8)
+    chunks = np.pad(sent, (0, -len(sent) & _CHUNK - 1)).reshape(-1, _CHUNK).view(np.float32)
+    came = np.concatenate([_of_rank_0(Tensor(chunk))[0].asnumpy() for chunk in chunks]).view(np.uint8)
+    return came[: len(sent)].view(array.dtype).reshape(array.shape)
 
 
 def _digits(counts: Sequence[int]) -> np.ndarray:

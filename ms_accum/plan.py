@@ -7,6 +7,7 @@ import argparse
 from mindspore import nn
 
 from ._bytes import short
+from ._parts import Part
 from .batch_size import MicroBatch
 from .report import show
 from .windows import updates_per_epoch
@@ -28,10 +29,19 @@ def show_plan(args: argparse.Namespace, device: str, network: nn.Cell, batches: 
         ("an epoch", epoch),
         ("the run", f"{args.epochs} epoch{'s' * (args.epochs > 1)}, {updates:,} updates"),
         ("optimizer", f"{args.optimizer}, lr {args.lr:g}{momentum}{decay}{clip}, {args.reduction} over a window"),
-        ("accumulators", f"{parameters * 4 / 2**20 if window > 1 or args.group else 0:.2f} MiB"),
+        ("accumulators", _accumulators(args, network, window)),
     )
     for name, value in lines:
         show(name, value)
+
+
+def _accumulators(args: argparse.Namespace, network: nn.Cell, window: int) -> str:
+    """Return what they take, which nobody has who is alone with windows of 1."""
+    if window == 1 and not args.group:
+        return "0.00 MiB"
+    ranks = args.group.size if args.group and args.zero == 2 else 1
+    elements = sum(Part(parameter, 0, ranks).size for parameter in network.trainable_params())
+    return f"{elements * 4 / 2**20:.2f} MiB{' on each rank' if ranks > 1 else ''}"
 
 
 def words_of(found: MicroBatch, effective_batch: int, budget: int | None) -> str:

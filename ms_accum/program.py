@@ -102,6 +102,18 @@ class Parser(argparse.ArgumentParser):
         runtime = f"of MindSpore on CPU, {shown}"
         self.add_argument("--runtime", choices=("tuned", "default"), default="tuned", help=runtime)
 
+    def add_states(self) -> None:
+        """Add the flags of training states."""
+        add = self.add_argument
+        what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
+        add("--resume", nargs="?", const=AUTO, metavar="FILE|auto", help=what)
+        what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
+        add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
+        add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
+        what = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
+        add("--keep_best", action="store_true", help=what)
+        add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
+
     def error(self, message: str) -> NoReturn:
         """Refuse flags in one line."""
         raise Failure(message, USAGE)

@@ -11,9 +11,11 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from ._state import loss_scale, new_grad_sum, state, unique_name
-from .cells import TrainClear, TrainForwardBackward, TrainOptim, TrainTogether, TrainWindowOfOne, _TrainEmpty
+from .cells import TrainClear, TrainForwardBackward, TrainOptim
+from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOfOne
 from .metrics import learning_rate
 from .parallel import Group
+from .reduction import summing
 
 # Micro-batches that are run in one call, where they wait for each other in no more memory than this.
 TOGETHER = 8
@@ -47,24 +49,36 @@ class Windows:
     """The Cells and the accumulators they share.
 
     In graph mode on CPU micro-batches of one shape wait for each other, to be run in one call, at the latest when the
-    window ends.
+    window ends. Those that are summed over the ranks one by one do not: what waits on one rank need not on another.
     """
 
     def __init__(
-        self, network: nn.Cell, optimizer: Any, reduction: str, clip_norm: float | None, *, group: Group | None = None
+        self,
+        network: nn.Cell,
+        optimizer: Any,
+        reduction: str,
+        clip_norm: float | None,
+        *,
+        group: Group | None = None,
+        sync_every_micro_batch: bool = False,
     ):
         name = unique_name("gradient_accumulation")
-        grad_sum = new_grad_sum(name, optimizer.parameters)
+        how = summing("GradientAccumulation", optimizer, group, sync_every_micro_batch)
+        grad_sum = new_grad_sum(name, how.like)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
         sens = loss_scale(optimizer)
-        self._forward_backward = TrainForwardBackward(network, optimizer, grad_sum, sens, weight_sum=weight_sum)
+        where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
+        self._forward_backward = TrainForwardBackward(
+            network, optimizer, grad_sum, sens, weight_sum=weight_sum, **where
+        )
+        in_step = how.of_micro_batch is not None
+        self._nothing = TrainNothing(self._forward_backward, optimizer.parameters) if in_step else None
         self._optimizer = optimizer
-        self._weighs = weight_sum is not None
         self._accumulators = {f"grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
         if weight_sum is not None:
             self._accumulators["weight_sum"] = weight_sum
-        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, group=group)
-        self._empty = _TrainEmpty(grad_sum, weight_sum)
+        self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, **where)
+        self._empty = TrainEmpty(grad_sum, weight_sum)
         self._clear = TrainClear(grad_sum, weight_sum=weight_sum)
         self._together = TrainTogether(self._forward_backward, TOGETHER)
         self._waiting: list[tuple] = []
@@ -75,13 +89,18 @@ class Windows:
         columns = micro_batch if weight is None else (*micro_batch, weight)
         if self._waiting and _layout(columns) != _layout(self._waiting[0]):
             self._run()
-        if not _may_wait(columns):
+        if self._nothing is not None or not _may_wait(columns):
             return self._forward_backward(*micro_batch, weight=weight)
         self._waiting.append(columns)
         loss = self._losses.of(len(self._waiting) - 1)
         if len(self._waiting) == TOGETHER:
             self._run()
         return loss
+
+    def pass_over(self) -> None:
+        """Leave a micro-batch out that counts for nothing."""
+        if self._nothing is not None:
+            self._nothing()
 
     def _run(self) -> None:
         """Run what waits."""
@@ -102,26 +121,20 @@ class Windows:
         self._waiting, self._losses = [], Losses()
         self._clear()
 
-    def end(self, figures: Callable[[], Sequence[float]] | None = None, unit: float | None = None) -> tuple:
+    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
         """Empty the window; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
             figures (Optional[Callable]): returns what is to be summed over the ranks, and returned too. The
                 micro-batches have been run when it is asked. Default: ``None``.
-            unit (Optional[float]): what this rank's weights are in units of. Default: ``None``.
         """
         if self._waiting:
             self._run()
         lr = learning_rate(self._optimizer)
-        inputs = [] if figures is None else [Tensor(figures(), ms.float32), self._as_unit(unit)]
-        updated, norm, *summed = self._optim(*inputs)
+        updated, norm, *summed = self._optim() if figures is None else self._optim(Tensor(figures(), ms.float32))
         # The norm was finite, so every element is.
         (self._empty if updated.asnumpy() else self._clear)()
         return (lr, updated, norm, *summed)
-
-    def _as_unit(self, unit: float | None) -> Tensor | None:
-        """Return it for the graph; a rank in which nothing counted has none, and any is right."""
-        return Tensor(1.0 if unit is None else unit, ms.float32) if self._weighs else None
 
 
 def _layout(columns: tuple) -> list[tuple]:
@@ -160,9 +173,12 @@ class WindowsOfOne:
         self._ended = (lr, updated, norm)
         return loss
 
-    def end(self, figures: Any = None, unit: Any = None) -> tuple:
+    def pass_over(self) -> None:
+        """Leave a micro-batch out that counts for nothing."""
+
+    def end(self, figures: Any = None) -> tuple:
         """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
-        del figures, unit
+        del figures
         ended, self._ended = self._ended, None
         return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
 

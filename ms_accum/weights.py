@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from . import _check
+from .parallel import Group, gather
 
 
 class Weight:
@@ -49,19 +50,29 @@ class Weight:
         return float(weight)
 
     def as_tensor(self, weight: float) -> Tensor:
-        """Return a weight > 0 for the graph, in a unit near the first one.
+        """Return a weight > 0 for the graph, in its unit.
 
         Scaled by its rows, a gradient in float16 would overflow. The unit cancels out in sum(w g) / sum(w), and
         as a power of two it changes no digit.
         """
-        if self.unit is None:
-            self.unit = 2.0 ** math.floor(math.log2(weight))
-        scaled = weight / self.unit
+        scaled = weight / (self.unit or 1.0)
         if scaled not in self._tensors:
             if len(self._tensors) >= 1024:
                 self._tensors.clear()
             self._tensors[scaled] = Tensor(scaled, ms.float32)
         return self._tensors[scaled]
+
+
+def unit_near(weight: float, group: Group | None) -> float | None:
+    """Return a power of two near a weight, or near the largest of the weights that all ranks call this with.
+
+    Ranks sum what they weigh, so they weigh in one unit. None for a process alone whose weight is 0.
+    """
+    own = math.floor(math.log2(weight)) if weight else -math.inf
+    largest = float(gather(np.array([own], np.float32), group).max())
+    if largest == -math.inf:
+        return 1.0 if group else None
+    return 2.0**largest
 
 
 def averaged_over(loss_fn: Any) -> Callable:

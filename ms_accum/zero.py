@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from . import _check, _tree
+from ._parts import Part, part_of, whole_of
 from .parallel import AUTO, Group, gather, group_of
 
 _OWNER = "ZeroOptimizer"
@@ -29,26 +30,6 @@ ELEMENTWISE = (
     nn.RMSProp,
     nn.Rprop,
 )
-
-
-class Part:
-    """Which elements of a parameter a rank has: of the flat parameter, filled up with zeros, an equal piece.
-
-    Args:
-        parameter (Parameter): the whole.
-        group (Group): the ranks, and this one.
-    """
-
-    def __init__(self, parameter: Any, group: Group):
-        self.shape, self.whole = parameter.shape, parameter.size
-        self.size = len(range(0, self.whole, group.size))
-        self.first = min(self.whole, group.rank * self.size)
-        self.behind = min(self.whole, self.first + self.size)
-        self.padding = self.size - (self.behind - self.first)
-
-    def of(self, array: np.ndarray) -> np.ndarray:
-        """Cut it out of an array."""
-        return np.pad(array.ravel()[self.first : self.behind], (0, self.padding))
 
 
 class Sharded:
@@ -94,7 +75,7 @@ class ZeroOptimizer(nn.Cell):
         group (Union[str, None, Group]): the ranks. Default: ``"auto"``, all that a launcher started.
 
     Inputs:
-        - **gradients** (tuple[Tensor]) - those of whole parameters, the same on all ranks.
+        - **gradients** (tuple[Tensor]) - those of whole parameters, the same on all ranks, or of this rank's parts.
 
     Raises:
         TypeError: If `make` is not callable.
@@ -119,14 +100,14 @@ class ZeroOptimizer(nn.Cell):
         super().__init__(auto_prefix=False)
         if not callable(make):
             _check.refuse(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
-        self._group = group = group_of(_OWNER, group)
+        self.group = group = group_of(_OWNER, group)
         wholes = {parameter.name: parameter for parameter in _listed(parameters)}
-        parts = {name: Part(whole, group or Group(0, 1)) for name, whole in wholes.items()}
+        parts = {name: Part(whole, *(group or (0, 1))) for name, whole in wholes.items()}
         slices = {name: _slice_of(wholes[name], part) for name, part in parts.items()}
         self.inner = _elementwise(make(_replaced(list(parameters), slices)))
         order = [each.name[: -len(_SUFFIX)] for each in self.inner.parameters]
         self.parameters = ParameterTuple([wholes[name] for name in order])
-        self._parts = [parts[name] for name in order]
+        self.parts = [parts[name] for name in order]
         self.loss_scale = self.inner.loss_scale
         self.all_gather = None if group is None else ops.AllGather()
 
@@ -136,14 +117,13 @@ class ZeroOptimizer(nn.Cell):
 
     def construct(self, gradients: Any) -> Any:
         # What was loaded, or taken from rank 0, is in the whole parameters: they are right, not the parts.
-        for part, own, whole in zip(self._parts, self.inner.parameters, self.parameters):
-            ops.assign(own, _cut(part, whole))
-        done = self.inner(tuple(_cut(part, gradient) for part, gradient in zip(self._parts, gradients)))
+        for part, own, whole in zip(self.parts, self.inner.parameters, self.parameters):
+            ops.assign(own, part_of(whole, part))
+        done = self.inner(tuple(part_of(gradient, part) for gradient, part in zip(gradients, self.parts)))
         parts = ops.depend(_tree.flattened(self.inner.parameters), done)
         first, rows = 0, self._rows(parts)
-        for part, whole in zip(self._parts, self.parameters):
-            row = ops.reshape(rows[:, first : first + part.size], (-1,))
-            ops.assign(whole, ops.cast(ops.reshape(row[: part.whole], part.shape), whole.dtype))
+        for part, whole in zip(self.parts, self.parameters):
+            ops.assign(whole, ops.cast(whole_of(rows[:, first : first + part.size], part), whole.dtype))
             first += part.size
         return done
 
@@ -154,21 +134,15 @@ class ZeroOptimizer(nn.Cell):
 
     def whole_state(self) -> dict[str, Any]:
         """Return what a training state holds of it, under the names that the optimizer alone would give."""
-        parts = {own.name: part for own, part in zip(self.inner.parameters, self._parts)}
+        parts = {own.name: part for own, part in zip(self.inner.parameters, self.parts)}
         state: dict[str, Any] = {whole.name: whole for whole in self.parameters}
         for parameter in self.inner.get_parameters():
             if parameter.name in parts:  # says nothing that the whole one doesn't
                 continue
             of = next((name for name in parts if parameter.name.endswith(f".{name}")), None)
-            kept = parameter if of is None else Sharded(parameter, parts[of], self._group)
+            kept = parameter if of is None else Sharded(parameter, parts[of], self.group)
             state[kept.name] = kept
         return state
-
-
-def _cut(part: Part, tensor: Any) -> Any:
-    """Do what `Part.of` does, in a graph."""
-    own = ops.reshape(tensor, (-1,))[part.first : part.behind]
-    return ops.cat((own, ops.zeros((part.padding,), own.dtype))) if part.padding else own
 
 
 def _slice_of(whole: Parameter, part: Part) -> Parameter:

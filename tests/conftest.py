@@ -87,11 +87,11 @@ def once(tmp_path_factory):
 SIZES = (pytest.param(2, marks=pytest.mark.slow), 3)
 
 
-def run_job(folder, ranks):
-    """Run tests/ranks.py, which writes down what it sees."""
+def run_job(folder, ranks, program="ranks.py"):
+    """Run a program of tests/, which writes down what it sees."""
     command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
     done = subprocess.run(
-        [*command, str(Path(__file__).parents[1] / "tests" / "ranks.py"), "."],
+        [*command, str(Path(__file__).parent / program), "."],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,

@@ -10,7 +10,17 @@ import pytest
 
 import ranks as program
 from helpers import Recorder, mutate
-from ms_accum import Accumulator, Checkpointer, CheckpointError, GradientAccumulation, Group, own_group, parallel, total
+from ms_accum import (
+    Accumulator,
+    Checkpointer,
+    CheckpointError,
+    GradientAccumulation,
+    Group,
+    own_group,
+    parallel,
+    reduction,
+    total,
+)
 from ms_accum._batches import Position
 from reference import miss
 from test_resume import Run, numbers, stop_after
@@ -191,7 +201,7 @@ def driver(optimizer, **options):
     ],
 )
 def test_pieces_are_few_and_hold_everything_once(sizes, expected):
-    assert parallel.pieces(sizes, 10) == expected
+    assert reduction.pieces(sizes, 10) == expected
 
 
 def test_where_ranks_go_on_needs_the_size_of_batches():

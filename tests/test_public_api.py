@@ -47,17 +47,24 @@ ERRORS = ("CheckpointError", "Stopped")
 
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
 SIGNATURES = {
-    ms_accum.Accumulator: "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto')",
+    ms_accum.Accumulator: (
+        "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto', sync_every_micro_batch=False)"
+    ),
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
-    ms_accum.TrainForwardBackward: "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None)",
+    ms_accum.TrainForwardBackward: (
+        "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False)"
+    ),
     ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
-    ms_accum.TrainOptim: "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto')",
-    ms_accum.TrainOptim.construct: "(self, figures=None, unit=None)",
+    ms_accum.TrainOptim: (
+        "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto', sync_every_micro_batch=False)"
+    ),
+    ms_accum.TrainOptim.construct: "(self, figures=None)",
     ms_accum.ZeroOptimizer: "(make, parameters, *, group='auto')",
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
-        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, group='auto')"
+        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, group='auto', "
+        "sync_every_micro_batch=False)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, "

@@ -82,6 +82,17 @@ def test_two_are_one(whole, tmp_path):
     assert "correct/total" not in (folder / "logs" / "worker_1.log").read_text()
 
 
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_what_is_dealt_out_makes_no_difference(whole, tmp_path, stage):
+    done = finished(tmp_path, f"--zero={stage}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("MiB on each rank" in done.stdout) == (stage == 2)
+    found, expected = metrics(tmp_path), metrics(whole[0])
+    for name in ("update", "samples", "loss", "grad_norm"):
+        assert [line[name] for line in found] == pytest.approx([line[name] for line in expected], rel=1e-4)
+    assert re.findall(r"correct/total: (.*)", done.stdout) == re.findall(r"correct/total: (.*)", whole[1])
+
+
 def test_they_stop_together_and_go_on(whole, tmp_path):
     folder = tmp_path / "parts"
     job = started(folder, line="[0] epoch: 2 step: 2")

@@ -10,8 +10,9 @@ from mindspore.experimental import optim
 
 import ranks as program
 from ms_accum import Group, ZeroOptimizer
+from ms_accum._parts import Part
 from ms_accum.training_state import parameters_of
-from ms_accum.zero import ELEMENTWISE, Part
+from ms_accum.zero import ELEMENTWISE
 from reference import miss
 
 
@@ -57,7 +58,7 @@ def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
 def test_parts_are_equal_and_together_the_whole(ranks, size):
     whole = np.arange(1, size + 1, dtype=np.float32)
-    parts = [Part(Parameter(Tensor(whole)), Group(rank, ranks)) for rank in range(ranks)]
+    parts = [Part(Parameter(Tensor(whole)), rank, ranks) for rank in range(ranks)]
     own = [part.of(whole) for part in parts]
     assert {len(each) for each in own} == {parts[0].size} and parts[0].size - 1 < size / ranks <= parts[0].size
     assert np.concatenate(own).tolist() == [*whole, *[0] * (ranks * parts[0].size - size)]

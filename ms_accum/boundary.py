@@ -1,0 +1,95 @@
+"""What happens to a gradient at the end of a window, and in which order?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, ops
+
+from . import _check, _tree
+from ._state import loss_scale
+
+
+@ms.jit_class
+class Boundary:
+    """The end of a window. The order of what happens there is written here and nowhere else:
+
+    reduce over ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
+
+    What is not finite on one rank is so in the sum: all of them skip. Each is a scalar until the end: gradients are
+    read for the norm, and multiplied once. The clear is the owner's.
+
+    Args:
+        owner (str): whose arguments these are, for the wording of errors.
+        optimizer (Optimizer): gets the window's gradient. If it has a `loss_scale` it divides by it
+            itself; norm and clipping are those of the gradient after that.
+        clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
+        multiply (Callable): gradients by a scalar; `multiply_in_place` where they are Parameters.
+        sums (Union[WholeSums, PartSums, SumsAlready, None]): sums over the ranks. ``None``: the process is alone.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        optimizer: Any,
+        clip_norm: float | None = None,
+        *,
+        multiply: Any = _tree.multiply,
+        sums: Any = None,
+    ):
+        if clip_norm is not None:
+            clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
+        self.optimizer = _check.optimizer(owner, optimizer)
+        self.parameters = tuple(optimizer.parameters)
+        self.scale = loss_scale(optimizer)
+        self.clip_norm = clip_norm
+        self.sums = sums
+        self.multiply = multiply if sums is None or sums.in_place else _tree.multiply
+        self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
+        self._touched = tuple(optimizer.get_parameters())
+
+    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None) -> Any:
+        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks."""
+        if self.sums is not None:
+            grad_sum, weight_sum, figures = self._summed(grad_sum, weight_sum, figures)
+        norm = self._norm(grad_sum, figures) / self.scale
+        if weight_sum is not None:
+            norm = norm / weight_sum
+        gradients = self._gradients(grad_sum, weight_sum, norm)
+        finite = ops.isfinite(norm)
+        if self.narrow:
+            # What is finite in float32 may not be so in the parameters' type.
+            finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
+        updated = self.touch(finite)
+        if updated:
+            self.optimizer(gradients)
+        return updated, norm, figures
+
+    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any) -> Any:
+        nothing = Tensor(0.0, ms.float32)
+        others = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
+        grad_sum, others = self.sums(grad_sum, others)
+        return grad_sum, None if weight_sum is None else others[0], others[1]
+
+    def _norm(self, gradients: Any, after: Any) -> Any:
+        return _tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, after)
+
+    def touch(self, condition: Any) -> Any:
+        """Return the condition of a branch with the optimizer in it, tied to the optimizer's Parameters.
+
+        A branch keeps the storage its Parameters had at its first run, unless they occur outside it too. What
+        `load_param_into_net` gives them later it would neither see nor update, silently.
+        """
+        return ops.depend(condition, self._touched)
+
+    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any) -> Any:
+        # By the reciprocal: to divide in place takes MindSpore's CPU 20 times as long as to multiply.
+        gradients = grad_sum
+        if self.clip_norm is not None:
+            excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
+            divisor = excess if weight_sum is None else excess * weight_sum
+            gradients = self.multiply(grad_sum, 1.0 / divisor)
+        elif weight_sum is not None:
+            gradients = self.multiply(grad_sum, 1.0 / weight_sum)
+        return _tree.cast_like(gradients, self.parameters)

@@ -1,0 +1,214 @@
+"""One of several processes that sum gradients in every micro-batch, whole or in parts: FOLDER/RANK.json says so.
+
+By msrun or ms_accum.launch: tests/ranks_in_step.py FOLDER. All that tests/test_reduction.py asks is tried in one job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+import ranks
+from helpers import compiled_step, values
+from ms_accum import (
+    Accumulator,
+    GradientAccumulation,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+    ZeroOptimizer,
+    own_group,
+    parallel,
+    reduction,
+)
+from reference import digest
+
+N = ranks.N
+IN_STEP = {"sync_every_micro_batch": True}
+
+
+def adam_of(network, zero):
+    def make(parameters):
+        return nn.Adam(parameters, 0.01, weight_decay=0.1)
+
+    return ZeroOptimizer(make, network.trainable_params()) if zero else make(network.trainable_params())
+
+
+def driver_of(zero, *, clip_norm=0.05, **options):
+    network = ranks.network_of()
+    optimizer = adam_of(network, zero)
+    return GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, clip_norm=clip_norm, **options)
+
+
+def even(group):
+    """As many micro-batches on all ranks, of different sizes."""
+    rows = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
+    return ranks.all_data(rows)[group.rank :: group.size]
+
+
+def trained(group, zero, **options):
+    """Also the records: the norm before clipping is one of all ranks."""
+    model = driver_of(zero, **options)
+    records = ranks.train(model, even(group))
+    return {"state": ranks.whole_state_of(model), "records": records}
+
+
+def graphs(group, zero, in_step):
+    """The Cells by themselves: what each sends, what the accumulators hold."""
+    network = ranks.network_of()
+    optimizer = adam_of(network, zero)
+    like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
+    grad_sum = like.clone(prefix="grad_sum", init="zeros")
+    options = {"sync_every_micro_batch": in_step}
+    loss = nn.WithLossCell(network, nn.CrossEntropyLoss())
+    forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
+    update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
+    before, held = digest(optimizer.parameters), []
+    for micro_batch in even(group)[:2]:
+        forward_backward(*micro_batch)
+        held.append([digest(optimizer.parameters) == before, digest(grad_sum)])
+    updated, norm = update()
+    clear()
+    return {
+        "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
+        "held": held,
+        "elements": sum(total.size for total in grad_sum),
+        "updated": bool(updated.asnumpy()),
+        "norm": float(norm.asnumpy()),
+        "after": digest(optimizer.parameters),
+    }
+
+
+def functional(group, zero, **options):
+    """An Accumulator inside a compiled step."""
+    network = ranks.network_of()
+    loss_fn, optimizer = nn.CrossEntropyLoss(), adam_of(network, zero)
+    accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", **options)
+    train_step = compiled_step(network, loss_fn, accumulator, optimizer)
+    for x, y in even(group):
+        train_step(x, y)
+    accumulator.flush()
+    parameters = [array.tolist() for array in values(optimizer.parameters)]
+    return {"parameters": parameters, "updates": accumulator.updates, "norm": accumulator.grad_norm}
+
+
+def passed_over(group, **options):
+    """The first micro-batch of the last rank counts for nothing; every loss of it is 0/0."""
+    data = [
+        (x, ops.full_like(y, -100) if group.rank == group.size - 1 and not n else y)
+        for n, (x, y) in enumerate(even(group))
+    ]
+    model = driver_of(zero=False, **options)
+    records = ranks.train(model, data)
+    return {"state": ranks.whole_state_of(model), "records": records}
+
+
+def bad_on_one(group, zero):
+    """The last rank sees NaN in its first window: all skip it."""
+    data = even(group)
+    if group.rank == group.size - 1:
+        data[0] = (Tensor(np.full(data[0][0].shape, np.nan, np.float32)), data[0][1])
+    model = driver_of(zero, **IN_STEP)
+    ranks.train(model, data, epochs=1)
+    return {"counts": [model.updates, model.skipped], "state": ranks.whole_state_of(model)}
+
+
+def refused(group):
+    """Micro-batches of which one rank may have more."""
+    said = []
+    data = even(group)
+    for own, options in ((data if group.rank else data[:-1], {"mini_steps": 9}), (data, {"micro_batch_size": 3})):
+        try:
+            driver_of(zero=False, **IN_STEP).train_process(1, own, report=(), ckpt_path=None, **options)
+        except (RuntimeError, ValueError) as error:
+            said.append(str(error))
+    return said
+
+
+def tiny_weights(group):
+    """So small that a product of weight and gradient is no float32."""
+    model = driver_of(zero=False, weight=lambda x, y: 1e-38 * len(x))
+    ranks.train(model, even(group))
+    return {"state": ranks.whole_state_of(model), "updates": model.updates}
+
+
+def sent(group):
+    """Whatever rank 0 has, of any type."""
+    random = np.random.RandomState(group.rank)
+    arrays = [random.rand(3, 2), random.randint(0, 2**62, 5), random.rand(7).astype(np.float16), random.rand(4) < 0.5]
+    parameters = [Parameter(Tensor(array)) for array in arrays]
+    parallel.take_from_rank_0(parameters)
+    return [parameter.astype(ms.float64).asnumpy().tolist() for parameter in parameters]
+
+
+@ms.jit_class
+class ScatterOnCPU:
+    """What `ops.ReduceScatter` does, of operators that a CPU has."""
+
+    def __init__(self, rank):
+        self.rank, self.all_reduce = rank, ops.AllReduce()
+
+    def __call__(self, rows):
+        return self.all_reduce(rows)[self.rank : self.rank + 1]
+
+
+def scattered(group):
+    """The way of devices that can."""
+    made = reduction.PartSums.__init__
+
+    def with_scatter(self, *arguments):
+        made(self, *arguments)
+        self.reduce_scatter = ScatterOnCPU(group.rank)
+
+    reduction.PartSums.__init__ = with_scatter
+    seen = trained(group, True, **IN_STEP)
+    reduction.PartSums.__init__ = made
+    return seen
+
+
+def in_pieces(group):
+    """Every parameter a piece of its own."""
+    most, reduction._PIECE = reduction._PIECE, 8
+    seen = [trained(group, False), trained(group, False, **IN_STEP), trained(group, True, **IN_STEP)]
+    reduction._PIECE = most
+    return seen
+
+
+def without_graphs(group):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    seen = [trained(group, False), trained(group, False, **IN_STEP), trained(group, True, **IN_STEP)]
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return seen
+
+
+def main(folder):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    group = own_group()
+    kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
+    seen = {
+        "rank": list(group),
+        **{name: trained(group, zero, **options) for name, (zero, options) in kinds.items()},
+        "again": trained(group, True, **IN_STEP),
+        "graphs": {name: graphs(group, zero, bool(options)) for name, (zero, options) in kinds.items()},
+        "functional": {name: functional(group, zero, **options) for name, (zero, options) in kinds.items()},
+        "passed over": [passed_over(group), passed_over(group, **IN_STEP)],
+        "bad": [bad_on_one(group, zero) for zero in (False, True)],
+        "refused": refused(group),
+        "tiny": tiny_weights(group),
+        "sent": sent(group),
+        "scattered": scattered(group),
+        "pieces": in_pieces(group),
+        "pynative": without_graphs(group),
+    }
+    (Path(folder) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
