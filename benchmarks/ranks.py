@@ -13,6 +13,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import ranks_plot, scaling
@@ -78,15 +79,17 @@ def run(arguments: Namespace) -> None:
         raise ValueError("argument --windows: must be two or more above 1, to tell micro-batches from the boundary")
     rows: list[dict] = []
     versions: dict[str, str] = {}
+    keep = partial(save, "ranks", arguments.output, rows, {**settings._asdict(), "batch": BATCH}, versions)
     for ranks in settings.ranks:
         alone: list[dict] = []
         for network in settings.networks:
             print(f"{network}, {ranks} ranks ...", flush=True)
             rows += _network(network, ranks, settings, alone, versions)
+            keep()  # a collective that fails later does not cost what was measured before
         rows += alone
     rows += [row for network in settings.memory for row in _memory(network, settings)]
     _say(rows)
-    path = save("ranks", arguments.output, rows, {**settings._asdict(), "batch": BATCH}, versions)
+    path = keep()
     if not arguments.short:
         plot(path.with_suffix(".png"), lambda figure: ranks_plot.draw(figure, rows), ranks_plot.SIZE)
 
