@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, NoReturn
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 from . import _bytes, _check
+from .parallel import is_launched
 from .trials import Trial, available_memory, on_host, run_trial
 
 RULES = ("linear", "sqrt")
@@ -110,7 +111,7 @@ def find_micro_batch_size(
     Raises:
         TypeError: If an argument is of the wrong kind.
         ValueError: If an argument is out of its range, or not even 1 row fits; then it says how much that takes.
-        RuntimeError: If a trial fails for another reason than memory.
+        RuntimeError: If a trial fails for another reason than memory, or a launcher started this process.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -137,6 +138,8 @@ def find_micro_batch_size(
     if not callable(trial):
         _check.refuse(TypeError, owner, "trial", "a function of the rows", type(trial).__name__)
     rows = _check.positive_int(owner, "effective_batch", effective_batch)
+    if is_launched():  # each rank would try by itself, at the same time, in the same memory
+        raise RuntimeError(f"For '{owner}', the process must be alone. Run it once, and give all ranks what it finds.")
     limit = _limit(owner, memory_budget)
     trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
     fitting = [tried for tried in trials if tried.fits]

@@ -44,14 +44,18 @@ def own_group() -> Group | None:
         >>> print(own_group())
         None
     """
-    role = os.environ.get("MS_ROLE")
-    if role in ("MS_WORKER", "MS_SCHED") and not GlobalComm.INITED:
+    if is_launched() and not GlobalComm.INITED:
         communication.init()
-    if role == "MS_SCHED":  # the launcher's helper process, which runs the same program, has done its work
-        sys.exit()
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        sys.exit()  # the launcher's helper process, which runs the same program, has done its work
     if not GlobalComm.INITED or communication.get_group_size() == 1:
         return None
     return Group(communication.get_rank(), communication.get_group_size())
+
+
+def is_launched() -> bool:
+    """Return whether a launcher started this process, to be one of several."""
+    return os.environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED")
 
 
 def comes_first() -> bool:

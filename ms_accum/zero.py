@@ -139,10 +139,16 @@ class ZeroOptimizer(nn.Cell):
         for parameter in self.inner.get_parameters():
             if parameter.name in parts:  # says nothing that the whole one doesn't
                 continue
-            of = next((name for name in parts if parameter.name.endswith(f".{name}")), None)
+            of = _part_of(parameter, parts)
             kept = parameter if of is None else Sharded(parameter, parts[of], self.group)
             state[kept.name] = kept
         return state
+
+
+def _part_of(moment: Parameter, parts: dict[str, Part]) -> str | None:
+    """Return the name of the part that a Parameter of the optimizer is a moment of, as its own name and shape say."""
+    fit = [name for name, part in parts.items() if moment.name.endswith(f".{name}") and moment.shape == (part.size,)]
+    return max(fit, key=len, default=None)  # "moment1.a.weight" is not of "weight"
 
 
 def _slice_of(whole: Parameter, part: Part) -> Parameter:

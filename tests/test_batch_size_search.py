@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from ms_accum import find_micro_batch_size
 from ms_accum.batch_size import _next_rows, search
 from ms_accum.trials import Trial
 
@@ -79,6 +80,12 @@ def test_without_peaks_it_bisects(largest):
     trials = search(lambda rows: Trial(rows, None, rows <= largest), 128, None)
     found = max(trial.rows for trial in trials if trial.fits)
     assert found <= largest <= found * 17 / 16 and len(trials) <= 11
+
+
+def test_one_of_several_processes_does_not_search(monkeypatch):
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    with pytest.raises(RuntimeError, match="For 'find_micro_batch_size', the process must be alone. Run it once"):
+        find_micro_batch_size(print, 8, memory_budget="4GiB")
 
 
 def test_a_search_that_stops_early_is_found():

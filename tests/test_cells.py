@@ -125,6 +125,32 @@ def test_a_scale_that_is_not_above_0_is_refused(sens):
         slope_by_hand(sens=sens)
 
 
+@pytest.mark.parametrize("mean", [False, True])
+def test_an_update_inside_a_window_is_the_end_of_a_shorter_one(mean):
+    network, cells = slope_by_hand(mean=mean)
+    cells.forward_backward(*micro_batch(3, rows=2))
+    assert cells.optim()[0] and cells.clear()
+    assert values([network.w]) == [-3.0]
+    cells.window([micro_batch(1), micro_batch(1)])
+    assert values([network.w]) == [-4.0 if mean else -5.0]
+
+
+def test_to_clear_twice_is_to_clear_once():
+    network, cells = slope_by_hand(mean=True)
+    cells.forward_backward(*micro_batch(7))
+    assert cells.clear() and cells.clear()
+    cells.window([micro_batch(2)])
+    assert values([network.w]) == [-2.0]
+
+
+def test_an_update_with_nothing_in_the_window_leaves_everything_as_it_is():
+    network, cells = slope_by_hand(mean=True)
+    cells.window([micro_batch(2)])
+    before = digest(values(cells.optimizer.get_parameters()))
+    assert not cells.optim()[0]
+    assert digest(values(cells.optimizer.get_parameters())) == before and values([network.w]) == [-2.0]
+
+
 def test_accumulators_of_another_network_are_refused():
     network = Slope(3)
     optimizer = nn.SGD([network.w], 1.0)

@@ -125,6 +125,8 @@ def windows(micro_batches, size, tail, epochs=1):
         (["--batch_size=most"], "argument --batch_size: must be an int >= 1, but got 'most'"),
         (["--memory_budget=2GiB"], "argument --memory_budget: is for --batch_size auto"),
         (["--effective_batch=64", "--batch_size=auto", "--memory_budget=2G"], "must be an amount of memory above 0"),
+        (["--effective_batch=64", "--zero=2"], "argument --zero: 2 needs --mini_steps"),
+        (["--zero=3"], "argument --zero: invalid choice: 3"),
         (["--effective_batch=64", "--mini_steps=2"], "argument --mini_steps: follows from --effective_batch"),
         (["--effective_batch=64", "--tail=carry"], "argument --tail: each effective batch is a window"),
         (["--effective_batch=64", "--batch_size=65"], "argument --batch_size: must be <= 64, the --effective_batch"),

@@ -101,6 +101,19 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
     assert parameters_of(network, optimizer)["moment1.1.weight"].asnumpy().shape == (5, 6)
 
 
+def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
+    wholes = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
+    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), wholes, group=Group(0, 2))
+    state = optimizer.whole_state()
+    assert sorted(name for name in state if "weight" in name) == [
+        "a.weight",
+        "moments.a.weight",
+        "moments.weight",
+        "weight",
+    ]
+    assert state["moments.a.weight"]._part is optimizer.parts[1]
+
+
 def test_groups_may_be_given_too():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
     found = trained(
