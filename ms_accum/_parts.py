@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from mindspore import ops
 
+from . import _tree
+
 
 class Part:
     """Of the flat parameter, filled up with zeros, an equal piece.
@@ -33,7 +35,7 @@ def part_of(tensor: Any, part: Part) -> Any:
     """Do what `Part.of` does, in a graph. A tensor that is a part already stays as it is."""
     if tensor.shape == (part.size,):
         return tensor
-    return _filled(ops.reshape(tensor, (-1,))[part.first : part.behind], part.padding)
+    return _filled(_tree.stretch(ops.reshape(tensor, (-1,)), part.first, part.behind), part.padding)
 
 
 def parts_of(tensor: Any, part: Part) -> Any:
@@ -44,7 +46,7 @@ def parts_of(tensor: Any, part: Part) -> Any:
 
 def whole_of(rows: Any, part: Part) -> Any:
     """Return the whole that such rows are the parts of, in a graph."""
-    return ops.reshape(ops.reshape(rows, (-1,))[: part.whole], part.shape)
+    return ops.reshape(_tree.stretch(ops.reshape(rows, (-1,)), 0, part.whole), part.shape)
 
 
 def _filled(row: Any, padding: int) -> Any:

@@ -78,7 +78,7 @@ class PartSums:
         kept: Any = ()
         first = 0
         for part in parts:
-            kept = (*kept, row[first : first + part.size])
+            kept = (*kept, _tree.stretch(row, first, first + part.size))
             first += part.size
         return kept
 

@@ -123,8 +123,9 @@ class ZeroOptimizer(nn.Cell):
         parts = ops.depend(_tree.flattened(self.inner.parameters), done)
         first, rows = 0, self._rows(parts)
         for part, whole in zip(self.parts, self.parameters):
-            ops.assign(whole, ops.cast(whole_of(rows[:, first : first + part.size], part), whole.dtype))
-            first += part.size
+            behind = first + part.size
+            ops.assign(whole, ops.cast(whole_of(_tree.stretch(rows, first, behind), part), whole.dtype))
+            first = behind
         return done
 
     def _rows(self, parts: Any) -> Any:

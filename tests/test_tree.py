@@ -122,3 +122,13 @@ def test_one_element_makes_the_norm_not_finite(poison, rng):
     gradients = arrays(rng)
     gradients[1][3] = poison
     assert not np.isfinite(ms.jit(_tree.global_norm)(tensors(gradients)).asnumpy())
+
+
+@pytest.mark.parametrize(("first", "behind"), [(0, 6), (0, 5), (2, 6)])
+def test_a_stretch_is_a_slice_and_everything_is_not_cut(first, behind):
+    row = Tensor(np.arange(6, dtype=np.float32))
+    rows = Tensor(np.arange(12, dtype=np.float32).reshape(2, 6))
+    for each in (row, rows):
+        cut = _tree.stretch(each, first, behind)
+        assert np.array_equal(cut.asnumpy(), each.asnumpy()[..., first:behind])
+        assert (cut is each) == (behind - first == 6)
