@@ -19,6 +19,8 @@ _NOT_ON_CPU = {
     "mindspore.mint.optim.fused_adamw.FusedAdamW": "mindspore.experimental.optim.AdamW",
 }
 
+_DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
+
 
 def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
     """Raise `error` in the one form that every message of this package has."""
@@ -91,7 +93,14 @@ def optimizer(owner: str, value: Any) -> Any:
     return value
 
 
-def same_layout(owner: str, name: str, tensors: Any, parameters: Any) -> None:
+def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
+    """Refuse the optimizer of another network. One that trains more than the network shows is the user's business."""
+    shown = {id(parameter) for parameter in network.get_parameters()}
+    if shown and not any(id(parameter) in shown for parameter in optimizer.parameters):
+        refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
+
+
+def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
     """Raise unless `tensors` are as many, and of the same shapes, as the optimizer's parameters.
 
     Runs on the host and, because shapes are constants there, while a graph is compiled.
@@ -99,11 +108,11 @@ def same_layout(owner: str, name: str, tensors: Any, parameters: Any) -> None:
     if len(tensors) != len(parameters):
         raise ValueError(
             f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
-            f"but got {len(tensors)}. Differentiate with respect to 'optimizer.parameters'."
+            f"but got {len(tensors)}. {remedy}"
         )
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             raise ValueError(
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
-                f"{tensor.shape} for {parameter.shape}. Differentiate with respect to 'optimizer.parameters'."
+                f"{tensor.shape} for {parameter.shape}. {remedy}"
             )

@@ -24,13 +24,14 @@ def state(name: str, value: Any, dtype: Any) -> Parameter:
     return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
 
 
-def agreed(owner: str, accumulators: Any, name: str, value: bool) -> None:
+def agreed(owner: str, accumulators: Any, **said: Any) -> None:
     """Raise unless the Cells that share accumulators were all given the same."""
-    known = getattr(accumulators[0], name, value)
-    if known != value:
-        rule = f"{known}, as in the other Cell that has this 'grad_sum'"
-        _check.refuse(ValueError, owner, name, rule, value)
-    setattr(accumulators[0], name, value)
+    known = getattr(accumulators[0], "said", said)
+    for name, value in said.items():
+        if known[name] != value:
+            rule = f"{known[name]}, as in the other Cell that has this 'grad_sum'"
+            _check.refuse(ValueError, owner, name, rule, value, "Else make other accumulators.")
+    accumulators[0].said = said
 
 
 def loss_scale(optimizer: Any) -> float:

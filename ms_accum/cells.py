@@ -16,7 +16,7 @@ from . import _check, _tree
 from ._state import agreed
 from .boundary import Boundary
 from .parallel import AUTO, take_from_rank_0
-from .reduction import summing
+from .reduction import Summing, summing
 
 
 class LossAndGradients(nn.Cell):
@@ -27,6 +27,7 @@ class LossAndGradients(nn.Cell):
         _check.optimizer(owner, optimizer)
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        _check.trains(owner, optimizer, network)
         self.sens = _check.positive_number(owner, "sens", sens)
         self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
 
@@ -109,11 +110,14 @@ class TrainForwardBackward(nn.Cell):
         self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens)
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
-        self.grad_sum = _accumulators(owner, grad_sum, how.like, sync_every_micro_batch)
+        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
+        self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
         scale = 1.0
+        if weight is not None and not self.weight_sum:
+            raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
         if self.weight_sum:
             scale = inputs[0].shape[0] if weight is None else weight
             ops.assign_add(self.weight_sum[0], ops.cast(scale, ms.float32))
@@ -126,6 +130,8 @@ class TrainForwardBackward(nn.Cell):
 
 class TrainOptim(nn.Cell):
     """End a window: give the optimizer the gradient that `grad_sum` holds, if it is finite.
+
+    It may divide `grad_sum` in place: clear it before the next window.
 
     Args:
         optimizer (Optimizer): updates the parameters.
@@ -168,7 +174,8 @@ class TrainOptim(nn.Cell):
         super().__init__(auto_prefix=False)
         owner = "TrainOptim"
         how = summing(owner, _check.optimizer(owner, optimizer), group, sync_every_micro_batch)
-        self.grad_sum = _accumulators(owner, grad_sum, how.like, sync_every_micro_batch)
+        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
+        self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
         multiply = _tree.multiply_in_place
         self.boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
@@ -217,11 +224,14 @@ def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
     return True
 
 
-def _accumulators(owner: str, grad_sum: Any, like: Any, sync_every_micro_batch: bool) -> tuple:
-    """Return the accumulators of a Cell, as it and the others need them."""
-    _check.same_layout(owner, "grad_sum", grad_sum, like)
-    agreed(owner, grad_sum, "sync_every_micro_batch", sync_every_micro_batch)
-    return tuple(grad_sum)
+def _check_accumulators(
+    owner: str, grad_sum: Any, optimizer: Any, how: Summing, weight_sum: Any, sync_every_micro_batch: bool
+) -> None:
+    """Raise unless accumulators are what a Cell needs, and what the other one thinks that they are."""
+    of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
+    _check.same_layout(owner, "grad_sum", grad_sum, how.like, f"Make them of '{of}'.")
+    given = {"weight_sum": "None" if weight_sum is None else "given", "group": "auto" if how.of_micro_batch else "None"}
+    agreed(owner, grad_sum, sync_every_micro_batch=sync_every_micro_batch, **given)
 
 
 def hidden(weight_sum: ms.Parameter | None) -> tuple:

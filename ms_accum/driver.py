@@ -20,6 +20,7 @@ from .checkpointer import NO_WISHES, Checkpointer
 from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
 from .open_window import OpenWindow
 from .parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
+from .reduction import summing
 from .report import Reporter, progress
 from .training_state import TrainingState, capture, kind_of, parameters_of, restore, warn_about_random_layers
 from .weights import Weight
@@ -99,10 +100,11 @@ class GradientAccumulation:
         counts = Weight(_OWNER, weight, reduction, loss_fn)
         loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, reduction) == "sum")
         self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
-        in_step = _check.instance(_OWNER, "sync_every_micro_batch", sync_every_micro_batch, bool, "a bool")
-        self._in_step = in_step and self._group is not None
-        counted: Any = {"weight": counts, "loss": loss, "group": self._group, "sync_every_micro_batch": in_step}
-        self._window = OpenWindow(self._forward, optimizer, reduction, bound, **counted)
+        _check.trains(_OWNER, optimizer, self._forward)
+        how = summing(_OWNER, optimizer, self._group, sync_every_micro_batch)
+        self._in_step = how.of_micro_batch is not None
+        ranks: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
+        self._window = OpenWindow(self._forward, optimizer, reduction, bound, weight=counts, loss=loss, **ranks)
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
@@ -191,11 +193,7 @@ class GradientAccumulation:
         return planned("train_process", batches, mini_steps, self._tail, epoch, held=held)
 
     def flush(self) -> bool:
-        """Update with the micro-batches that ``tail="carry"`` left over.
-
-        Returns:
-            bool, whether the parameters were updated: False for an empty window.
-        """
+        """Update with the micro-batches that ``tail="carry"`` left over, and return whether: not if there are none."""
         if total([self.micro_batches], self._group) == [0]:
             return False
         self._end_window(Position(epoch=0), (), None)
@@ -264,7 +262,8 @@ class GradientAccumulation:
             settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
             at = self._resume(checkpointer, at, dataset, settings)
         facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
-        facts["batches in an epoch"] = at.total if self._in_step else None
+        if self._in_step:  # of the dataset: a position that was resumed is rank 0's
+            facts |= {"batches in an epoch": batches_per_epoch(dataset), **self._window.counts}
         meet("train_process", self._group, facts, self._forward)
         return at
 
@@ -280,8 +279,7 @@ class GradientAccumulation:
         parameters = {**parameters_of(self._forward, self._optimizer), **accumulators}
         restore(found.state, parameters, found.path, but=_RATES if found.changed else ())
         self._window.load(window)
-        for name in _COUNTERS:
-            setattr(self, name, facts[name])
+        vars(self).update({name: facts[name] for name in _COUNTERS})
         self._skips.count = facts["skips"]
         if not found.changed:
             return at

@@ -105,7 +105,7 @@ class OpenWindow:
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with what it holds; the next window is open. The losses of all ranks become its loss."""
-        figures = None if self._group is None else lambda: [*self._loss.state, *wishes]
+        figures = None if self._group is None else lambda: [*self._figures(), *wishes]
         with self._running():
             lr, updated, norm, *summed = self._cells.end(figures)
         if summed:
@@ -114,6 +114,12 @@ class OpenWindow:
         shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
         return Ended(bool(updated.asnumpy()), shown, wishes)
+
+    def _figures(self) -> list[float]:
+        """Return the loss's sums for the ranks' float32. The mean is a quotient, so that any unit will do."""
+        total, weights, samples = self._loss.state
+        unit = self._weight.unit or 1.0
+        return [total / unit, weights / unit, samples]
 
     def clear(self) -> None:
         """Forget what it holds."""
@@ -138,6 +144,11 @@ class OpenWindow:
             held = f"{micro_batches} micro-batches of a window, which {who} can't go on with"
             raise CheckpointError(f"The state holds {held}. Resume as it was saved, or from one between two windows.")
         return self._cells.accumulators if micro_batches else {}
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """What ranks that wait for each other in every micro-batch need to have alike."""
+        return {"micro-batches in a window": self.size, "micro-batches held": self.micro_batches}
 
     @property
     def is_whole(self) -> bool:

@@ -132,9 +132,11 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
     group, like = group_of(owner, group), optimizer.parameters
+    dealt_out = _check.is_dealt_out(optimizer)
+    if dealt_out and group is None:
+        _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers what it updates", None)
     if group is None:
         return Summing(None, None, like)
-    dealt_out = _check.is_dealt_out(optimizer)
     sums = PartSums(optimizer.parts, optimizer.group) if dealt_out else WholeSums(like)
     if not every_micro_batch:
         return Summing(None, sums, like)

@@ -5,8 +5,10 @@ By msrun or ms_accum.launch: tests/ranks_in_step.py FOLDER. All that tests/test_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from itertools import combinations, count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -14,12 +16,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import anf_ir_pb2
 
 import ranks
 from helpers import compiled_step, values
 from ms_accum import (
     Accumulator,
+    Checkpointer,
     GradientAccumulation,
+    Stopped,
     TrainClear,
     TrainForwardBackward,
     TrainOptim,
@@ -78,12 +83,71 @@ def graphs(group, zero, in_step):
     clear()
     return {
         "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
+        "unordered": [unordered(cell) for cell in (forward_backward, update)],
         "held": held,
         "elements": sum(total.size for total in grad_sum),
         "updated": bool(updated.asnumpy()),
         "norm": float(norm.asnumpy()),
         "after": digest(optimizer.parameters),
     }
+
+
+def unordered(cell):
+    """Count the pairs of collectives, outside of branches, neither of which waits for the other."""
+    graph = anf_ir_pb2.ModelProto()
+    graph.ParseFromString(cell.get_func_graph_proto())
+    nodes = {node.name: [each.name for each in node.input] for node in graph.graph.node}
+
+    def before(name):
+        found, todo = set(), [name]
+        while todo:
+            new = set(nodes.get(todo.pop(), ())) - found
+            found |= new
+            todo += new
+        return found
+
+    sent = [node.name for node in graph.graph.node if node.op_type.endswith(("Reduce", "Gather", "Broadcast"))]
+    earlier = {name: before(name) for name in sent}
+    return sum(a not in earlier[b] and b not in earlier[a] for a, b in combinations(sent, 2))
+
+
+class Half(nn.Cell):
+    """The mean over rows of w * x, as its own loss, in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(4), ms.float16), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w, 1))
+
+
+def narrow(group, zero, **options):
+    """Sums that fit into float16, and sums of which one element does not."""
+    seen = []
+    for last in (1.0, 40_000.0):
+        network = Half()
+        optimizer = nn.SGD([network.w], 2**-10)
+        if zero:
+            optimizer = ZeroOptimizer(lambda parts: nn.SGD(parts, 2**-10), [network.w])
+        model = GradientAccumulation(network, None, optimizer, reduction="sum", **options)
+        x = Tensor(np.array([[1, 1, 1, last]], np.float16))
+        model.train_process(1, [(x,)] * 4, 2, report=(), ckpt_path=None)
+        seen.append([model.updates, model.skipped, network.w.asnumpy().tolist()])
+    return seen
+
+
+def resumed(group):
+    """A run of which accumulators are dealt out is stopped, and goes on."""
+    folder, asked = Path(sys.argv[1]) / "in step", count(1)
+    stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
+    first = driver_of(True, **IN_STEP)
+    with contextlib.suppress(Stopped):
+        ranks.train(first, even(group), checkpointer=Checkpointer(folder, **stop))
+    parallel.wait_for_all(group)
+    model = driver_of(True, **IN_STEP)
+    ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
+    return {"state": ranks.whole_state_of(model), "updates": first.updates}
 
 
 def functional(group, zero, **options):
@@ -124,9 +188,21 @@ def refused(group):
     """Micro-batches of which one rank may have more."""
     said = []
     data = even(group)
-    for own, options in ((data if group.rank else data[:-1], {"mini_steps": 9}), (data, {"micro_batch_size": 3})):
+    fewer = data if group.rank else data[:-1]
+    folder = Path(sys.argv[1]) / "refused"
+    driver_of(False, **IN_STEP).train_process(
+        1, data, 9, report=(), ckpt_path=None, checkpointer=Checkpointer(folder, every=1)
+    )
+    parallel.wait_for_all(group)
+    tries = (
+        (fewer, {"mini_steps": 9}),
+        (data, {"micro_batch_size": 3}),
+        (data, {"mini_steps": 2 if group.rank else 3}),
+        (fewer, {"mini_steps": 9, "checkpointer": Checkpointer(folder, resume="auto")}),
+    )
+    for own, options in tries:
         try:
-            driver_of(zero=False, **IN_STEP).train_process(1, own, report=(), ckpt_path=None, **options)
+            driver_of(False, **IN_STEP).train_process(2, own, report=(), ckpt_path=None, **options)
         except (RuntimeError, ValueError) as error:
             said.append(str(error))
     return said
@@ -134,9 +210,9 @@ def refused(group):
 
 def tiny_weights(group):
     """So small that a product of weight and gradient is no float32."""
-    model = driver_of(zero=False, weight=lambda x, y: 1e-38 * len(x))
-    ranks.train(model, even(group))
-    return {"state": ranks.whole_state_of(model), "updates": model.updates}
+    model = driver_of(zero=False, weight=lambda x, y: 1e-50 * len(x))
+    records = ranks.train(model, even(group))
+    return {"state": ranks.whole_state_of(model), "updates": model.updates, "records": records}
 
 
 def sent(group):
@@ -200,6 +276,8 @@ def main(folder):
         "functional": {name: functional(group, zero, **options) for name, (zero, options) in kinds.items()},
         "passed over": [passed_over(group), passed_over(group, **IN_STEP)],
         "bad": [bad_on_one(group, zero) for zero in (False, True)],
+        "narrow": {name: narrow(group, zero, **options) for name, (zero, options) in kinds.items()},
+        "resumed": resumed(group),
         "refused": refused(group),
         "tiny": tiny_weights(group),
         "sent": sent(group),

@@ -157,6 +157,7 @@ def test_clear_forgets():
     fed = Fed(2, reduction="mean")
     fed.feed(7)
     fed.accumulator.clear()
+    fed.accumulator.clear()  # twice is once
     assert fed.accumulator.micro_batches == 0
     assert fed.feed(1, 2) == [False, True]
     assert fed.seen == [1.5]

@@ -143,12 +143,46 @@ def test_to_clear_twice_is_to_clear_once():
     assert values([network.w]) == [-2.0]
 
 
-def test_an_update_with_nothing_in_the_window_leaves_everything_as_it_is():
-    network, cells = slope_by_hand(mean=True)
+@pytest.mark.parametrize("mean", [False, True])
+def test_an_update_with_nothing_in_the_window(mean):
+    """With weights there is no mean and no update; the tutorial's sum of nothing is a gradient of zero."""
+    network, cells = slope_by_hand(mean=mean)
     cells.window([micro_batch(2)])
-    before = digest(values(cells.optimizer.get_parameters()))
-    assert not cells.optim()[0]
-    assert digest(values(cells.optimizer.get_parameters())) == before and values([network.w]) == [-2.0]
+    assert cells.optim()[0] != mean
+    assert values([network.w]) == [-2.0]
+
+
+def test_to_update_twice_is_to_update_with_the_sum_twice():
+    network, cells = slope_by_hand()
+    cells.forward_backward(*micro_batch(3, rows=2))
+    assert cells.optim()[0] and cells.optim()[0]
+    assert values([network.w]) == [-6.0]
+
+
+def test_a_weight_that_nothing_sums_is_refused():
+    _, cells = slope_by_hand()
+    with pytest.raises(ValueError, match="'weight' must come with a 'weight_sum', but got none"):
+        cells.forward_backward(*micro_batch(3), weight=7.0)
+
+
+def test_weights_that_one_cell_alone_sums_are_refused():
+    network = Slope()
+    optimizer = nn.SGD([network.w], 1.0)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    TrainForwardBackward(network, optimizer, grad_sum, weight_sum=state("weight_sum", 0.0, ms.float32))
+    with pytest.raises(ValueError, match="For 'TrainOptim', 'weight_sum' must be given, as in the other Cell that"):
+        TrainOptim(optimizer, grad_sum)
+
+
+def test_the_optimizer_of_another_network_is_refused():
+    network, other = Slope(), nn.Dense(2, 2)
+    optimizer = nn.SGD(other.trainable_params(), 1.0)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    said = "'optimizer' must be one of the network's parameters, but got one that has none of them"
+    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {said}"):
+        TrainForwardBackward(network, optimizer, grad_sum)
+    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {said}"):
+        GradientAccumulation(network, None, optimizer)
 
 
 def test_accumulators_of_another_network_are_refused():

@@ -633,6 +633,15 @@ def test_schedulers_of_the_experimental_optimizers():
     assert values([network.w]) == [-0.875]
 
 
+def test_to_clear_twice_is_to_clear_once():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(7)], 2)
+    model.clear()
+    model.clear()
+    run(model, [micro_batch(1), micro_batch(3)], 2)
+    assert seen_gradient(model) == 2.0
+
+
 def test_to_flush_an_empty_window_is_no_update():
     model = slope_driver()
     assert model.flush() is False

@@ -73,12 +73,26 @@ def test_when_and_in_which_parts_makes_no_difference(in_step, kind):
     assert all(record[5] > 0.05 for record in found["records"]), "nothing was clipped"
 
 
-def test_a_norm_of_own_parts_only_would_be_noticed(in_step):
-    """The mutant: without the clipping by the norm of all parts."""
-    plain = same(in_step, "plain")["state"]
-    other, _ = alone(len(in_step), clip_norm=0.03)
-    with pytest.raises(AssertionError):
-        check_close(other, plain)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sent_is_in_an_order(in_step, kind):
+    """No two collectives of a graph may go in either order: ranks could take different ones."""
+    for rank in in_step:
+        assert rank["graphs"][kind]["unordered"] == [0, 0]
+
+
+def test_all_skip_what_one_part_can_not_hold(in_step):
+    """The sums of one rank's part leave float16. The mutant, where each asks its own part only, waits in vain."""
+    for rank in in_step:
+        for kind in KINDS:
+            fits, overflows = rank["narrow"][kind]
+            assert fits == [2, 0, fits[2]] and overflows == [0, 2, [0.0] * 4]
+            assert fits[2] == rank["narrow"]["plain"][0][2] != [0.0] * 4
+
+
+def test_a_run_in_step_goes_on_to_the_same_bytes(in_step):
+    found = same(in_step, "resumed")
+    assert found["state"] == same(in_step, "zero 2")["state"]
+    assert found["updates"] == 1  # it really was stopped
 
 
 def test_again_is_the_same(in_step):
@@ -119,10 +133,12 @@ def test_accumulators_of_ranks_are_one(in_step, kind):
     model = ranks_in_step.driver_of(zero=False)
     ranks = len(in_step)
     shards = [ranks_in_step.even(Group(number, ranks)) for number in range(ranks)]
-    program.train(model, [each for together in zip(*shards) for each in together], program.N * ranks, epochs=1)
+    data = [each for together in zip(*shards) for each in together]
+    records = program.train(model, data, program.N * ranks, epochs=1)
     expected = [parameter.asnumpy() for parameter in model._optimizer.parameters]
     assert miss([np.array(each, np.float32) for each in found[0]["parameters"]], expected, rtol=1e-5, atol=1e-7) <= 1
     assert found[0]["updates"] == model.updates
+    assert found[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
 
 
 def test_what_counts_for_nothing_takes_part(in_step):
@@ -140,15 +156,22 @@ def test_all_skip_what_is_bad_on_one(in_step):
 def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
     ranks = len(in_step)
     for rank in in_step:
-        number, split = rank["refused"]
+        number, split, windows, resumed = rank["refused"]
         counts = ", ".join(f"{3 if each == 0 else 4} on rank {each}" for each in range(ranks))
         assert f"all ranks must have as many batches in an epoch, but there are {counts}." in number
+        assert resumed == number
+        counts = ", ".join(f"{3 if each == 0 else 2} on rank {each}" for each in range(ranks))
+        assert f"all ranks must have as many micro-batches in a window, but there are {counts}." in windows
         assert "'mini_steps' must be given, with as many micro-batches on all ranks" in split
 
 
 def test_weights_of_any_size_are_exact(in_step):
     found = same(in_step, "tiny")
-    check_close(found["state"], same(in_step, "plain")["state"])
+    plain = same(in_step, "plain")
+    check_close(found["state"], plain["state"])
+    for column in (3, 5):  # loss, norm
+        expected = [record[column] for record in plain["records"]]
+        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
     assert found["updates"] == same(in_step, "plain")["records"][-1][2]
 
 
@@ -181,6 +204,19 @@ def test_alone_there_is_nothing_to_sum():
     assert seen == [[-3.0], [-3.0]]
 
 
+def test_parts_that_are_gathered_are_summed_over_the_same_ranks():
+    network = program.network_of()
+    optimizer = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
+    makers = (
+        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, group=None),
+        lambda: Accumulator(optimizer, 2, group=None),
+        lambda: TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=None),
+    )
+    for make in makers:
+        with pytest.raises(ValueError, match="'group' must be that of the ZeroOptimizer"):
+            make()
+
+
 def cells(first, second):
     """Return the two Cells of one window."""
     network = program.network_of()
@@ -202,6 +238,18 @@ def test_cells_that_differ_are_refused(in_every, order):
         makers[order[1]]()
 
 
+@pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
+def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch):
+    monkeypatch.setattr("ms_accum.parallel.own_group", lambda: Group(0, 2))
+    monkeypatch.setattr("ms_accum.cells.take_from_rank_0", lambda parameters: None)
+    network = program.network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    TrainForwardBackward(network, optimizer, grad_sum, group=first, sync_every_micro_batch=True)
+    with pytest.raises(ValueError, match=f"'group' must be {first}, as in the other Cell .* Else make other accum"):
+        TrainOptim(optimizer, grad_sum, group=second, sync_every_micro_batch=True)
+
+
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_what_is_neither_true_nor_false_is_refused(value):
     network = program.network_of()
@@ -217,8 +265,13 @@ def test_accumulators_of_parts_are_for_optimizers_in_parts():
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     parts = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
     grad_sum = parts.inner.parameters.clone(prefix="grad_sum", init="zeros")
-    with pytest.raises(ValueError, match="'grad_sum' must have the shapes"):
+    with pytest.raises(ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.parameters'."):
         TrainForwardBackward(network, optimizer, grad_sum)
+    whole, in_step = parts.parameters.clone("sum", "zeros"), {"group": Group(0, 2), "sync_every_micro_batch": True}
+    with pytest.raises(
+        ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.inner.parameters'."
+    ):
+        TrainForwardBackward(network, parts, whole, **in_step)
 
 
 @pytest.mark.parametrize(("weight", "unit"), [(1, 1.0), (48, 32.0), (0.3, 0.25), (1e-40, 2.0**-133), (0, None)])
