@@ -208,6 +208,34 @@ def refused(group):
     return said
 
 
+def misused(group):
+    """What is done at the wrong moment, or with another network, by all ranks."""
+    x, y = ranks.even_data(group)[0]
+    network = ranks.network_of()
+    model = ranks.driver_of(network, tail="carry")
+    ranks.train(model, [(x, y)], epochs=1)  # a window that is open
+    accumulator = Accumulator(adam_of(network, True), 2, reduction="mean")
+    compiled_step(network, nn.CrossEntropyLoss(), accumulator, accumulator._boundary.optimizer)(x, y)
+    other = ranks.network_of(features=7)
+    tries = (
+        lambda: ranks.train(model, [(x, y)], 2),
+        lambda: setattr(accumulator, "accumulate_step", 3),
+        lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
+        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), adam_of(other, False)),
+        lambda: TrainOptim(adam_of(network, False), other.trainable_params()),
+    )
+    said = []
+    for attempt in tries:
+        try:
+            attempt()
+        except (RuntimeError, ValueError) as error:
+            said.append(str(error))
+    for held in (model, accumulator):  # twice is once
+        held.clear()
+        held.clear()
+    return {"said": said, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
+
+
 def tiny_weights(group):
     """So small that a product of weight and gradient is no float32."""
     model = driver_of(zero=False, weight=lambda x, y: 1e-50 * len(x))
@@ -279,6 +307,7 @@ def main(folder):
         "narrow": {name: narrow(group, zero, **options) for name, (zero, options) in kinds.items()},
         "resumed": resumed(group),
         "refused": refused(group),
+        "misused": misused(group),
         "tiny": tiny_weights(group),
         "sent": sent(group),
         "scattered": scattered(group),

@@ -165,6 +165,20 @@ def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
         assert "'mini_steps' must be given, with as many micro-batches on all ranks" in split
 
 
+def test_misuse_is_an_error_on_all_ranks(in_step):
+    expected = [
+        "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batches",
+        "'accumulate_step' can't change inside a window, which holds 1 micro-batches",
+        "'grads' must have the shapes of the optimizer's parameters",
+        "'optimizer' must be one of the network's parameters",
+        "'grad_sum' must have the shapes of the optimizer's parameters",
+    ]
+    for rank in in_step:
+        said = rank["misused"]["said"]
+        assert len(said) == len(expected) and all(words in each for words, each in zip(expected, said))
+        assert rank["misused"]["held"] == [0, 0] and not rank["misused"]["flushed"]
+
+
 def test_weights_of_any_size_are_exact(in_step):
     found = same(in_step, "tiny")
     plain = same(in_step, "plain")
