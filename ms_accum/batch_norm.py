@@ -20,5 +20,5 @@ def warn_about_batch_norm(network: nn.Cell) -> None:
             f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalise each micro-batch by its own "
             "statistics, so accumulation does not equal the big batch. GroupNorm or LayerNorm would.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
