@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .speed_plot import ratio_axes
+
 SIZE = (12.0, 7.0)
 COLOURS = {
     "one process": "#4d4d4d",
@@ -32,24 +34,14 @@ def draw(figure: Any, rows: Sequence[dict]) -> None:
 
 
 def _ratios(axes: Any, network: str, rows: Sequence[dict]) -> None:
-    from matplotlib.ticker import LogLocator  # here, because only a full run needs matplotlib
-
     ranks = sorted({row["ranks"] for row in rows})
     for way in [way for way in COLOURS if way not in ("one process", "apart")]:
         for count, style in zip(ranks, _STYLES):
             points = [(row["window"], row["ratio"]) for row in rows if row["way"] == way and row["ranks"] == count]
             axes.plot(*zip(*points), "o", linestyle=style, color=COLOURS[way], label=f"{way}, {count} ranks")
-    windows = sorted({row["window"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(windows, [str(window) for window in windows])
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.yaxis.set_minor_formatter("")
+    ratio_axes(axes, rows)
     axes.axhline(1, color=COLOURS["one process"], linewidth=0.8)
-    axes.set(title=network, xlabel="window N")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(network)
 
 
 def _peaks(axes: Any, rows: Sequence[dict]) -> None:

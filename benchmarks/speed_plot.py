@@ -58,12 +58,17 @@ def _bars(axes: Any, network: str, rows: Sequence[dict]) -> None:
 
 
 def _lines(axes: Any, rows: Sequence[dict]) -> None:
-    from matplotlib.ticker import LogLocator  # here, because only a full run needs matplotlib
-
     for name, colour in COLOURS.items():
         points = [(row["window"], row["ratio"]) for row in rows if row["contender"] == name and row["ratio"]]
         if points:
             axes.plot(*zip(*points), "o-", color=colour, label=name)
+    ratio_axes(axes, rows)
+
+
+def ratio_axes(axes: Any, rows: Sequence[dict]) -> None:
+    """Make axes of ratios over the window, both in steps of doubling."""
+    from matplotlib.ticker import LogLocator  # here, because only a full run needs matplotlib
+
     windows = sorted({row["window"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -158,7 +158,7 @@ class Checkpointer:
 
     def wishes(self) -> list[float]:
         """Return whether to stop, and whether the minutes have passed, as numbers that ranks can sum."""
-        self._stopping = self._stopping or (self._stop is not None and self._stop())
+        self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
         late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
         return [float(self._stopping), float(late)]
 

@@ -59,7 +59,7 @@ class PartSums:
     in_place = False
 
     def __init__(self, parts: Sequence[Any], group: Group):
-        self.parts, self.rank, self.ranks = tuple(parts), group.rank, group.size
+        self.parts, self.rank = tuple(parts), group.rank
         self.all_reduce = ops.AllReduce()
         # MindSpore's CPU has none: there all sums are made, and the others' thrown away.
         self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()

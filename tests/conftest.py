@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -28,9 +29,31 @@ except ImportError:  # before MindSpore 2.9
     from mindspore.common import api as graph_api
 
 
+def pytest_collection_finish():
+    """Leave what is here now out of all garbage collections: MindSpore makes a full one at each compilation."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_generate_tests(metafunc):
+    """Run what is marked `host` without compiling, and as it is used, in graph mode, in the slow part."""
+    nearest = metafunc.definition.iter_markers()
+    if next((mark.name for mark in nearest if mark.name in ("host", "graph")), "graph") == "host":
+        modes = {"pynative": ms.PYNATIVE_MODE, "graph": ms.GRAPH_MODE}
+        marks = {"graph": pytest.mark.slow}
+        params = [pytest.param(mode, id=name, marks=marks.get(name, ())) for name, mode in modes.items()]
+        metafunc.parametrize("mode", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def mode(request):
+    """MindSpore's mode: that of graphs, but for what the host does alone (see `pytest_generate_tests`)."""
+    return getattr(request, "param", ms.GRAPH_MODE)
+
+
 @pytest.fixture(autouse=True)
-def graph_mode(tmp_path, monkeypatch):
-    """Start each test in graph mode, from one seed, in a folder of its own.
+def clean(tmp_path, monkeypatch, mode):
+    """Start each test in its mode, from one seed, in a folder of its own.
 
     A compilation that is refused leaves a folder `rank_0` behind, wherever the process is. And a forward
     pass that raises in PyNative mode leaves MindSpore recording gradients: the next test's jit function
@@ -38,7 +61,7 @@ def graph_mode(tmp_path, monkeypatch):
     """
     graph_api._pynative_executor.clear_res()
     monkeypatch.chdir(tmp_path)
-    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_context(mode=mode)
     ms.set_seed(1)
 
 
@@ -84,28 +107,43 @@ def once(tmp_path_factory):
     return run
 
 
-SIZES = (pytest.param(2, marks=pytest.mark.slow), 3)
+SIZES = (2, pytest.param(3, marks=pytest.mark.slow))
 
 
-def run_job(folder, ranks, program="ranks.py"):
-    """Run a program of tests/, which writes down what it sees."""
+tried_with_3 = pytest.mark.parametrize("job", [SIZES[1]], indirect=True, ids=["3 ranks"])
+
+
+def run_job(folder, ranks):
+    """Run tests/ranks_job.py, which writes down what it sees; in the slow part it compiles everything."""
     command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
     done = subprocess.run(
-        [*command, str(Path(__file__).parent / program), "."],
+        [*command, str(Path(__file__).parent / "ranks_job.py"), ".", *(["everything"] if ranks > 2 else [])],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.fixture(scope="session", params=SIZES, ids="{} ranks".format)
-def seen(request, once):
+def job(request, once):
     """What each rank of a job has seen, and the job's folder."""
     folder = once(f"ranks-{request.param}", lambda folder: run_job(folder, request.param))
     each = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
     assert [rank["rank"] for rank in each] == [[number, request.param] for number in range(request.param)]
     return each, folder
+
+
+@pytest.fixture(scope="session")
+def seen(job):
+    """What each rank has seen, gradients being summed at the end of a window, and the job's folder."""
+    return [rank["at the end"] for rank in job[0]], job[1]
+
+
+@pytest.fixture(scope="session")
+def in_step(job):
+    """What each rank has seen where gradients are summed in every micro-batch, too."""
+    return [rank["in step"] for rank in job[0]]

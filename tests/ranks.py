@@ -1,18 +1,14 @@
-"""One of several processes that train together: what it sees is written to FOLDER/RANK.json.
+"""What does each of several processes that train together see, gradients being summed at the end of a window?
 
-By msrun or ms_accum.launch: tests/ranks.py FOLDER. All that tests/test_parallel.py asks is tried in one job, since to
-form the group takes longer than most of it.
+Run by tests/ranks_job.py. What is about the host compiles nothing, unless the job tries everything as it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from itertools import count
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mindspore as ms
 import numpy as np
@@ -26,12 +22,9 @@ from ms_accum import (
     Checkpointer,
     GradientAccumulation,
     Stopped,
-    TrainClear,
-    TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
     evaluate,
-    own_group,
     parallel,
     total,
     training_state,
@@ -41,6 +34,15 @@ from reference import digest
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
 ROWS = {2: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5], 3: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5, 8, 8, 8, 5, 5]}
 N = 3
+EVERYTHING = "everything" in sys.argv  # the job's argument
+
+
+def on_host(scenario, *arguments, **options):
+    """Return what a scenario sees that is about the host."""
+    ms.set_context(mode=ms.GRAPH_MODE if EVERYTHING else ms.PYNATIVE_MODE)
+    seen = scenario(*arguments, **options)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return seen
 
 
 def network_of(seed=1, features=6):
@@ -89,33 +91,22 @@ def left_of(model):
 def trained(group, reduction, mini_steps):
     """From weights that only rank 0 has."""
     model = driver_of(network_of(seed=1 + group.rank), reduction=reduction, clip_norm=0.5)
-    records = train(model, own_data(group), mini_steps)
+    records = train(model, own_data(group), int(mini_steps))
     return {**left_of(model), "records": records}
 
 
+def nodes_of(cell):
+    """Return the nodes of a Cell's compiled graph, those in branches left out, and which of them are collectives."""
+    model = anf_ir_pb2.ModelProto()
+    model.ParseFromString(cell.get_func_graph_proto())
+    nodes = list(model.graph.node)
+    return nodes, [node for node in nodes if node.op_type.endswith(("Reduce", "Gather", "Broadcast"))]
+
+
 def operators_of(cell):
-    """Return how often each operator is in a Cell's compiled graph."""
-    graph = anf_ir_pb2.ModelProto()
-    graph.ParseFromString(cell.get_func_graph_proto())
-    names = [node.op_type for node in graph.graph.node]
-    return {name: names.count(name) for name in names if name.endswith(("Reduce", "Gather", "Broadcast"))}
-
-
-def one_reduction(group):
-    network = network_of()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    forward_backward = TrainForwardBackward(nn.WithLossCell(network, nn.CrossEntropyLoss()), optimizer, grad_sum)
-    update, clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
-    seen = []
-    for micro_batch in own_data(group)[:2]:
-        forward_backward(*micro_batch)
-        seen.append([digest(optimizer.parameters), digest(grad_sum)])
-    updated, _ = update()
-    clear()
-    seen.append([digest(optimizer.parameters), digest(grad_sum)])
-    graphs = [operators_of(cell) for cell in (forward_backward, update, clear)]
-    return {"seen": seen, "operators": graphs, "updated": bool(updated.asnumpy())}
+    """Return how often each collective is in a Cell's compiled graph."""
+    names = [node.op_type for node in nodes_of(cell)[1]]
+    return {name: names.count(name) for name in names}
 
 
 def functional(group, mini_steps):
@@ -279,27 +270,19 @@ def dealt_out(group):
     }
 
 
-def main(folder):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    group = own_group()
-    seen = {
-        "rank": list(group),
-        **{f"{reduction} {n}": trained(group, reduction, n) for reduction, n in (("mean", 1), ("mean", N), ("sum", N))},
-        "again": trained(group, "mean", N),
-        **{f"functional {n}": functional(group, n) for n in (1, N)},
-        "one reduction": one_reduction(group),
+def look(group):
+    return {
+        "mean 3": trained(group, "mean", N),
+        **{name: on_host(trained, group, *name.split()) for name in ("mean 1", "sum 3")},
+        "twice": [on_host(trained, group, "mean", N) for _ in range(2)],
+        **{f"functional {n}": functional(group, n) for n in (1, N) if EVERYTHING},
         "own weights": own_weights(group),
-        "flushed": flushed(group),
-        "tails": stopped_at_tails(group),
         "bad": bad_on_one_rank(group),
-        "windows": another_number_of_windows(group),
-        "refused": refused(group),
-        "shards": shards(group),
-        "resumed": stopped_and_resumed(group),
-        "zero": dealt_out(group),
+        "flushed": on_host(flushed, group),
+        "tails": on_host(stopped_at_tails, group),
+        "windows": on_host(another_number_of_windows, group),
+        "refused": on_host(refused, group),
+        "shards": on_host(shards, group),
+        "resumed": on_host(stopped_and_resumed, group),
+        "zero": on_host(dealt_out, group),
     }
-    (Path(folder) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,22 +1,18 @@
-"""One of several processes that sum gradients in every micro-batch, whole or in parts: FOLDER/RANK.json says so.
+"""What does each of several processes see that sum gradients in every micro-batch, complete or in parts?
 
-By msrun or ms_accum.launch: tests/ranks_in_step.py FOLDER. All that tests/test_reduction.py asks is tried in one job.
+Run by tests/ranks_job.py, as tests/ranks.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from itertools import combinations, count
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.train import anf_ir_pb2
 
 import ranks
 from helpers import compiled_step, values
@@ -29,7 +25,6 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
-    own_group,
     parallel,
     reduction,
 )
@@ -39,16 +34,9 @@ N = ranks.N
 IN_STEP = {"sync_every_micro_batch": True}
 
 
-def adam_of(network, zero):
-    def make(parameters):
-        return nn.Adam(parameters, 0.01, weight_decay=0.1)
-
-    return ZeroOptimizer(make, network.trainable_params()) if zero else make(network.trainable_params())
-
-
 def driver_of(zero, *, clip_norm=0.05, **options):
     network = ranks.network_of()
-    optimizer = adam_of(network, zero)
+    optimizer = ranks.adam_of(network, zero)
     return GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, clip_norm=clip_norm, **options)
 
 
@@ -68,7 +56,7 @@ def trained(group, zero, **options):
 def graphs(group, zero, in_step):
     """The Cells by themselves: what each sends, what the accumulators hold."""
     network = ranks.network_of()
-    optimizer = adam_of(network, zero)
+    optimizer = ranks.adam_of(network, zero)
     like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
     grad_sum = like.clone(prefix="grad_sum", init="zeros")
     options = {"sync_every_micro_batch": in_step}
@@ -76,11 +64,12 @@ def graphs(group, zero, in_step):
     forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
     update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
     before, held = digest(optimizer.parameters), []
-    for micro_batch in even(group)[:2]:
+    for micro_batch in ranks.even_data(group)[:2]:
         forward_backward(*micro_batch)
         held.append([digest(optimizer.parameters) == before, digest(grad_sum)])
     updated, norm = update()
     clear()
+    emptied = digest(grad_sum) == digest([total * 0 for total in grad_sum])
     return {
         "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
         "unordered": [unordered(cell) for cell in (forward_backward, update)],
@@ -88,27 +77,26 @@ def graphs(group, zero, in_step):
         "elements": sum(total.size for total in grad_sum),
         "updated": bool(updated.asnumpy()),
         "norm": float(norm.asnumpy()),
+        "emptied": emptied,
         "after": digest(optimizer.parameters),
     }
 
 
 def unordered(cell):
     """Count the pairs of collectives, outside of branches, neither of which waits for the other."""
-    graph = anf_ir_pb2.ModelProto()
-    graph.ParseFromString(cell.get_func_graph_proto())
-    nodes = {node.name: [each.name for each in node.input] for node in graph.graph.node}
+    nodes, collectives = ranks.nodes_of(cell)
+    inputs = {node.name: [each.name for each in node.input] for node in nodes}
 
     def before(name):
         found, todo = set(), [name]
         while todo:
-            new = set(nodes.get(todo.pop(), ())) - found
+            new = set(inputs.get(todo.pop(), ())) - found
             found |= new
             todo += new
         return found
 
-    sent = [node.name for node in graph.graph.node if node.op_type.endswith(("Reduce", "Gather", "Broadcast"))]
-    earlier = {name: before(name) for name in sent}
-    return sum(a not in earlier[b] and b not in earlier[a] for a, b in combinations(sent, 2))
+    earlier = {node.name: before(node.name) for node in collectives}
+    return sum(a not in earlier[b] and b not in earlier[a] for a, b in combinations(earlier, 2))
 
 
 class Half(nn.Cell):
@@ -153,7 +141,7 @@ def resumed(group):
 def functional(group, zero, **options):
     """An Accumulator inside a compiled step."""
     network = ranks.network_of()
-    loss_fn, optimizer = nn.CrossEntropyLoss(), adam_of(network, zero)
+    loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.adam_of(network, zero)
     accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", **options)
     train_step = compiled_step(network, loss_fn, accumulator, optimizer)
     for x, y in even(group):
@@ -214,15 +202,15 @@ def misused(group):
     network = ranks.network_of()
     model = ranks.driver_of(network, tail="carry")
     ranks.train(model, [(x, y)], epochs=1)  # a window that is open
-    accumulator = Accumulator(adam_of(network, True), 2, reduction="mean")
+    accumulator = Accumulator(ranks.adam_of(network, True), 2, reduction="mean")
     compiled_step(network, nn.CrossEntropyLoss(), accumulator, accumulator._boundary.optimizer)(x, y)
     other = ranks.network_of(features=7)
     tries = (
         lambda: ranks.train(model, [(x, y)], 2),
         lambda: setattr(accumulator, "accumulate_step", 3),
         lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
-        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), adam_of(other, False)),
-        lambda: TrainOptim(adam_of(network, False), other.trainable_params()),
+        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), ranks.adam_of(other, False)),
+        lambda: TrainOptim(ranks.adam_of(network, False), other.trainable_params()),
     )
     said = []
     for attempt in tries:
@@ -292,30 +280,34 @@ def without_graphs(group):
     return seen
 
 
-def main(folder):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    group = own_group()
+def looked_into(kinds):
+    """Return those whose graphs are compiled, which takes long: all of them, or the two that differ most."""
+    return [kind for kind in kinds if ranks.EVERYTHING or kind in ("plain", "zero 2")]
+
+
+def look(group):
+    on_host = ranks.on_host
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
-    seen = {
-        "rank": list(group),
-        **{name: trained(group, zero, **options) for name, (zero, options) in kinds.items()},
-        "again": trained(group, True, **IN_STEP),
-        "graphs": {name: graphs(group, zero, bool(options)) for name, (zero, options) in kinds.items()},
-        "functional": {name: functional(group, zero, **options) for name, (zero, options) in kinds.items()},
-        "passed over": [passed_over(group), passed_over(group, **IN_STEP)],
-        "bad": [bad_on_one(group, zero) for zero in (False, True)],
-        "narrow": {name: narrow(group, zero, **options) for name, (zero, options) in kinds.items()},
-        "resumed": resumed(group),
-        "refused": refused(group),
-        "misused": misused(group),
-        "tiny": tiny_weights(group),
+    return {
+        "plain": on_host(trained, group, False),
+        "in step": on_host(trained, group, False, **IN_STEP),
+        "zero 1": on_host(trained, group, True),
+        "zero 2": trained(group, True, **IN_STEP),
+        "again": on_host(trained, group, True, **IN_STEP),
+        "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
+        "functional": {
+            name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
+        },
+        "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
+        "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
+        "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
+        "uninterrupted": on_host(trained, group, True, **IN_STEP),
+        "resumed": on_host(resumed, group),
+        "scattered": on_host(scattered, group),
+        "refused": on_host(refused, group),
+        "misused": on_host(misused, group),
+        "tiny": on_host(tiny_weights, group),
         "sent": sent(group),
-        "scattered": scattered(group),
-        "pieces": in_pieces(group),
-        "pynative": without_graphs(group),
+        "pieces": on_host(in_pieces, group),
+        "pynative": without_graphs(group) if ranks.EVERYTHING else None,
     }
-    (Path(folder) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

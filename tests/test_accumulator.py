@@ -257,7 +257,7 @@ def add_in_half_precision(total, gradients):
     return _tree._map(in_half_precision, total, gradients)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_half_precision_gradients_are_summed_in_float32(dtype):
     fed = Fed(4096)
     gradients = as_gradients(1e-4, dtype=DTYPES[dtype])
@@ -269,6 +269,7 @@ def test_half_precision_gradients_are_summed_in_float32(dtype):
         assert fed.seen[0][0] == pytest.approx(0.4096, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sum_in_float16_is_noticed(monkeypatch):
     monkeypatch.setattr(_tree, "add", add_in_half_precision)
     fed = Fed(4096)

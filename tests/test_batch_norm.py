@@ -13,6 +13,8 @@ from ms_accum import GradientAccumulation
 from ms_accum.batch_norm import warn_about_batch_norm
 from reference import miss
 
+pytestmark = pytest.mark.host
+
 
 def network_with(norm):
     return nn.SequentialCell(nn.Dense(6, 8), norm, nn.ReLU(), nn.Dense(8, 3))

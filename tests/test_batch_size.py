@@ -36,6 +36,7 @@ def test_schedules(rule, factor):
         assert float(scaled(step).asnumpy()) == pytest.approx(factor * float(schedule(step).asnumpy()), rel=1e-6)
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("lr", "rates"),
     [

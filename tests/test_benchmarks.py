@@ -49,6 +49,7 @@ def check_speed(record, contenders):
         assert [row for row in peers if row["best_peer"]] == [best]
 
 
+@pytest.mark.slow
 def test_speed_runs(tmp_path):
     record, said = benchmark("speed", tmp_path, "--contenders", *FAST)
     check_speed(record, FAST)
@@ -58,6 +59,7 @@ def test_speed_runs(tmp_path):
     assert not (tmp_path / "speed.png").exists()
 
 
+@pytest.mark.slow
 def test_memory_runs(tmp_path):
     record, _ = benchmark("memory", tmp_path, "--contenders", OURS)
     assert set(record) == RECORD
@@ -272,6 +274,7 @@ def test_a_table_is_aligned(capsys):
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
 
 
+@pytest.mark.slow
 def test_cost_runs(tmp_path):
     record, _ = benchmark("cost", tmp_path, "--networks", "mlp")
     rows = {row["piece"]: row for row in record["rows"]}

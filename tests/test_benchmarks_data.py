@@ -55,6 +55,7 @@ def check_data(record, contenders):
     assert all(row["ratio"] == pytest.approx(row["whole_s"] / row["training_s"]) for row in epochs)
 
 
+@pytest.mark.slow
 def test_data_runs(tmp_path):
     record, said = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
     check_data(record, [OURS, "MnistDataset"])
@@ -88,12 +89,14 @@ def test_start_runs(tmp_path):
     assert two["tail_graphs"] == 0 and two["short_graphs"] <= 1
 
 
+@pytest.mark.slow
 def test_start_runs_for_one_window(tmp_path):
     record, said = benchmark("start", tmp_path, "--contenders", start.TRAIN, "--windows", "2", "--networks", "mlp")
     check_start(record, [start.TRAIN])
     assert "stage by stage" in said
 
 
+@pytest.mark.slow
 def test_accuracy_runs(tmp_path):
     record, said = benchmark("accuracy", tmp_path)
     (epoch,), (summary,) = part(record, "epoch"), part(record, "summary")

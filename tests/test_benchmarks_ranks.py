@@ -14,6 +14,7 @@ from benchmarks.ranks import APART, KEPT, ONE, WAYS
 from test_benchmarks import RECORD, benchmark
 
 
+@pytest.mark.slow
 def test_ranks_run(tmp_path):
     record, said = benchmark("ranks", tmp_path)
     assert set(record) == RECORD
@@ -50,6 +51,7 @@ def check_times(rows):
         assert row["way"] != ONE or row["ratio"] == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
     entry = Entry("job", "mindspore", "ranks_job.py")
     flags = ("--ranks", "2", "--folder", str(tmp_path), "--network", "resnet", "--ways", APART)

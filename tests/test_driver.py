@@ -16,6 +16,8 @@ from model_zoo import create_dataset
 from ms_accum import GradientAccumulation
 from reference import digest, miss, window_gradient
 
+pytestmark = pytest.mark.host
+
 
 def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
     """Return a network of one dense layer, its optimizer and its driver."""
@@ -28,6 +30,7 @@ def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
 # Tails
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize(
     ("tail", "updates", "seen"),
     [
@@ -79,6 +82,7 @@ def test_the_window_does_not_change_inside_a_carried_window():
 # E10
 
 
+@pytest.mark.graph
 def test_the_window_changes_between_runs_without_compiling(compiles):
     model = slope_driver()
     run(model, [micro_batch(1)] * 2, 2)
@@ -285,6 +289,7 @@ def test_the_loss_shown_is_the_mean_over_the_window(rng):
 # Records
 
 
+@pytest.mark.graph
 def test_records():
     network = Slope(2)
     model = GradientAccumulation(network, None, nn.SGD([network.w], [0.5, 0.25, 0.125, 0.0625]), clip_norm=1.0)
@@ -398,6 +403,7 @@ def test_a_carried_window_may_be_longer_than_a_call():
     assert seen_gradient(model) == [2.0]
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_scale_and_weight_together_fit_into_float16(window):
     """Rows times loss scale must not enter the backward pass: 8192 rows times 2**14 are no float16."""
@@ -425,6 +431,7 @@ def test_a_frozen_parameter_is_refused():
         GradientAccumulation(network, nn.MSELoss(), optimizer)
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
     model = slope_driver(tail="carry")
@@ -435,6 +442,7 @@ def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
+@pytest.mark.graph
 def test_a_first_micro_batch_that_fails_leaves_no_weight():
     """In PyNative mode its weight is added before its loss fails."""
     ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -483,6 +491,7 @@ def test_updates_that_finish_a_carried_window_are_planned():
 # Runs that go wrong
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("tail", ["flush", "drop"])
 def test_an_interrupted_run_leaves_nothing(tail):
     model = slope_driver(tail=tail)
@@ -498,6 +507,7 @@ def test_an_interrupted_run_leaves_nothing(tail):
     assert seen_gradient(model) == [2.0]
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_window_that_is_not_finite_is_skipped_and_counted(window):
     network, optimizer, model = linear_driver(make=nn.Adam, lr=0.1)
@@ -554,8 +564,17 @@ def test_a_path_that_can_not_be_written_is_refused_before_training(path, match):
 # A window of 1
 
 
-@pytest.mark.parametrize("make", [nn.SGD, nn.Adam])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("make", "reduction"),
+    [
+        (nn.Adam, "mean"),
+        *(
+            pytest.param(*other, marks=pytest.mark.slow)
+            for other in ((nn.SGD, "mean"), (nn.SGD, "sum"), (nn.Adam, "sum"))
+        ),
+    ],
+)
 def test_a_window_of_1_is_plain_training(make, reduction, rng):
     data, results = batches(rng, [8, 8, 4]), []
     for plain in (True, False):
@@ -571,6 +590,7 @@ def test_a_window_of_1_is_plain_training(make, reduction, rng):
     assert results[0] == results[1]
 
 
+@pytest.mark.graph
 def test_two_drivers_in_one_process():
     one, two = slope_driver(), slope_driver()
     run(one, [micro_batch(1)] * 2, 2)
@@ -591,6 +611,7 @@ def test_two_drivers_share_an_optimizer(rng):
 # What is changed between two runs
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_weights_that_are_loaded_between_runs_are_trained(window):
     model = slope_driver()
@@ -602,6 +623,7 @@ def test_weights_that_are_loaded_between_runs_are_trained(window):
     assert values([network.w]) == [99.0]
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_learning_rate_that_is_set_between_runs_is_used(window):
     model = slope_driver()
@@ -612,6 +634,7 @@ def test_a_learning_rate_that_is_set_between_runs_is_used(window):
     assert seen_gradient(model) == [1.25]
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_what_is_assigned_between_runs_is_used(window):
     model = slope_driver()

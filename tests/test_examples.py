@@ -33,6 +33,7 @@ def test_no_example_is_left_out():
     assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, "no_sync"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "updates"), UPDATES.items())
 def test_example(program, updates, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
@@ -41,6 +42,7 @@ def test_example(program, updates, tmp_path):
     assert 0 < float(accuracy[1]) <= 100
 
 
+@pytest.mark.slow
 def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
     """And with them: the accumulators differ between ranks, the parameters never."""
     launcher = ("-m", "ms_accum.launch", "--nproc=2", "--log_dir=logs")

@@ -370,12 +370,14 @@ with SIGNALS:
 """
 
 
+@pytest.mark.slow
 def test_ranks_sum(tmp_path):
     code, out, err = launch(tmp_path, SUM)
     assert (code, out[1:], err) == (0, ["[0] [3.0, 20.0]"], [])
     assert (tmp_path / "log" / "worker_1.log").read_text().startswith("[3.0, 20.0]\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
     """Here they can't do what SIGTERM asks for: their main threads are inside of MindSpore."""
     wait = (

@@ -35,6 +35,7 @@ def peak(kind, folder):
 on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 
 
+@pytest.mark.slow
 @on_linux
 def test_the_mean_takes_no_more_than_the_sum(tmp_path):
     total = peak("sum", tmp_path)

@@ -41,14 +41,17 @@ def never_wait(monkeypatch):
     monkeypatch.setattr(running, "_LIMIT", 0)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+IN_ONE_CALL = [
+    ([8] * 5, 2, [2, 2, 1] * 2),
+    ([8] * 21, 20, [8, 8, 4, 1] * 2),
+    ([8, 8, 4, 4, 8], 5, [2, 2, 1] * 2),
+]
+CASES = [(*case, reduction) for case in IN_ONE_CALL for reduction in ("mean", "sum")]
+
+
 @pytest.mark.parametrize(
-    ("rows", "window", "expected"),
-    [
-        ([8] * 5, 2, [2, 2, 1] * 2),
-        ([8] * 21, 20, [8, 8, 4, 1] * 2),
-        ([8, 8, 4, 4, 8], 5, [2, 2, 1] * 2),
-    ],
+    ("rows", "window", "expected", "reduction"),
+    [case if case is CASES[4] else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_together_is_what_they_are_one_by_one(rows, window, expected, reduction, calls, monkeypatch):
     together = trained(3, rows, window, reduction)

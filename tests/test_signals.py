@@ -19,17 +19,19 @@ CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 
 
-def send(number):
-    """Send a signal to this process as another one would, and give it a moment."""
+def send(number, signals):
+    """Send a signal to this process as another one would, and wait until it has come."""
     os.kill(os.getpid(), number)
-    time.sleep(0.5)
+    while not signals.pending():
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("number", CODES)
 def test_the_first_interrupts(number):
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt):
-            send(number)
+            send(number, signals)
+            time.sleep(20)
         assert (signals.code, signals.words) == (CODES[number], WORDS[CODES[number]])
 
 
@@ -46,8 +48,7 @@ def test_it_wakes_up_who_waits():
 def test_a_block_may_defer_it():
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt), signals.deferred():
-            send(signal.SIGINT)
-            assert signals.pending()
+            send(signal.SIGINT, signals)
             reached = True
         assert reached
 
@@ -66,8 +67,9 @@ def test_afterwards_everything_is_as_it_was():
 
 
 def start(folder, *flags, program=(str(ROOT / "train.py"),)):
-    command = [sys.executable, "-u", *program, "--output_dir=out", "--epochs=40", *flags]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-u", *program, "--output_dir=out", "--model=mlp", "--epochs=40", *flags]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
 
 
 def wait_for(program, text):
@@ -93,7 +95,10 @@ def finished(folder, *flags):
     return model_of(folder)
 
 
-@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "epoch: 2 step: 3"), (signal.SIGTERM, "accumulators")])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGINT, "epoch: 2 step: 3"), pytest.param(signal.SIGTERM, "accumulators", marks=pytest.mark.slow)],
+)
 def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     """In the middle of the run, and while the first graph is compiled."""
     (tmp_path / "whole").mkdir()
@@ -113,30 +118,45 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     assert len(lines[0]) == len(lines[1]) == 3 * 7
 
 
-# train.py, of which one part takes two seconds and says when it begins.
-SLOWED = """
+# train.py, of which one part says when it begins, and then does what it reads: to wait for a signal, to go on.
+HELD = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
 import train
 from ms_accum import program, training_state
 
-def slowed(part):
+def held(part):
     def run(*arguments, **options):
         print("now", flush=True)
-        time.sleep(2)
+        while sys.stdin.readline() == "wait\\n":
+            while not train.SIGNALS.pending():
+                time.sleep(0.01)
+            print("asked", flush=True)
         return part(*arguments, **options)
     return run
 
 owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate_together")}[sys.argv.pop(1)]
-setattr(owner, name, slowed(getattr(owner, name)))
+setattr(owner, name, held(getattr(owner, name)))
 sys.exit(program.run(train.main, train.flags()))
 """
 FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
 
 
-def start_slowed(folder, part):
-    return start(folder, *FLAGS, program=("-c", SLOWED, str(ROOT), part))
+def start_held(folder, part):
+    return start(folder, *FLAGS, program=("-c", HELD, str(ROOT), part))
+
+
+def tell(program, *words):
+    program.stdin.write("".join(f"{word}\n" for word in words))
+    program.stdin.flush()
+
+
+def ask_to_end(program, number):
+    """Send a signal and wait until it has come."""
+    program.send_signal(number)
+    tell(program, "wait")
+    wait_for(program, "asked")
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +164,13 @@ def whole_model(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("whole"), *FLAGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
 def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
-    program = start_slowed(tmp_path, part)
+    program = start_held(tmp_path, part)
     wait_for(program, "now")
-    program.send_signal(signal.SIGTERM)
+    ask_to_end(program, signal.SIGTERM)
+    tell(program, *["go"] * 9)
     code, said = ended(program)
     assert code == TERMINATED
     # The first is the one that was due.
@@ -156,13 +178,14 @@ def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
     assert finished(tmp_path, *FLAGS, "--resume") == whole_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
 def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, part):
-    program = start_slowed(tmp_path, part)
+    program = start_held(tmp_path, part)
     wait_for(program, "now")
+    tell(program, "go")
     wait_for(program, "now")
-    program.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    ask_to_end(program, signal.SIGTERM)
     program.send_signal(signal.SIGINT)
     assert ended(program)[0] == INTERRUPTED
     states = tmp_path / "out" / "states"
@@ -171,8 +194,10 @@ def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, par
     assert not list(states.glob(".saving*"))
 
 
+@pytest.mark.slow
 def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
-    program = start_slowed(tmp_path, "evaluating")
+    program = start_held(tmp_path, "evaluating")
+    tell(program, *["go"] * 4)
     for _ in range(5):  # of the updates 2, 4 and 6, at the end of the run, and of the model that is saved
         wait_for(program, "now")
     program.send_signal(signal.SIGINT)
@@ -186,6 +211,9 @@ signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 from ms_accum.signals import Signals
 with Signals() as signals, signals.deferred():
     print("ready", flush=True)
+    while not signals.pending():
+        time.sleep(0.01)
+    print("asked", flush=True)
     time.sleep(60)
 """
 
@@ -197,7 +225,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, second):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         assert program.stdout.readline() == "ready\n"
         program.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        assert program.stdout.readline() == "asked\n"
         assert program.poll() is None
         program.send_signal(second)
         assert program.wait(timeout=20) == CODES[second]

@@ -21,6 +21,7 @@ TINY = (CONFIG, "--data_path=data", "--batch_size=4", "--mini_steps=2", "--outpu
 WARNING = re.compile(r"warning: BatchNorm layers \(20, the first is 'bn1'\) normalise each micro-batch by its own .*\n")
 
 
+@pytest.mark.slow
 def test_the_config_trains_and_eval_says_the_same(tmp_path):
     write_cifar10(tmp_path / "data", train=2, test=8)
     trained = process("train.py", *TINY, "--epochs=1", cwd=tmp_path)

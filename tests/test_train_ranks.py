@@ -17,7 +17,7 @@ import train
 from ms_accum import Group, program, training_state
 
 ROOT = Path(__file__).resolve().parents[1]
-FLAGS = ("--epochs=3", "--batch_size=32", "--output_dir=out")
+FLAGS = ("--model=mlp", "--epochs=3", "--batch_size=32", "--output_dir=out")
 STATE = Path("out", "states", "state-00000001.safetensors")
 
 
@@ -68,6 +68,7 @@ def whole(once):
     return folder, (folder / "said").read_text()
 
 
+@pytest.mark.slow
 def test_two_are_one(whole, tmp_path):
     folder, out = whole
     alone = finished(tmp_path, program=[sys.executable, str(ROOT / "train.py"), *FLAGS, "--mini_steps=8"])
@@ -82,7 +83,8 @@ def test_two_are_one(whole, tmp_path):
     assert "correct/total" not in (folder / "logs" / "worker_1.log").read_text()
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
 def test_what_is_dealt_out_makes_no_difference(whole, tmp_path, stage):
     done = finished(tmp_path, f"--zero={stage}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -93,6 +95,7 @@ def test_what_is_dealt_out_makes_no_difference(whole, tmp_path, stage):
     assert re.findall(r"correct/total: (.*)", done.stdout) == re.findall(r"correct/total: (.*)", whole[1])
 
 
+@pytest.mark.slow
 def test_they_stop_together_and_go_on(whole, tmp_path):
     folder = tmp_path / "parts"
     job = started(folder, line="[0] epoch: 2 step: 2")
@@ -108,6 +111,7 @@ def test_they_stop_together_and_go_on(whole, tmp_path):
     assert len(metrics(folder)) == len(metrics(whole[0]))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_job_and_leaves_a_state(whole, tmp_path):
     folder = tmp_path / "killed"
     job = started(folder, "--save_every=4", line="[0] epoch: 2 step: 1")

@@ -38,10 +38,10 @@ def test_a_trial_that_exceeds_its_limit_is_stopped(idle):
 @pytest.mark.parametrize(
     "trial",
     [
-        partial(runs.raises, MemoryError()),
+        pytest.param(partial(runs.raises, MemoryError()), marks=pytest.mark.slow),
         partial(runs.raises, RuntimeError("Device memory not enough.")),
         runs.is_killed,
-        runs.aborts,
+        pytest.param(runs.aborts, marks=pytest.mark.slow),
     ],
     ids=["MemoryError", "RuntimeError", "SIGKILL", "SIGABRT"],
 )
@@ -53,7 +53,7 @@ def test_want_of_memory_does_not_fit(trial):
     ("trial", "said"),
     [
         (partial(runs.raises, ValueError("no such layer\nsecond line")), "ValueError: no such layer"),
-        (partial(runs.leaves, 3), "a process that ended with exit code 3"),
+        pytest.param(partial(runs.leaves, 3), "a process that ended with exit code 3", marks=pytest.mark.slow),
         (runs.NotThere(), "a process that ended with exit code 1"),
     ],
     ids=["error", "exit", "not importable"],
@@ -66,6 +66,7 @@ def test_another_end_is_an_error(trial, said):
     assert ("raise error" in str(caught.value.__cause__)) == ("ValueError" in said)
 
 
+@pytest.mark.slow
 def test_the_largest_that_fits_is_found(idle):
     found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=int((idle + 400 * MIB) / 0.98))
     assert 350 <= found.micro_batch_size <= 405 and found.mini_steps == 3

@@ -18,25 +18,13 @@ _FLOAT32 = 4
 _OPERATORS = ("AllReduce", "AllGather", "ReduceScatter")
 
 
-class _AllReduce(nn.Cell):
-    def __init__(self) -> None:
+class _Collective(nn.Cell):
+    def __init__(self, operator: Any) -> None:
         super().__init__()
-        self.all_reduce = ops.AllReduce()
+        self.operator = operator
 
     def construct(self, row: Any) -> Any:
-        return self.all_reduce(row)
-
-
-class _AllGather(nn.Cell):
-    def __init__(self) -> None:
-        super().__init__()
-        self.all_gather = ops.AllGather()
-
-    def construct(self, row: Any) -> Any:
-        return self.all_gather(row)
-
-
-CELLS = {"AllReduce": _AllReduce, "AllGather": _AllGather}
+        return self.operator(row)
 
 
 def collectives_of(cell: nn.Cell, ranks: int) -> list[dict[str, Any]]:
@@ -62,7 +50,7 @@ class Alone:
 
     def __init__(self, group: Group):
         self._group = group
-        self._cells = {name: make() for name, make in CELLS.items()}
+        self._cells = {name: _Collective(getattr(ops, name)()) for name in ("AllReduce", "AllGather")}
 
     def __call__(self, operator: str, elements: int, count: int) -> dict[str, Any]:
         """Return the seconds that so many take; `elements` are those of what comes out."""

@@ -1,0 +1,25 @@
+"""One of several processes that train together: what it sees is written to FOLDER/RANK.json.
+
+By msrun or ms_accum.launch: tests/ranks_job.py FOLDER [everything]. All that tests of several processes ask is tried in
+one job: to form the group takes longer than most of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mindspore as ms
+
+import ranks
+import ranks_in_step
+from ms_accum import own_group
+
+if __name__ == "__main__":
+    ms.set_context(mode=ms.GRAPH_MODE)
+    group = own_group()
+    seen = {"rank": list(group), "at the end": ranks.look(group), "in step": ranks_in_step.look(group)}
+    (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
