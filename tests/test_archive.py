@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import stat
-import time
 import zipfile
 
 import pytest
@@ -73,12 +72,11 @@ def test_a_missing_name(tmp_path, small):
     assert f"none named {next(iter(small))}" in message
 
 
-def test_a_bomb_is_refused_by_its_size(tmp_path, small):
-    name = "train/train-images-idx3-ubyte"
-    bomb = {**small, name: bytes(50_000_000)}
-    start = time.monotonic()
-    assert "but got 50000000" in unpacking_fails(zipped(pairs(bomb)), tmp_path)
-    assert time.monotonic() - start < 5
+def test_a_bomb_is_refused_by_its_size(tmp_path, small, monkeypatch):
+    """Nothing of it is unpacked."""
+    bomb = zipped(pairs({**small, "train/train-images-idx3-ubyte": bytes(50_000_000)}))
+    monkeypatch.delattr(zipfile.ZipFile, "open")
+    assert "but got 50000000" in unpacking_fails(bomb, tmp_path)
 
 
 def test_a_bomb_that_lies_about_its_size_is_not_written(tmp_path, small):

@@ -193,11 +193,15 @@ def test_a_program_that_never_gets_ready_is_an_error(contender, source, limit, w
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
-    [("1 / 0", "died.*ZeroDivisionError"), ("__import__('time').sleep(60)", "no answer within"), ("[]", "no answer")],
+    ("answer", "limit", "words"),
+    [
+        ("1 / 0", 30, "died.*ZeroDivisionError"),
+        ("__import__('time').sleep(60)", 2, "no answer within"),
+        ("[]", 30, "no answer"),
+    ],
 )
-def test_a_program_that_fails_at_a_request_is_an_error(contender, answer, words):
-    with contender(echo(answer=answer), limit=2) as it, pytest.raises(ContenderError, match="(?s)" + words):
+def test_a_program_that_fails_at_a_request_is_an_error(contender, answer, limit, words):
+    with contender(echo(answer=answer), limit=limit) as it, pytest.raises(ContenderError, match="(?s)" + words):
         it.ask(window=1)
 
 

