@@ -35,19 +35,24 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+MODES = {
+    "graph": [ms.GRAPH_MODE],
+    "host": [ms.PYNATIVE_MODE],
+    "modes": [ms.PYNATIVE_MODE, pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
+}
+
+
 def pytest_generate_tests(metafunc):
-    """Run what is marked `host` without compiling, and as it is used, in graph mode, in the slow part."""
-    nearest = metafunc.definition.iter_markers()
-    if next((mark.name for mark in nearest if mark.name in ("host", "graph")), "graph") == "host":
-        modes = {"pynative": ms.PYNATIVE_MODE, "graph": ms.GRAPH_MODE}
-        marks = {"graph": pytest.mark.slow}
-        params = [pytest.param(mode, id=name, marks=marks.get(name, ())) for name, mode in modes.items()]
-        metafunc.parametrize("mode", params, indirect=True, scope="module")
+    """Let a test run in the modes of MindSpore that its nearest mark names; without one, as users do, in graph mode."""
+    mark = next((mark.name for mark in metafunc.definition.iter_markers() if mark.name in MODES), "graph")
+    if mark != "graph":
+        names = {ms.PYNATIVE_MODE: "pynative", ms.GRAPH_MODE: "graph"}
+        metafunc.parametrize("mode", MODES[mark], indirect=True, scope="module", ids=names.get)
 
 
 @pytest.fixture(scope="module")
 def mode(request):
-    """MindSpore's mode: that of graphs, but for what the host does alone (see `pytest_generate_tests`)."""
+    """MindSpore's mode (see `pytest_generate_tests`)."""
     return getattr(request, "param", ms.GRAPH_MODE)
 
 

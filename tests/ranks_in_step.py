@@ -286,28 +286,28 @@ def looked_into(kinds):
 
 
 def look(group):
-    on_host = ranks.on_host
+    on_host, in_both = ranks.on_host, ranks.in_both
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
-        "plain": on_host(trained, group, False),
-        "in step": on_host(trained, group, False, **IN_STEP),
-        "zero 1": on_host(trained, group, True),
+        "plain": in_both(trained, group, False),
+        "in step": in_both(trained, group, False, **IN_STEP),
+        "zero 1": in_both(trained, group, True),
         "zero 2": trained(group, True, **IN_STEP),
-        "again": on_host(trained, group, True, **IN_STEP),
+        "again": in_both(trained, group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
             name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
         },
-        "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
+        "passed over": [in_both(passed_over, group), in_both(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
-        "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
-        "uninterrupted": on_host(trained, group, True, **IN_STEP),
-        "resumed": on_host(resumed, group),
-        "scattered": on_host(scattered, group),
+        "narrow": {name: in_both(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
+        "uninterrupted": in_both(trained, group, True, **IN_STEP),
+        "resumed": in_both(resumed, group),
+        "scattered": in_both(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "tiny": on_host(tiny_weights, group),
         "sent": sent(group),
-        "pieces": on_host(in_pieces, group),
+        "pieces": in_both(in_pieces, group),
         "pynative": without_graphs(group) if ranks.EVERYTHING else None,
     }

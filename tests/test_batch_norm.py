@@ -13,7 +13,7 @@ from ms_accum import GradientAccumulation
 from ms_accum.batch_norm import warn_about_batch_norm
 from reference import miss
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.modes
 
 
 def network_with(norm):

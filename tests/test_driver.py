@@ -16,7 +16,7 @@ from model_zoo import create_dataset
 from ms_accum import GradientAccumulation
 from reference import digest, miss, window_gradient
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.modes
 
 
 def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):

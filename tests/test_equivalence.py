@@ -318,7 +318,7 @@ def test_a_formula_notices_other_gradients(name, rng):
     assert miss(*results, 1e-5, 1e-6) >= 100
 
 
-@pytest.mark.host
+@pytest.mark.modes
 @pytest.mark.parametrize("mutation", [None, "no division", "no clear", "one late"])
 def test_the_driver_is_one_big_batch(mutation, monkeypatch):
     on = bench("mlp", "mean")
@@ -439,7 +439,7 @@ def unweighted(self, micro_batch):
     return 1.0
 
 
-@pytest.mark.host
+@pytest.mark.modes
 @pytest.mark.parametrize("mutation", ["no division", "no clear", "one late", "mean of means"])
 def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
     data = least_squares(rng, [32] * 6 + [16])
@@ -455,7 +455,7 @@ def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
 # E7
 
 
-@pytest.mark.host
+@pytest.mark.modes
 @pytest.mark.parametrize(
     "lr",
     [0.125, [0.5, 0.25, 0.125, 0.0625], nn.CosineDecayLR(0.01, 0.1, 4), nn.WarmUpLR(0.5, 4)],

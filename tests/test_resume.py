@@ -134,6 +134,7 @@ def test_stopping_in_graph_mode_changes_no_byte(tmp_path, stop, reduction, tail)
     check_same(stopped_and_resumed(tmp_path / "states", [stop], make, even, 3), expected)
 
 
+@pytest.mark.modes
 @pytest.mark.parametrize(
     ("window", "tail"),
     [
@@ -164,12 +165,14 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         assert len(ran) == 2 * len(ROWS) - stop
 
 
+@pytest.mark.modes
 def test_stopping_again_and_again(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
     check_same(found, expected)
 
 
+@pytest.mark.modes
 def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
     def data():
         return numbers([20, 20, 9])
@@ -178,6 +181,7 @@ def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
     check_same(stopped_and_resumed(tmp_path, [6], Run, data, micro_batch_size=6), expected)
 
 
+@pytest.mark.modes
 @pytest.mark.parametrize("stop", [12, 16])
 def test_with_shuffled_digits(tmp_path, stop):
     def make():
@@ -298,6 +302,7 @@ def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path, uninterrupt
     assert used.left[0] == uninterrupted[0]
 
 
+@pytest.mark.modes
 def test_rates_of_newer_optimizers_are_saved(tmp_path):
     def make():
         return Run(lambda network: nn_experimental.SGD(network.trainable_params(), 0.1))
@@ -310,6 +315,7 @@ def test_rates_of_newer_optimizers_are_saved(tmp_path):
     assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 7)
 
 
+@pytest.mark.modes
 def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
     run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
@@ -327,6 +333,7 @@ def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
     check_same(more.left, expected)
 
 
+@pytest.mark.modes
 @pytest.mark.parametrize("lost", ["grad_sum.1.weight", "moments.1.weight"])
 def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
     """The mutant: a state without one of its parts."""
@@ -353,6 +360,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("not mine")
 
 
+@pytest.mark.modes
 def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
@@ -387,6 +395,7 @@ def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
     assert len(list(tmp_path.glob("state-*"))) == 1
 
 
+@pytest.mark.modes
 def test_random_layers_are_warned_about(tmp_path):
     def make():
         ms.set_seed(1)
@@ -437,6 +446,7 @@ def test_tails_are_updates_too(tmp_path):
     assert len(names(tmp_path)) == 5  # four, and the end
 
 
+@pytest.mark.modes
 def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
     run = Run()
     window, asked = run.model._window.end, []
@@ -619,6 +629,7 @@ def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
     assert 1437 - done + held <= seen < 1437 - done + held + 24
 
 
+@pytest.mark.modes
 def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
@@ -706,6 +717,7 @@ def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
         resume(saved, mini_steps=1, allow_config_change=True)
 
 
+@pytest.mark.modes
 def test_a_smaller_window_that_holds_too_many_ends_with_the_next(saved):
     run = resume(saved, mini_steps=2, allow_config_change=True)
     assert run.recorder.records[0].samples == sum(ROWS[:3])

@@ -79,7 +79,7 @@ def groups(parameters):
     return [{"params": biases, "lr": 0.1}, {"params": weights, "weight_decay": 0.2}]
 
 
-@pytest.mark.host
+@pytest.mark.modes
 @pytest.mark.parametrize(
     "make",
     [
@@ -115,7 +115,7 @@ def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
     assert state["moments.a.weight"]._part is optimizer.parts[1]
 
 
-@pytest.mark.host
+@pytest.mark.modes
 def test_groups_may_be_given_too():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
     found = trained(
