@@ -268,7 +268,8 @@ def scattered(group):
 def in_pieces(group):
     """Every parameter a piece of its own."""
     most, reduction._PIECE = reduction._PIECE, 8
-    seen = [trained(group, False), trained(group, False, **IN_STEP), trained(group, True, **IN_STEP)]
+    seen = [ranks.on_host(trained, group, False), ranks.on_host(trained, group, False, **IN_STEP)]
+    seen.append(ranks.in_both(trained, group, True, **IN_STEP))
     reduction._PIECE = most
     return seen
 
@@ -293,21 +294,23 @@ def look(group):
         "in step": in_both(trained, group, False, **IN_STEP),
         "zero 1": in_both(trained, group, True),
         "zero 2": trained(group, True, **IN_STEP),
-        "again": in_both(trained, group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
             name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
         },
-        "passed over": [in_both(passed_over, group), in_both(passed_over, group, **IN_STEP)],
+        "passed over": [on_host(passed_over, group), in_both(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
-        "narrow": {name: in_both(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
-        "uninterrupted": in_both(trained, group, True, **IN_STEP),
+        "narrow": {
+            name: (in_both if name == "zero 2" else on_host)(narrow, group, zero, **options)
+            for name, (zero, options) in kinds.items()
+        },
+        "twice": [in_both(trained, group, True, **IN_STEP) for _ in range(2)],
         "resumed": in_both(resumed, group),
         "scattered": in_both(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "tiny": on_host(tiny_weights, group),
         "sent": sent(group),
-        "pieces": in_both(in_pieces, group),
+        "pieces": in_pieces(group),
         "pynative": without_graphs(group) if ranks.EVERYTHING else None,
     }

@@ -75,7 +75,6 @@ def test_other_weights_of_micro_batches_are_noticed(seen, monkeypatch):
 def test_again_is_the_same(seen):
     first, again = zip(*(rank["twice"] for rank in seen[0]))
     assert len({each["digest"] for each in (*first, *again)}) == 1
-    assert first[0]["records"] == again[0]["records"]
 
 
 @tried_with_3

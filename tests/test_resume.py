@@ -157,12 +157,11 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
             stopping.train(numbers(), window, states=states)
     for stop in positions:
         going_on.spoil()
-        state, ran = tmp_path / f"state-{stop:08}.safetensors", []
-        states = Checkpointer(tmp_path / "more", resume=state, stop=lambda ran=ran: ran.append(1))
+        state = tmp_path / f"state-{stop:08}.safetensors"
+        states = Checkpointer(tmp_path / "more", resume=state)
         found = going_on.train(numbers(), window, states=states).left
         done = training_state.read(str(state)).facts["updates"]
         check_same(found, (bytes_left, records[done:], counts, losses[done:]))
-        assert len(ran) == 2 * len(ROWS) - stop
 
 
 @pytest.mark.modes
