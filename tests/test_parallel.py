@@ -202,6 +202,7 @@ def test_pieces_are_few_and_hold_everything_once(sizes, expected):
 
 def test_where_ranks_go_on_needs_the_size_of_batches():
     place = Position(batches=3, rows=24, size=8, total=9, ranks=2)
+    assert place.in_batches_of(program.Batches(numbers([8] * 9)), 2) is place
     assert place.in_batches_of(program.Batches(numbers([8] * 18))).batches == 6
     assert place.in_batches_of(program.Batches(numbers([16] * 9))).batches == 3
     assert place.in_batches_of(program.Batches(numbers([8] * 6)), 3).batches == 2

@@ -294,7 +294,6 @@ def test_the_newest_state_is_resumed_and_said(out, capfd):
     assert [line["update"] for line in metrics("out")] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
 def test_the_best_model_is_kept_beside_the_last(capfd):
     argv = ("--model=mlp", "--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
     assert train(*argv, "--save_every=7", "--keep_best") == OK
@@ -477,7 +476,6 @@ def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulator
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_the_largest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)

@@ -68,7 +68,6 @@ def whole(once):
     return folder, (folder / "said").read_text()
 
 
-@pytest.mark.slow
 def test_two_are_one(whole, tmp_path):
     folder, out = whole
     alone = finished(tmp_path, program=[sys.executable, str(ROOT / "train.py"), *FLAGS, "--mini_steps=8"])
