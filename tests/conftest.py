@@ -113,13 +113,11 @@ def once(tmp_path_factory):
 
 
 SIZES = (2, pytest.param(3, marks=pytest.mark.slow))
-
-
 tried_with_3 = pytest.mark.parametrize("job", [SIZES[1]], indirect=True, ids=["3 ranks"])
 
 
 def run_job(folder, ranks):
-    """Run tests/ranks_job.py, which writes down what it sees; in the slow part it compiles everything."""
+    """Run tests/ranks_job.py, which writes what it sees to files; with 3 ranks it runs more of it in graph mode."""
     command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
     done = subprocess.run(
         [*command, str(Path(__file__).parent / "ranks_job.py"), ".", *(["everything"] if ranks > 2 else [])],

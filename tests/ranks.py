@@ -1,6 +1,7 @@
 """What does each of several processes that train together see, gradients being summed at the end of a window?
 
-Run by tests/ranks_job.py. What is about the host compiles nothing, unless the job tries everything as it is used.
+Run by tests/ranks_job.py. Scenarios of the host run in PyNative mode, some of the others in graph mode only if the job
+has the argument `everything`.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ EVERYTHING = "everything" in sys.argv  # the job's argument
 
 
 def on_host(scenario, *arguments, **options):
-    """Return what a scenario sees that is about the host: nothing is compiled."""
+    """Run a scenario in PyNative mode, which compiles nothing."""
     ms.set_context(mode=ms.PYNATIVE_MODE)
     seen = scenario(*arguments, **options)
     ms.set_context(mode=ms.GRAPH_MODE)
     return seen
 
 
-def in_both(scenario, *arguments, **options):
-    """Return what it sees in graph mode where everything is tried, else on the host."""
+def in_job_mode(scenario, *arguments, **options):
+    """Run a scenario in graph mode if the job has the argument `everything`, else in PyNative mode."""
     return scenario(*arguments, **options) if EVERYTHING else on_host(scenario, *arguments, **options)
 
 
@@ -96,7 +97,7 @@ def left_of(model):
 def trained(group, reduction, mini_steps):
     """From weights that only rank 0 has."""
     model = driver_of(network_of(seed=1 + group.rank), reduction=reduction, clip_norm=0.5)
-    records = train(model, own_data(group), int(mini_steps))
+    records = train(model, own_data(group), mini_steps)
     return {**left_of(model), "records": records}
 
 
@@ -278,7 +279,8 @@ def dealt_out(group):
 def look(group):
     return {
         "mean 3": trained(group, "mean", N),
-        **{name: in_both(trained, group, *name.split()) for name in ("mean 1", "sum 3")},
+        "mean 1": in_job_mode(trained, group, "mean", 1),
+        "sum 3": in_job_mode(trained, group, "sum", N),
         "twice": [on_host(trained, group, "mean", N) for _ in range(2)],
         **{f"functional {n}": functional(group, n) for n in (1, N) if EVERYTHING},
         "own weights": own_weights(group),

@@ -78,6 +78,7 @@ def graphs(group, zero, in_step):
         "updated": bool(updated.asnumpy()),
         "norm": float(norm.asnumpy()),
         "emptied": emptied,
+        "moved": digest(optimizer.parameters) != before,
         "after": digest(optimizer.parameters),
     }
 
@@ -269,7 +270,7 @@ def in_pieces(group):
     """Every parameter a piece of its own."""
     most, reduction._PIECE = reduction._PIECE, 8
     seen = [ranks.on_host(trained, group, False), ranks.on_host(trained, group, False, **IN_STEP)]
-    seen.append(ranks.in_both(trained, group, True, **IN_STEP))
+    seen.append(ranks.in_job_mode(trained, group, True, **IN_STEP))
     reduction._PIECE = most
     return seen
 
@@ -287,26 +288,26 @@ def looked_into(kinds):
 
 
 def look(group):
-    on_host, in_both = ranks.on_host, ranks.in_both
+    on_host, in_job_mode = ranks.on_host, ranks.in_job_mode
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
-        "plain": in_both(trained, group, False),
-        "in step": in_both(trained, group, False, **IN_STEP),
-        "zero 1": in_both(trained, group, True),
+        "plain": in_job_mode(trained, group, False),
+        "in step": in_job_mode(trained, group, False, **IN_STEP),
+        "zero 1": in_job_mode(trained, group, True),
         "zero 2": trained(group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
             name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
         },
-        "passed over": [on_host(passed_over, group), in_both(passed_over, group, **IN_STEP)],
+        "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
         "narrow": {
-            name: (in_both if name == "zero 2" else on_host)(narrow, group, zero, **options)
+            name: (in_job_mode if name == "zero 2" else on_host)(narrow, group, zero, **options)
             for name, (zero, options) in kinds.items()
         },
-        "twice": [in_both(trained, group, True, **IN_STEP) for _ in range(2)],
-        "resumed": in_both(resumed, group),
-        "scattered": in_both(scattered, group),
+        "twice": [in_job_mode(trained, group, True, **IN_STEP) for _ in range(2)],
+        "resumed": in_job_mode(resumed, group),
+        "scattered": in_job_mode(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "tiny": on_host(tiny_weights, group),

@@ -113,7 +113,7 @@ def test_accumulators_hold_what_is_said(in_step):
     for kind in kinds_of(in_step):
         found = [rank["graphs"][kind] for rank in in_step]
         assert all(each["updated"] and [same for same, _ in each["held"]] == [True, True] for each in found)
-        assert all(each["emptied"] for each in found)
+        assert all(each["emptied"] and each["moved"] for each in found)
         assert len({each["after"] for each in found}) == 1
         assert {each["norm"] for each in found} == {found[0]["norm"]}
         for micro_batch_ in (0, 1):
