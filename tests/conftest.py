@@ -16,6 +16,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
 
+# Each process in which tests run, and what it starts, keeps to its own share of the cores: MindSpore's threads
+# hand over to each other at every operator, which takes half as much again from one core to another.
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+WORKER, WORKERS = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKER and WORKERS <= len(CORES):
+    os.sched_setaffinity(0, CORES[int(WORKER[2:]) :: WORKERS])
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # plain `pytest` in a clone, without an installation
 
 import mindspore as ms  # noqa: E402
@@ -97,7 +104,7 @@ def compiles(monkeypatch):
 def once(tmp_path_factory):
     """Return what runs a job in a folder, once for all processes in which tests run, and returns the folder."""
     root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    root = root.parent if WORKER else root
 
     def run(name, job):
         folder = root / name

@@ -325,7 +325,8 @@ def test_the_driver_is_one_big_batch(mutation, monkeypatch):
     mutate(monkeypatch, mutation)
     optimizer = nn.Momentum(on.parameters, 0.02, 0.9)
     model = GradientAccumulation(on.network, nn.CrossEntropyLoss(), optimizer)
-    data = [tuple(column[row : row + 6] for column in batch) for batch in on.data(SEEDS[0]) for row in range(0, ROWS, 6)]
+    big = on.data(SEEDS[0])
+    data = [tuple(column[row : row + 6] for column in batch) for batch in big for row in range(0, ROWS, 6)]
     run(model, data, 4)
     found = miss(values(on.parameters), expected, 1e-5, 1e-6)
     assert found <= 1 if mutation is None else found >= 100

@@ -12,6 +12,7 @@ import mindspore as ms
 import pytest
 from mindspore import nn
 
+from conftest import CORES
 from model_zoo import MLP, LeNet5
 from ms_accum import runtime, tune_cpu
 
@@ -77,15 +78,14 @@ def losses(folder, cores=2, seed=1, **settings):
     flags = [f"--{name}={value}" for name, value in settings.items() if name == "runtime"]
     environment = {**unset, **{name: value for name, value in settings.items() if name != "runtime"}}
     command = [sys.executable, str(ROOT / "train.py"), "--epochs=1", f"--output_dir={folder}", f"--seed={seed}", *flags]
-    own = sorted(os.sched_getaffinity(0))[:cores]
-    run = {"env": environment, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, own)}
+    run = {"env": environment, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, CORES[:cores])}
     subprocess.run(command, check=True, capture_output=True, timeout=300, **run)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["loss"] for line in lines]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@pytest.mark.skipif(not CORES, reason="needs Linux")
 def test_results_change_by_rounding_only(tmp_path):
     expected = losses(tmp_path, runtime="default")
     assert len(expected) == 12
