@@ -78,14 +78,18 @@ def forward_of(network, loss_fn):
     return forward
 
 
-def compiled_step(network, loss_fn, accumulator, optimizer):
-    """Return the functional pattern: a compiled step that weights by rows."""
+def rows_of(x, y):
+    return x.shape[0]
+
+
+def compiled_step(network, loss_fn, accumulator, optimizer, weight=rows_of):
+    """Return the functional pattern: a compiled step that weights by rows, or otherwise."""
     grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
 
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads, x.shape[0])
+        accumulator(grads, weight(x, y))
         return loss
 
     return train_step

@@ -32,6 +32,7 @@ from reference import digest
 
 N = ranks.N
 IN_STEP = {"sync_every_micro_batch": True}
+IGNORED = -100
 
 
 def driver_of(zero, *, clip_norm=0.05, **options):
@@ -41,9 +42,18 @@ def driver_of(zero, *, clip_norm=0.05, **options):
 
 
 def even(group):
-    """As many micro-batches on all ranks, of different sizes."""
-    rows = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
-    return ranks.all_data(rows)[group.rank :: group.size]
+    """As many micro-batches on all ranks, of which more or fewer rows count. One shape is one graph."""
+    count = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
+    data = [
+        (x, ops.cat([y[:n], ops.full_like(y[n:], IGNORED)]))
+        for n, (x, y) in zip(count, ranks.all_data([8] * len(count)))
+    ]
+    return data[group.rank :: group.size]
+
+
+def counting(x, y):
+    """Return how many rows count."""
+    return ops.cast(y != IGNORED, ms.float32).sum()
 
 
 def trained(group, zero, **options):
@@ -112,27 +122,32 @@ class Half(nn.Cell):
 
 
 def narrow(group, zero, **options):
-    """Sums that fit into float16, and sums of which one element does not."""
-    seen = []
-    for last in (1.0, 40_000.0):
-        network = Half()
-        optimizer = nn.SGD([network.w], 2**-10)
-        if zero:
-            optimizer = ZeroOptimizer(lambda parts: nn.SGD(parts, 2**-10), [network.w])
-        model = GradientAccumulation(network, None, optimizer, reduction="sum", **options)
+    """Sums of which one element does not fit into float16, and sums that do."""
+    network = Half()
+    optimizer = nn.SGD([network.w], 2**-10)
+    if zero:
+        optimizer = ZeroOptimizer(lambda parts: nn.SGD(parts, 2**-10), [network.w])
+    model, seen = GradientAccumulation(network, None, optimizer, reduction="sum", **options), []
+    for last in (40_000.0, 1.0):
         x = Tensor(np.array([[1, 1, 1, last]], np.float16))
         model.train_process(1, [(x,)] * 4, 2, report=(), ckpt_path=None)
         seen.append([model.updates, model.skipped, network.w.asnumpy().tolist()])
     return seen
 
 
+def stopped(group, folder):
+    asked = count(1)
+    stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
+    model = driver_of(True, **IN_STEP)
+    with contextlib.suppress(Stopped):
+        ranks.train(model, even(group), checkpointer=Checkpointer(folder, **stop))
+    return model
+
+
 def resumed(group):
     """A run of which accumulators are dealt out is stopped, and goes on."""
-    folder, asked = Path(sys.argv[1]) / "in step", count(1)
-    stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
-    first = driver_of(True, **IN_STEP)
-    with contextlib.suppress(Stopped):
-        ranks.train(first, even(group), checkpointer=Checkpointer(folder, **stop))
+    folder = Path(sys.argv[1]) / "in step"
+    first = ranks.on_host(stopped, group, folder)
     parallel.wait_for_all(group)
     model = driver_of(True, **IN_STEP)
     ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
@@ -144,7 +159,7 @@ def functional(group, zero, **options):
     network = ranks.network_of()
     loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.adam_of(network, zero)
     accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", **options)
-    train_step = compiled_step(network, loss_fn, accumulator, optimizer)
+    train_step = compiled_step(network, loss_fn, accumulator, optimizer, weight=counting)
     for x, y in even(group):
         train_step(x, y)
     accumulator.flush()
@@ -155,7 +170,7 @@ def functional(group, zero, **options):
 def passed_over(group, **options):
     """The first micro-batch of the last rank counts for nothing; every loss of it is 0/0."""
     data = [
-        (x, ops.full_like(y, -100) if group.rank == group.size - 1 and not n else y)
+        (x, ops.full_like(y, IGNORED) if group.rank == group.size - 1 and not n else y)
         for n, (x, y) in enumerate(even(group))
     ]
     model = driver_of(zero=False, **options)
@@ -227,7 +242,7 @@ def misused(group):
 
 def tiny_weights(group):
     """So small that a product of weight and gradient is no float32."""
-    model = driver_of(zero=False, weight=lambda x, y: 1e-50 * len(x))
+    model = driver_of(zero=False, weight=lambda x, y: 1e-50 * float(counting(x, y)))
     records = ranks.train(model, even(group))
     return {"state": ranks.whole_state_of(model), "updates": model.updates, "records": records}
 
@@ -305,7 +320,7 @@ def look(group):
             name: (in_job_mode if name == "zero 2" else on_host)(narrow, group, zero, **options)
             for name, (zero, options) in kinds.items()
         },
-        "twice": [in_job_mode(trained, group, True, **IN_STEP) for _ in range(2)],
+        "again": in_job_mode(trained, group, True, **IN_STEP),
         "resumed": in_job_mode(resumed, group),
         "scattered": in_job_mode(scattered, group),
         "refused": on_host(refused, group),
