@@ -285,9 +285,9 @@ def test_micro_batches_are_one_big_batch(name, model, reduction, window):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)  # on top: what a network compiles, its optimizers share
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_with_every_window(name, model, reduction):
     check(name, model, reduction, WINDOWS)
 

@@ -231,7 +231,7 @@ def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, man
 @on_linux
 @pytest.mark.slow
 def test_accumulating_takes_no_more_than_two_sets_of_parameters(tmp_path):
-    one, two, many = (peaks(tmp_path, "wide", 4, window, 64)[-1] for window in (1, 2, 64))
+    one, two, many = (peaks(tmp_path, "wide", 4, window, max(window, 8))[-1] for window in (1, 2, 64))
     parameters = 2 * (4096 + 1) * 4096 * 4 / 2**20
     # One set is the accumulators. The other is there while gradients are added or normed; the goal is to lose it.
     assert 0.75 * parameters < two - one < 2.1 * parameters
@@ -241,9 +241,9 @@ def test_accumulating_takes_no_more_than_two_sets_of_parameters(tmp_path):
 @on_linux
 @pytest.mark.slow
 def test_the_peak_does_not_depend_on_the_window(tmp_path):
-    sizes = [peaks(tmp_path, "images", 64, window, 64)[-1] for window in (2, 4, 16, 64)]
+    sizes = [peaks(tmp_path, "images", 64, window, max(window, 16))[-1] for window in (2, 4, 16, 64)]
     assert max(sizes) < 1.05 * min(sizes)
-    assert peaks(tmp_path, "images", 256, 2, 64)[-1] > 1.05 * min(sizes)  # a larger micro-batch is seen
+    assert peaks(tmp_path, "images", 256, 2, 16)[-1] > 1.05 * min(sizes)  # a larger micro-batch is seen
 
 
 @on_linux
@@ -253,7 +253,7 @@ def test_the_peak_does_not_grow_over_10000_micro_batches(tmp_path):
     assert late - early < 5
 
 
-EFFECTIVE = 512
+EFFECTIVE = 256
 
 
 @on_linux

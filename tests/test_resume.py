@@ -332,7 +332,6 @@ def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
     check_same(more.left, expected)
 
 
-@pytest.mark.modes
 @pytest.mark.parametrize("lost", ["grad_sum.1.weight", "moments.1.weight"])
 def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
     """The mutant: a state without one of its parts."""

@@ -89,6 +89,6 @@ def losses(folder, cores=2, seed=1, **settings):
 def test_results_change_by_rounding_only(tmp_path):
     expected = losses(tmp_path, runtime="default")
     assert len(expected) == 12
-    for settings in ({}, {"cores": 1}, {KERNELS: "AVX2"}, {KERNELS: "SSE41"}, {KERNELS: "AVX2", "cores": 1}):
+    for settings in ({}, {"cores": 1}, {KERNELS: "SSE41"}):  # where there is AVX-512, tuning asks for AVX2
         assert losses(tmp_path, **settings) == pytest.approx(expected, rel=1e-4), settings
     assert losses(tmp_path, seed=2) != pytest.approx(expected, rel=1e-4)

@@ -139,7 +139,7 @@ def test_a_disk_that_gets_full_ends_the_job(tmp_path):
     def leave_little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
-    done = finished(tmp_path, "--model=mlp", preexec_fn=leave_little_room)
+    done = finished(tmp_path, "--epochs=1", preexec_fn=leave_little_room)
     assert done.returncode == 5
     assert "error: rank 0 ended with exit code 5: '" in done.stderr and "can't be written" in done.stderr
 
