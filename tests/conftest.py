@@ -16,12 +16,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
 
-# Each process in which tests run, and what it starts, keeps to its own share of the cores: MindSpore's threads
-# hand over to each other at every operator, which takes half as much again from one core to another.
+# Each process in which tests run keeps to its own share of the cores: MindSpore's threads hand over to each other at
+# every operator, which takes more from one core to another. What starts several processes gets all cores.
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 WORKER, WORKERS = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-if WORKER and WORKERS <= len(CORES):
-    os.sched_setaffinity(0, CORES[int(WORKER[2:]) :: WORKERS])
+SHARE = CORES[int(WORKER[2:]) :: WORKERS] if WORKER else CORES
+if SHARE:
+    os.sched_setaffinity(0, SHARE)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # plain `pytest` in a clone, without an installation
 
@@ -40,6 +41,13 @@ def pytest_collection_finish():
     """Leave what is here now out of all garbage collections: MindSpore makes a full one at each compilation."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if SHARE:
+        several = item.get_closest_marker("several") or "job" in item.fixturenames
+        os.sched_setaffinity(0, CORES if several else SHARE)
 
 
 MODES = {

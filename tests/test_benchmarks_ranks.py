@@ -13,6 +13,8 @@ from benchmarks.process import ContenderError
 from benchmarks.ranks import APART, KEPT, ONE, WAYS
 from test_benchmarks import RECORD, benchmark
 
+pytestmark = pytest.mark.several
+
 
 @pytest.mark.slow
 def test_ranks_run(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 
 from ms_accum._member import HOST, free_port
 
+pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -16,6 +16,7 @@ import pytest
 import train
 from ms_accum import Group, program, training_state
 
+pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("--model=mlp", "--epochs=3", "--batch_size=32", "--output_dir=out")
 STATE = Path("out", "states", "state-00000001.safetensors")
