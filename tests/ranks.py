@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.train import anf_ir_pb2
 
-from helpers import Recorder, batches, compiled_step, values
+from helpers import Recorder, batches, compiled_step, cross_entropy, values
 from model_zoo import create_dataset
 from ms_accum import (
     Accumulator,
@@ -57,7 +57,7 @@ def network_of(seed=1, features=6):
 
 
 def driver_of(network, make=nn.Momentum, reduction="mean", **options):
-    loss_fn = nn.CrossEntropyLoss(reduction=reduction)
+    loss_fn = cross_entropy(reduction)
     optimizer = make(network.trainable_params(), 0.05, 0.9)
     return GradientAccumulation(network, loss_fn, optimizer, reduction=reduction, **options)
 
@@ -118,7 +118,7 @@ def operators_of(cell):
 def functional(group, mini_steps):
     """An Accumulator inside a compiled step."""
     network = network_of()
-    loss_fn = nn.CrossEntropyLoss()
+    loss_fn = cross_entropy()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     accumulator = Accumulator(optimizer, mini_steps, reduction="mean")
     train_step = compiled_step(network, loss_fn, accumulator, optimizer)
@@ -239,7 +239,7 @@ def adam_of(network, zero):
 
 def adam_driver(zero):
     network = network_of()
-    return GradientAccumulation(network, nn.CrossEntropyLoss(), adam_of(network, zero), clip_norm=0.5)
+    return GradientAccumulation(network, cross_entropy(), adam_of(network, zero), clip_norm=0.5)
 
 
 def whole_state_of(model):
@@ -280,11 +280,11 @@ def look(group):
     return {
         "mean 3": trained(group, "mean", N),
         "mean 1": in_job_mode(trained, group, "mean", 1),
-        "sum 3": in_job_mode(trained, group, "sum", N),
+        "sum 3": on_host(trained, group, "sum", N),
         "twice": [on_host(trained, group, "mean", N) for _ in range(2)],
         **{f"functional {n}": functional(group, n) for n in (1, N) if EVERYTHING},
         "own weights": own_weights(group),
-        "bad": bad_on_one_rank(group),
+        "bad": on_host(bad_on_one_rank, group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),
         "windows": on_host(another_number_of_windows, group),

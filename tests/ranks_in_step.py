@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 import ranks
-from helpers import compiled_step, values
+from helpers import compiled_step, cross_entropy, values
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -70,7 +70,7 @@ def graphs(group, zero, in_step):
     like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
     grad_sum = like.clone(prefix="grad_sum", init="zeros")
     options = {"sync_every_micro_batch": in_step}
-    loss = nn.WithLossCell(network, nn.CrossEntropyLoss())
+    loss = nn.WithLossCell(network, cross_entropy())
     forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
     update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
     before, held = digest(optimizer.parameters), []
@@ -219,13 +219,13 @@ def misused(group):
     model = ranks.driver_of(network, tail="carry")
     ranks.train(model, [(x, y)], epochs=1)  # a window that is open
     accumulator = Accumulator(ranks.adam_of(network, True), 2, reduction="mean")
-    compiled_step(network, nn.CrossEntropyLoss(), accumulator, accumulator._boundary.optimizer)(x, y)
+    compiled_step(network, cross_entropy(), accumulator, accumulator._boundary.optimizer)(x, y)
     other = ranks.network_of(features=7)
     tries = (
         lambda: ranks.train(model, [(x, y)], 2),
         lambda: setattr(accumulator, "accumulate_step", 3),
         lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
-        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), ranks.adam_of(other, False)),
+        lambda: GradientAccumulation(network, cross_entropy(), ranks.adam_of(other, False)),
         lambda: TrainOptim(ranks.adam_of(network, False), other.trainable_params()),
     )
     said = []
@@ -290,13 +290,6 @@ def in_pieces(group):
     return seen
 
 
-def without_graphs(group):
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    seen = [trained(group, False), trained(group, False, **IN_STEP), trained(group, True, **IN_STEP)]
-    ms.set_context(mode=ms.GRAPH_MODE)
-    return seen
-
-
 def looked_into(kinds):
     """Return those whose graphs are compiled, which takes long: all of them, or the two that differ most."""
     return [kind for kind in kinds if ranks.EVERYTHING or kind in ("plain", "zero 2")]
@@ -306,9 +299,9 @@ def look(group):
     on_host, in_job_mode = ranks.on_host, ranks.in_job_mode
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
-        "plain": in_job_mode(trained, group, False),
-        "in step": in_job_mode(trained, group, False, **IN_STEP),
-        "zero 1": in_job_mode(trained, group, True),
+        "plain": on_host(trained, group, False),
+        "in step": on_host(trained, group, False, **IN_STEP),
+        "zero 1": on_host(trained, group, True),
         "zero 2": trained(group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
@@ -316,17 +309,13 @@ def look(group):
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
-        "narrow": {
-            name: (in_job_mode if name == "zero 2" else on_host)(narrow, group, zero, **options)
-            for name, (zero, options) in kinds.items()
-        },
-        "again": in_job_mode(trained, group, True, **IN_STEP),
-        "resumed": in_job_mode(resumed, group),
+        "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
+        "again": on_host(trained, group, True, **IN_STEP),
+        "resumed": on_host(resumed, group),
         "scattered": in_job_mode(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "tiny": on_host(tiny_weights, group),
         "sent": sent(group),
         "pieces": in_pieces(group),
-        "pynative": without_graphs(group) if ranks.EVERYTHING else None,
     }

@@ -8,7 +8,7 @@ import mindspore as ms
 import pytest
 from mindspore import mint, nn
 
-from helpers import batches, forward_of, joined, run, values
+from helpers import batches, cross_entropy, forward_of, joined, run, values
 from ms_accum import GradientAccumulation
 from ms_accum.batch_norm import warn_about_batch_norm
 from reference import miss
@@ -21,7 +21,7 @@ def network_with(norm):
 
 
 def driver_of(network):
-    return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 1.0))
+    return GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 1.0))
 
 
 def misses_the_big_batch(network, rng):
@@ -29,7 +29,7 @@ def misses_the_big_batch(network, rng):
     window = batches(rng, [8, 8, 8])
     parameters = network.trainable_params()
     network.set_train()
-    grad_fn = ms.value_and_grad(forward_of(network, nn.CrossEntropyLoss()), None, ms.ParameterTuple(parameters))
+    grad_fn = ms.value_and_grad(forward_of(network, cross_entropy()), None, ms.ParameterTuple(parameters))
     expected = values(grad_fn(*joined(window))[1])
     start = values(parameters)
     run(driver_of(network), window, 3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from helpers import Slope, batches, forward_of, joined, micro_batch, mutate, values
+from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, mutate, values
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
 from ms_accum._state import state
 from reference import digest, gradient_miss, miss
@@ -199,7 +199,7 @@ def test_accumulators_of_another_network_are_refused():
 def test_accumulators_stay_out_of_the_models_checkpoint(window, tmp_path):
     network = nn.Dense(6, 3)
     names = {parameter.name for parameter in network.get_parameters()}
-    model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
+    model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     data = batches(np.random.RandomState(0), [4, 4])
     model.train_process(1, data, window, report=(), ckpt_path=str(tmp_path / "model.ckpt"))
     assert set(ms.load_checkpoint(str(tmp_path / "model.ckpt"))) == names
@@ -209,7 +209,7 @@ def test_accumulators_stay_out_of_the_models_checkpoint(window, tmp_path):
 def test_accumulators_are_no_weights_of_the_cells():
     network = nn.Dense(6, 3)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
-    cells = ByHand(nn.WithLossCell(network, nn.CrossEntropyLoss()), optimizer, mean=True)
+    cells = ByHand(nn.WithLossCell(network, cross_entropy()), optimizer, mean=True)
     for cell in (cells.forward_backward, cells.optim, cells.clear):
         assert not [name for name in cell.parameters_dict() if "grad_sum" in name or "weight_sum" in name]
         assert {id(p) for p in cell.trainable_params()} <= {id(p) for p in network.trainable_params()}
@@ -260,7 +260,7 @@ def window_by_functions(network, optimizer, loss_fn, window, parameters=None):
 def seen_by_twins(train, rng, wrong_order=False):
     """Return by how much the gradients miss that were used, parameter by parameter."""
     network, optimizer = grouped_twins()
-    window, loss_fn = batches(rng, [8, 8], 4, 4), nn.CrossEntropyLoss()
+    window, loss_fn = batches(rng, [8, 8], 4, 4), cross_entropy()
     parameters = network.trainable_params()
     expected = values(ms.value_and_grad(forward_of(network, loss_fn), None, parameters)(*joined(window))[1])
     start = values(parameters)

@@ -11,7 +11,19 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
 import ms_accum.weights
-from helpers import Recorder, Slope, batches, joined, micro_batch, mutate, run, seen_gradient, slope_driver, values
+from helpers import (
+    Recorder,
+    Slope,
+    batches,
+    cross_entropy,
+    joined,
+    micro_batch,
+    mutate,
+    run,
+    seen_gradient,
+    slope_driver,
+    values,
+)
 from model_zoo import create_dataset
 from ms_accum import GradientAccumulation
 from reference import digest, miss, window_gradient
@@ -22,7 +34,7 @@ pytestmark = pytest.mark.modes
 def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
     """Return a network of one dense layer, its optimizer and its driver."""
     network = nn.Dense(6, 3)
-    loss = nn.CrossEntropyLoss() if loss is None else loss
+    loss = cross_entropy() if loss is None else loss
     optimizer = make(network.trainable_params(), lr)
     return network, optimizer, GradientAccumulation(network, loss, optimizer, **options)
 

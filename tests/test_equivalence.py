@@ -19,7 +19,7 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.experimental import optim
 
 import reference
-from helpers import batches, compiled_step, forward_of, joined, mutate, restore, run, values
+from helpers import batches, compiled_step, cross_entropy, forward_of, joined, mutate, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate
 from ms_accum._state import state
@@ -219,7 +219,8 @@ class Trial(Plain):
     def train(self, windows, seed=SEEDS[0], *, lost=0, clear=True):
         """Return the weights, the gradients of all windows, and by how much the worst misses the big batch's.
 
-        The windows are of these sizes, in turn. `lost` and `clear` break the loop: micro-batches that the window ends too early for, and no clear.
+        The windows are of these sizes, in turn. `lost` and `clear` break the loop: micro-batches that the window ends
+        too early for, and no clear.
         """
         restore(self.state, self.fresh)
         self.cells.clear()
@@ -345,7 +346,7 @@ def two_implementations(rows, weighted=True):
     traces = []
     for functional in (True, False):
         ms.set_seed(1)
-        network, loss_fn = nn.Dense(6, 3), nn.CrossEntropyLoss()
+        network, loss_fn = nn.Dense(6, 3), cross_entropy()
         optimizer = nn.Adam(network.trainable_params(), 0.01)
         step = (by_functions if functional else by_cells)(network, loss_fn, optimizer, weighted or not functional)
         traces.append([step(*columns) for columns in data])
@@ -472,7 +473,7 @@ def test_the_learning_rate_runs_on_the_clock_of_updates(lr, window, rng):
     for micro_batches, size in ((data, window), (big, 1)):
         network = nn.Dense(6, 3)
         optimizer = nn.Adam(network.trainable_params(), lr)
-        model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
+        model = GradientAccumulation(network, cross_entropy(), optimizer)
         recorder = run(model, micro_batches, size, watch=lambda o=optimizer: int(o.global_step.asnumpy()[0]))
         assert recorder.seen == [1, 2, 3, 4]
         series.append([record.lr for record in recorder.records])
@@ -489,7 +490,7 @@ def trained(mode, make):
     ms.set_seed(1)
     network = nn.SequentialCell(nn.Dense(6, 8), nn.ReLU(), nn.Dense(8, 3))
     optimizer = make(network.trainable_params())
-    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, clip_norm=0.5)
+    model = GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
     recorder = run(model, batches(np.random.RandomState(0), [8, 8, 4] * 4), 2)
     return values(optimizer.parameters), [record.loss for record in recorder.records]
 
@@ -518,7 +519,7 @@ class Head(nn.Cell):
 
 def test_one_graph_a_shape(compiles, rng):
     network = Head()
-    model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
+    model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     run(model, batches(rng, [8] * 5), 2, epochs=2)
     assert sorted(compiles) == ["TrainEmpty", "TrainOptim", "TrainTogether"]
     run(model, batches(rng, [8, 8, 4]), 3)
@@ -528,7 +529,7 @@ def test_one_graph_a_shape(compiles, rng):
 @pytest.mark.slow
 def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
     network = Head()
-    model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
+    model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     data = batches(rng, [8] * 4)
     for _ in range(3):
         run(model, data, 2)
@@ -538,7 +539,7 @@ def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_the_accumulator_is_one_graph(window, compiles, rng):
-    network, loss_fn = nn.Dense(6, 3), nn.CrossEntropyLoss()
+    network, loss_fn = nn.Dense(6, 3), cross_entropy()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     accumulator = Accumulator(optimizer, window, reduction="mean")
     train_step = compiled_step(network, loss_fn, accumulator, optimizer)

@@ -10,7 +10,7 @@ import pytest
 
 import ranks as program
 from conftest import tried_with_3
-from helpers import Recorder, mutate
+from helpers import Recorder, cross_entropy, mutate
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -182,7 +182,7 @@ def test_a_group_that_is_none_is_refused(make):
 
 
 def driver(optimizer, **options):
-    return GradientAccumulation(program.network_of(), ms.nn.CrossEntropyLoss(), optimizer, **options)
+    return GradientAccumulation(program.network_of(), cross_entropy(), optimizer, **options)
 
 
 @pytest.mark.parametrize(

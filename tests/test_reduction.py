@@ -198,11 +198,6 @@ def test_in_pieces(in_step):
     check_all_ways(in_step, "pieces")
 
 
-@tried_with_3
-def test_without_graphs(in_step):
-    check_all_ways(in_step, "pynative")
-
-
 def test_where_sums_are_scattered(in_step):
     assert same(in_step, "scattered") == same(in_step, "again")
 

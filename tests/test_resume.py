@@ -20,7 +20,7 @@ from mindspore.experimental import optim as nn_experimental
 from safetensors.numpy import save_file
 
 from cifar_files import write_cifar10
-from helpers import Recorder, batches
+from helpers import Recorder, batches, cross_entropy
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, _facts, metrics, training_state
 from reference import digest
@@ -50,7 +50,7 @@ class Run:
         network = network_of(features)
         self.optimizer = make_optimizer(network)
         reduction = options.get("reduction", "mean")
-        loss = nn.CrossEntropyLoss(reduction=reduction)
+        loss = cross_entropy(reduction)
         self.model = GradientAccumulation(network, loss, self.optimizer, **options)
         self.recorder = Recorder()
 

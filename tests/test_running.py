@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from helpers import batches, run, slope_driver
+from helpers import batches, cross_entropy, run, slope_driver
 from ms_accum import GradientAccumulation, running
 from reference import digest
 
@@ -31,7 +31,7 @@ def trained(rng_seed, rows, window, reduction="mean", **options):
     ms.set_seed(1)
     network = nn.Dense(6, 3)
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-    loss = nn.CrossEntropyLoss(reduction=reduction)
+    loss = cross_entropy(reduction)
     model = GradientAccumulation(network, loss, optimizer, reduction=reduction, **options)
     recorder = run(model, batches(np.random.RandomState(rng_seed), rows), window, epochs=2)
     return digest(optimizer.get_parameters()), [record.loss for record in recorder.records]

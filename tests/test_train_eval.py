@@ -314,7 +314,7 @@ def test_the_best_model_is_kept_beside_the_last(capfd):
 
 @pytest.mark.slow
 def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(tmp_path):
-    argv = ("--epochs=1", "--effective_batch=256", "--output_dir=out")
+    argv = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--output_dir=out")
     assert process("train.py", *argv, "--batch_size=64", cwd=tmp_path).returncode == OK
     auto = (*argv, "--batch_size=auto", "--memory_budget=8GiB", "--resume", "--epochs=2")
     done = process("train.py", *auto, cwd=tmp_path)

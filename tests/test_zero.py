@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
 
 import ranks as program
+from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum._parts import Part
 from ms_accum.training_state import parameters_of
@@ -67,7 +68,7 @@ def test_parts_are_equal_and_together_the_whole(ranks, size):
 def trained(make):
     network = program.network_of()
     optimizer = make(network)
-    model = program.GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, clip_norm=0.5)
+    model = program.GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
     program.train(model, program.all_data([8] * 6), 3)
     return {name: parameter.asnumpy().tolist() for name, parameter in parameters_of(network, optimizer).items()}
 
