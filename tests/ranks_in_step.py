@@ -291,8 +291,8 @@ def in_pieces(group):
 
 
 def looked_into(kinds):
-    """Return those whose graphs are compiled, which takes long: all of them, or the two that differ most."""
-    return [kind for kind in kinds if ranks.EVERYTHING or kind in ("plain", "zero 2")]
+    """Return those whose graphs are compiled, which takes long: all of them, or the one in which most is sent."""
+    return kinds if ranks.EVERYTHING else ("zero 2",)
 
 
 def look(group):
@@ -302,7 +302,7 @@ def look(group):
         "plain": on_host(trained, group, False),
         "in step": on_host(trained, group, False, **IN_STEP),
         "zero 1": on_host(trained, group, True),
-        "zero 2": trained(group, True, **IN_STEP),
+        "zero 2": in_job_mode(trained, group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
             name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING

@@ -257,7 +257,10 @@ def add_in_half_precision(total, gradients):
     return _tree._map(in_half_precision, total, gradients)
 
 
-@pytest.mark.parametrize(("dtype", "micro_batches"), [("float16", 4096), ("bfloat16", 512)])
+@pytest.mark.parametrize(
+    ("dtype", "micro_batches"),
+    [("float16", 512), ("bfloat16", 512), pytest.param("float16", 4096, marks=pytest.mark.slow)],
+)
 def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
     fed = Fed(micro_batches)
     gradients = as_gradients(1e-4, dtype=DTYPES[dtype])
@@ -265,7 +268,8 @@ def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
     for _ in range(micro_batches):
         fed.step(*gradients)
     assert fed.seen[0][0] == pytest.approx(micro_batches * rounded, abs=1e-6)
-    if dtype == "float16":
+    assert rounded == pytest.approx(1e-4, rel=1e-3 if dtype == "float16" else 1e-2)
+    if micro_batches == 4096:
         assert fed.seen[0][0] == pytest.approx(0.4096, abs=1e-4)
 
 

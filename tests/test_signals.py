@@ -95,10 +95,8 @@ def finished(folder, *flags):
     return model_of(folder)
 
 
-@pytest.mark.parametrize(
-    ("number", "moment"),
-    [(signal.SIGINT, "epoch: 2 step: 3"), pytest.param(signal.SIGTERM, "accumulators", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "epoch: 2 step: 3"), (signal.SIGTERM, "accumulators")])
 def test_a_stopped_run_is_resumed_exactly(tmp_path, number, moment):
     """In the middle of the run, and while the first graph is compiled."""
     (tmp_path / "whole").mkdir()
