@@ -390,7 +390,7 @@ def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
     wait = (
         "open(f'ready{rank}', 'w').close()\nwith SIGNALS:\n    while True: total(ms.Tensor(np.ones(2, np.float32)))\n"
     )
-    job = start(tmp_path, SUM + wait)
+    job = start(tmp_path, SUM + wait, "--grace=3")
     both_ready(job, tmp_path)
     began = time.monotonic()
     os.kill(process_of(job, "MS_NODE_ID", 1), signal.SIGKILL)

@@ -164,7 +164,7 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         check_same(found, (bytes_left, records[done:], counts, losses[done:]))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_stopping_again_and_again(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
@@ -180,7 +180,7 @@ def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
     check_same(stopped_and_resumed(tmp_path, [6], Run, data, micro_batch_size=6), expected)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("stop", [12, 16])
 def test_with_shuffled_digits(tmp_path, stop):
     def make():
@@ -393,7 +393,7 @@ def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
     assert len(list(tmp_path.glob("state-*"))) == 1
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_random_layers_are_warned_about(tmp_path):
     def make():
         ms.set_seed(1)

@@ -23,7 +23,7 @@ STATE = Path("out", "states", "state-00000001.safetensors")
 
 
 def command(*flags, nproc=2):
-    launch = (sys.executable, "-u", "-m", "ms_accum.launch", f"--nproc={nproc}", "--log_dir=logs")
+    launch = (sys.executable, "-u", "-m", "ms_accum.launch", f"--nproc={nproc}", "--log_dir=logs", "--grace=3")
     return [*launch, str(ROOT / "train.py"), *FLAGS, *flags]
 
 
@@ -69,6 +69,7 @@ def whole(once):
     return folder, (folder / "said").read_text()
 
 
+@pytest.mark.slow
 def test_two_are_one(whole, tmp_path):
     folder, out = whole
     alone = finished(tmp_path, program=[sys.executable, str(ROOT / "train.py"), *FLAGS, "--mini_steps=8"])
