@@ -237,6 +237,15 @@ def adam_of(network, zero):
     return ZeroOptimizer(make, network.trainable_params()) if zero else make(network.trainable_params())
 
 
+def momentum_of(network, zero):
+    """An optimizer whose graph is small."""
+
+    def make(parameters):
+        return nn.Momentum(parameters, 0.05, 0.9, weight_decay=0.1)
+
+    return ZeroOptimizer(make, network.trainable_params()) if zero else make(network.trainable_params())
+
+
 def adam_driver(zero):
     network = network_of()
     return GradientAccumulation(network, cross_entropy(), adam_of(network, zero), clip_norm=0.5)
@@ -282,7 +291,7 @@ def look(group):
         "mean 1": in_job_mode(trained, group, "mean", 1),
         "sum 3": on_host(trained, group, "sum", N),
         "twice": [on_host(trained, group, "mean", N) for _ in range(2)],
-        **{f"functional {n}": functional(group, n) for n in (1, N) if EVERYTHING},
+        **({f"functional {N}": functional(group, N)} if EVERYTHING else {}),
         "own weights": own_weights(group),
         "bad": on_host(bad_on_one_rank, group),
         "flushed": on_host(flushed, group),

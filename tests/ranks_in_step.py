@@ -37,7 +37,7 @@ IGNORED = -100
 
 def driver_of(zero, *, clip_norm=0.05, **options):
     network = ranks.network_of()
-    optimizer = ranks.adam_of(network, zero)
+    optimizer = ranks.momentum_of(network, zero)
     return GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, clip_norm=clip_norm, **options)
 
 
@@ -66,7 +66,7 @@ def trained(group, zero, **options):
 def graphs(group, zero, in_step):
     """The Cells by themselves: what each sends, what the accumulators hold."""
     network = ranks.network_of()
-    optimizer = ranks.adam_of(network, zero)
+    optimizer = ranks.momentum_of(network, zero)
     like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
     grad_sum = like.clone(prefix="grad_sum", init="zeros")
     options = {"sync_every_micro_batch": in_step}
@@ -157,7 +157,7 @@ def resumed(group):
 def functional(group, zero, **options):
     """An Accumulator inside a compiled step."""
     network = ranks.network_of()
-    loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.adam_of(network, zero)
+    loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.momentum_of(network, zero)
     accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", **options)
     train_step = compiled_step(network, loss_fn, accumulator, optimizer, weight=counting)
     for x, y in even(group):
@@ -218,15 +218,15 @@ def misused(group):
     network = ranks.network_of()
     model = ranks.driver_of(network, tail="carry")
     ranks.train(model, [(x, y)], epochs=1)  # a window that is open
-    accumulator = Accumulator(ranks.adam_of(network, True), 2, reduction="mean")
+    accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean")
     compiled_step(network, cross_entropy(), accumulator, accumulator._boundary.optimizer)(x, y)
     other = ranks.network_of(features=7)
     tries = (
         lambda: ranks.train(model, [(x, y)], 2),
         lambda: setattr(accumulator, "accumulate_step", 3),
         lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
-        lambda: GradientAccumulation(network, cross_entropy(), ranks.adam_of(other, False)),
-        lambda: TrainOptim(ranks.adam_of(network, False), other.trainable_params()),
+        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
+        lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
     )
     said = []
     for attempt in tries:
@@ -305,7 +305,9 @@ def look(group):
         "zero 2": in_job_mode(trained, group, True, **IN_STEP),
         "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
         "functional": {
-            name: functional(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
+            name: functional(group, zero, **options)
+            for name, (zero, options) in kinds.items()
+            if ranks.EVERYTHING and name != "plain"  # which `ranks` has
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],

@@ -315,7 +315,7 @@ def test_the_best_model_is_kept_beside_the_last(capfd):
 @pytest.mark.slow
 def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(tmp_path):
     argv = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--output_dir=out")
-    assert process("train.py", *argv, "--batch_size=64", cwd=tmp_path).returncode == OK
+    assert train(*argv, "--batch_size=64") == OK
     auto = (*argv, "--batch_size=auto", "--memory_budget=8GiB", "--resume", "--epochs=2")
     done = process("train.py", *auto, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (OK, "")
