@@ -16,8 +16,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
 
-# Each process in which tests run keeps to its own share of the cores: MindSpore's threads hand over to each other at
-# every operator, which takes more from one core to another. What starts several processes gets all cores.
+# Each xdist worker runs on its own share of the cores: MindSpore's threads pass work to each other at every operator,
+# which costs more CPU time between cores than on one. Tests that start several processes may use all cores.
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 WORKER, WORKERS = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 SHARE = CORES[int(WORKER[2:]) :: WORKERS] if WORKER else CORES

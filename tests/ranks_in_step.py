@@ -307,13 +307,16 @@ def look(group):
         "functional": {
             name: functional(group, zero, **options)
             for name, (zero, options) in kinds.items()
-            if ranks.EVERYTHING and name != "plain"  # which `ranks` has
+            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.look`
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
-        "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
+        "narrow": {
+            name: (in_job_mode if name == "zero 2" else on_host)(narrow, group, zero, **options)
+            for name, (zero, options) in kinds.items()
+        },
         "again": on_host(trained, group, True, **IN_STEP),
-        "resumed": on_host(resumed, group),
+        "resumed": in_job_mode(resumed, group),
         "scattered": in_job_mode(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),

@@ -78,11 +78,12 @@ def test_again_is_the_same(seen):
 
 
 @tried_with_3
-def test_accumulators_of_ranks_are_one(seen):
+@pytest.mark.parametrize("mini_steps", [1, 3])
+def test_accumulators_of_ranks_are_one(seen, mini_steps):
     ranks = len(seen[0])
-    found = same(seen, f"functional {program.N}")
+    found = same(seen, f"functional {mini_steps}")
     model = program.driver_of(program.network_of())
-    program.train(model, program.all_data(program.ROWS[ranks]), program.N * ranks, epochs=1)
+    program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
     check_close(found, [parameter.asnumpy() for parameter in model._optimizer.parameters])
     assert found["updates"] == model.updates
 

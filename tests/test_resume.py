@@ -164,7 +164,7 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         check_same(found, (bytes_left, records[done:], counts, losses[done:]))
 
 
-@pytest.mark.host
+@pytest.mark.modes
 def test_stopping_again_and_again(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
