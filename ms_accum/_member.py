@@ -17,8 +17,14 @@ from typing import Callable, NamedTuple
 HOST = "127.0.0.1"
 # All that MindSpore wants of a process that schedules: it leads the cluster inside `init`, and ends there.
 SCHEDULER = ("-c", "from mindspore.communication import init; init()")
-# Where the user has not set them: how long a cluster may take to form, as `msrun` has it, and lines that come at once.
-DEFAULTS = {"MS_TOPO_TIMEOUT": "600", "PYTHONUNBUFFERED": "1"}
+# Where the user has not set them: how long a cluster may take to form, as `msrun` has it; seconds between two looks
+# whether the others are there or have left, which MindSpore draws between 3 and 5; and lines that come at once.
+DEFAULTS = {
+    "MS_TOPO_TIMEOUT": "600",
+    "MS_RETRY_INTERVAL_LOWER": "1",
+    "MS_RETRY_INTERVAL_UPPER": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 _PR_SET_PDEATHSIG = 1
 # What explains an end, best first: our programs' last line, Python's, anything but MindSpore's log.
 _WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")

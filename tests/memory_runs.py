@@ -1,4 +1,4 @@
-"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py NET ROWS N COUNT"""
+"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class NotThere:
         return import_module, ("there_is_no_such_module",)
 
 
-def images(rows):
-    """A wide convolution and what goes with it: 0.5 MB of activations a row, 10,000 parameters."""
+def images(rows, side=32):
+    """A wide convolution and what goes with it: at 32 x 32, 0.5 MB of activations a row and 10,000 parameters."""
     from mindspore import nn
 
     layers = (
@@ -57,10 +57,10 @@ def images(rows):
         nn.Conv2d(16, 16, 3, stride=4),
         nn.GELU(),
         nn.Flatten(),
-        nn.Dense(1024, 10),
+        nn.Dense(side * side, 10),
     )
     rng = np.random.RandomState(0)
-    batch = (rng.randn(rows, 1, 32, 32).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
+    batch = (rng.randn(rows, 1, side, side).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
     return nn.SequentialCell(*layers), batch
 
 
@@ -103,11 +103,11 @@ def driver(network):
 
 
 def train_whole(effective_batch, rows, report=()):
-    """Train a window of `images` in micro-batches of `rows` rows, twice."""
+    """Train a window of larger `images` in micro-batches of `rows` rows, twice."""
     import mindspore as ms
 
     ms.set_seed(1)
-    network, batch = images(effective_batch)
+    network, batch = images(effective_batch, side=96)
     driver(network).train_process(2, [batch], micro_batch_size=rows, report=report, ckpt_path=None)
 
 
@@ -118,14 +118,15 @@ def peak():
     return peak_of("self") / 2**20
 
 
-def print_peak(name, rows, mini_steps, count):
-    """Train `count` micro-batches and print the peak; before it, that after a tenth of them."""
-    network, batch = NETWORKS[name](rows)
+def print_peaks(name, rows, *runs):
+    """Train a network several times, each with COUNT micro-batches, N in a window; print the peak so far each time."""
+    network, batch = NETWORKS[name](int(rows))
     model = driver(network)
-    for micro_batches in (max(count // 10, 1), count):
-        model.train_process(1, [batch] * micro_batches, mini_steps, report=(), ckpt_path=None)
+    for run in runs:
+        mini_steps, count = map(int, run.split("x"))
+        model.train_process(1, [batch] * count, mini_steps, report=(), ckpt_path=None)
         print(peak())
 
 
 if __name__ == "__main__":
-    print_peak(sys.argv[1], *map(int, sys.argv[2:]))
+    print_peaks(*sys.argv[1:])

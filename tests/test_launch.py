@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum._member import HOST, free_port
+from ms_accum._member import HOST, cluster, free_port
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,6 +129,16 @@ def test_a_port_is_kept_for_who_asks_as_the_scheduler_does():
         scheduler.bind(address)
         scheduler.listen()
         assert address[0] == HOST
+
+
+@pytest.mark.parametrize(("own", "lower"), [({}, "1"), ({"MS_RETRY_INTERVAL_LOWER": "4"}, "4")])
+def test_ranks_look_for_each_other_every_second_unless_the_user_says_otherwise(monkeypatch, own, lower):
+    for name in ("LOWER", "UPPER"):
+        monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    said = cluster(2, 8118)
+    assert (said["MS_RETRY_INTERVAL_LOWER"], said["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
 
 
 def test_the_launcher_does_not_import_mindspore():

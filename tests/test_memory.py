@@ -199,13 +199,13 @@ def test_bad_arguments(change, error, match):
 # Measured, in processes of their own
 
 
-def peaks(folder, *arguments):
-    """Return the peaks in MB after a tenth of the micro-batches and after all."""
+def peaks(folder, network, rows, *each):
+    """Return the peaks in MB after each run, all in one process (see `memory_runs.print_peaks`)."""
     tests = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": str(tests.parent)}
-    command = [sys.executable, str(tests / "memory_runs.py"), *map(str, arguments)]
+    command = [sys.executable, str(tests / "memory_runs.py"), network, str(rows), *each]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    return [float(line) for line in done.stdout.split()[-2:]]
+    return [float(line) for line in done.stdout.split()[-len(each) :]]
 
 
 def kept_per_row(name):
@@ -219,10 +219,11 @@ def kept_per_row(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "few", "many", "low", "high"),
-    [("lenet", 512, 4608, 2, 3), ("images", 64, 1088, 1.6, 2.5), ("tokens", 64, 576, 3, 5)],
+    [("lenet", 512, 4608, 2, 3), ("images", 64, 576, 1.6, 2.5), ("tokens", 64, 320, 3, 5)],
 )
 def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, many, low, high, tmp_path, monkeypatch):
-    measured = (peaks(tmp_path, name, many, 2, 4)[-1] - peaks(tmp_path, name, few, 2, 4)[-1]) / (many - few)
+    (less,), (more,) = (peaks(tmp_path, name, rows, "2x4") for rows in (few, many))
+    measured = (more - less) / (many - few)
     assert low < measured / kept_per_row(name) < high
     monkeypatch.setattr(ms_accum.memory, "_storages", lambda tensors: dict(enumerate(t.nbytes for t in tensors)))
     assert not low < measured / kept_per_row(name) < high  # the mutant counts what is shared again, and parameters
@@ -231,39 +232,39 @@ def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, man
 @on_linux
 @pytest.mark.slow
 def test_accumulating_takes_no_more_than_two_sets_of_parameters(tmp_path):
-    one, two, many = (peaks(tmp_path, "wide", 4, window, max(window, 8))[-1] for window in (1, 2, 64))
+    (one,), (two, many) = (peaks(tmp_path, "wide", 4, *each) for each in (["1x4"], ["2x4", "64x64"]))
     parameters = 2 * (4096 + 1) * 4096 * 4 / 2**20
     # One set is the accumulators. The other is there while gradients are added or normed; the goal is to lose it.
     assert 0.75 * parameters < two - one < 2.1 * parameters
-    assert abs(many - two) < 0.25 * parameters
+    assert many - two < 0.25 * parameters
 
 
 @on_linux
 @pytest.mark.slow
 def test_the_peak_does_not_depend_on_the_window(tmp_path):
-    sizes = [peaks(tmp_path, "images", 64, window, max(window, 16))[-1] for window in (2, 4, 16, 64)]
-    assert max(sizes) < 1.05 * min(sizes)
-    assert peaks(tmp_path, "images", 256, 2, 16)[-1] > 1.05 * min(sizes)  # a larger micro-batch is seen
+    first, *_, last = peaks(tmp_path, "images", 64, "2x16", "4x16", "16x16", "64x64")
+    assert last < 1.05 * first
+    assert peaks(tmp_path, "images", 256, "2x16")[-1] > 1.05 * first  # a larger micro-batch is seen
 
 
 @on_linux
 @pytest.mark.slow
 def test_the_peak_does_not_grow_over_10000_micro_batches(tmp_path):
-    early, late = peaks(tmp_path, "small", 8, 4, 10_000)
+    early, late = peaks(tmp_path, "small", 8, "4x1000", "4x9000")
     assert late - early < 5
 
 
-EFFECTIVE = 256
+EFFECTIVE = 32
 
 
 @on_linux
 @pytest.mark.slow
 def test_where_the_whole_batch_is_killed_what_is_found_trains_to_the_same_loss():
     trial = partial(runs.train_whole, EFFECTIVE)
-    one, whole = (run_trial("test", trial, rows, None).peak for rows in (8, EFFECTIVE))
+    one, whole = (run_trial("test", trial, rows, None).peak for rows in (1, EFFECTIVE))
     found = find_micro_batch_size(trial, EFFECTIVE, memory_budget=(one + whole) >> 1)
     assert not found.trials[0].fits and found.trials[0].rows == EFFECTIVE
-    assert 8 < found.micro_batch_size < EFFECTIVE and found.peak <= (one + whole) >> 1 and len(found.trials) <= 12
+    assert 1 < found.micro_batch_size < EFFECTIVE and found.peak <= (one + whole) >> 1 and len(found.trials) <= 12
     losses = []
     for rows in (EFFECTIVE, found.micro_batch_size):
         recorder = Recorder()

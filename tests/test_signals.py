@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ms_accum.signals import INTERRUPTED, TERMINATED, Signals
+from test_train_eval import train
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -66,8 +67,11 @@ def test_afterwards_everything_is_as_it_was():
 # The programs
 
 
+ALL = ("--output_dir=out", "--model=mlp", "--epochs=40")
+
+
 def start(folder, *flags, program=(str(ROOT / "train.py"),)):
-    command = [sys.executable, "-u", *program, "--output_dir=out", "--model=mlp", "--epochs=40", *flags]
+    command = [sys.executable, "-u", *program, *ALL, *flags]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, cwd=folder, text=True, **pipes)
 
@@ -89,9 +93,10 @@ def model_of(folder):
 
 
 def finished(folder, *flags):
-    """Run to the end and return the model's bytes."""
-    program = start(folder, *flags)
-    assert ended(program) == (0, "")
+    """Run to the end, in this process, and return the model's bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train(*ALL, *flags) == 0
     return model_of(folder)
 
 
@@ -158,8 +163,8 @@ def ask_to_end(program, number):
 
 
 @pytest.fixture(scope="module")
-def whole_model(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("whole"), *FLAGS)
+def whole_model(once):
+    return model_of(once("signals-held", lambda folder: finished(folder, *FLAGS)))
 
 
 @pytest.mark.slow

@@ -313,17 +313,19 @@ def test_the_best_model_is_kept_beside_the_last(capfd):
 
 
 @pytest.mark.slow
-def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(tmp_path):
+def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(capfd):
     argv = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--output_dir=out")
     assert train(*argv, "--batch_size=64") == OK
     auto = (*argv, "--batch_size=auto", "--memory_budget=8GiB", "--resume", "--epochs=2")
-    done = process("train.py", *auto, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (OK, "")
-    assert plan(done.stdout)["micro-batch"] == "64 rows, as in the run that is resumed"
-    assert plan(done.stdout)["effective batch"] == "256 = 64 rows x 4 micro-batches"
-    done = process("train.py", *auto, "--epochs=3", "--allow_config_change", cwd=tmp_path)
-    assert plan(done.stdout)["effective batch"] == "256 = 256 rows x 1 micro-batches"
-    assert "micro_batch_size was 64 and is None" in done.stdout
+    capfd.readouterr()
+    assert train(*auto) == OK
+    out, err = capfd.readouterr()
+    assert plan(out)["micro-batch"] == "64 rows, as in the run that is resumed" and err == ""
+    assert plan(out)["effective batch"] == "256 = 64 rows x 4 micro-batches"
+    assert train(*auto, "--epochs=3", "--allow_config_change") == OK
+    out = capfd.readouterr().out
+    assert plan(out)["effective batch"] == "256 = 256 rows x 1 micro-batches"
+    assert "micro_batch_size was 64 and is None" in out
 
 
 def test_a_state_with_crafted_facts_is_a_checkpoint(out, capfd):
@@ -486,10 +488,11 @@ def test_the_largest_micro_batch_is_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_budget_that_nothing_fits_says_what_is_needed(tmp_path):
-    done = process("train.py", "--batch_size=auto", "--effective_batch=64", "--memory_budget=9MB", cwd=tmp_path)
-    assert done.returncode == USAGE and done.stdout == "" and os.listdir(tmp_path) == []
-    assert re.search(r"must be at least [\d.]+ MiB, what training with a micro-batch of 1 row", one_line(done.stderr))
+def test_a_budget_that_nothing_fits_says_what_is_needed(tmp_path, capfd):
+    assert train("--batch_size=auto", "--effective_batch=64", "--memory_budget=9MB") == USAGE
+    out, err = capfd.readouterr()
+    assert out == "" and os.listdir(tmp_path) == []
+    assert re.search(r"must be at least [\d.]+ MiB, what training with a micro-batch of 1 row", one_line(err))
 
 
 def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
@@ -587,7 +590,7 @@ def test_the_configs_are_understood(path, capfd, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_epoch_of_the_real_mnist(tmp_path):
+def test_an_epoch_of_the_real_mnist(tmp_path, capfd):
     data = real_mnist(tmp_path / "data")
     trained = process("train.py", f"--data_path={data}", "--epochs=1", "--output_dir=out", cwd=tmp_path)
     assert (trained.returncode, trained.stderr) == (OK, "")
@@ -595,5 +598,5 @@ def test_an_epoch_of_the_real_mnist(tmp_path):
     assert accuracy > 0.9 and total == 10_000
     assert plan(trained.stdout)["an epoch"] == "1,875 micro-batches, 3 of them in a shorter last window"
     assert len(metrics(tmp_path / "out")) == 469
-    evaluated = process("eval.py", f"--data_path={data}", "--ckpt_path=out/gradient_accumulation.ckpt", cwd=tmp_path)
-    assert closing(evaluated.stdout) == closing(trained.stdout)
+    assert evaluate(f"--data_path={data}", "--ckpt_path=out/gradient_accumulation.ckpt") == OK
+    assert closing(capfd.readouterr().out) == closing(trained.stdout)
