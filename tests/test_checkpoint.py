@@ -19,6 +19,7 @@ from mindspore import nn
 from mindspore.train.checkpoint_pb2 import Checkpoint
 
 from model_zoo import MLP, LeNet5
+from ms_accum._files import remove_leftovers
 from ms_accum.checkpoint import (
     CheckpointError,
     check_folder,
@@ -104,6 +105,17 @@ def test_the_old_checkpoint_survives_a_failing_save(saved, tmp_path, monkeypatch
     with open(saved, "rb") as file:
         assert file.read() == before
     assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_what_another_process_is_writing_is_no_leftover(tmp_path):
+    new, old = tmp_path / ".saving-new", tmp_path / ".saving-old"
+    new.mkdir(), old.mkdir()
+    hour_ago = old.stat().st_mtime - 3600
+    os.utime(old, (hour_ago, hour_ago))
+    remove_leftovers(tmp_path, age=3600)
+    assert os.listdir(tmp_path) == [".saving-new"]
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture

@@ -455,10 +455,11 @@ def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
 
 
 def test_every_so_many_minutes(tmp_path):
-    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
-    assert len(names(tmp_path)) == 8
-    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
-    assert len(names(tmp_path)) == 9
+    """At the ends of windows, and at the end of the run."""
+    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
+    assert len(names(tmp_path)) == 4 + 1
+    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
+    assert len(names(tmp_path)) == 5 + 1
 
 
 def scores(*values):
