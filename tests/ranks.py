@@ -25,11 +25,11 @@ from ms_accum import (
     Stopped,
     TrainOptim,
     ZeroOptimizer,
-    evaluate,
     parallel,
     total,
     training_state,
 )
+from ms_accum.metrics import evaluate_together
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
@@ -201,7 +201,7 @@ def shards(group):
     dataset = create_dataset(batch_size=32, image_size=8, seed=5, **part)
     images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
     test = create_dataset(batch_size=50, usage="test", image_size=8, **part)
-    right = total(evaluate(network_of(features=64), test), group)
+    right = evaluate_together(network_of(features=64), test, group)
     sums = total([2**40 + group.rank, 0, 2**24 - 1], group)
     return {"rows": [digest([Tensor(row)]) for batch in images for row in batch], "right": right, "sums": sums}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum._member import HOST, cluster, free_port
+from ms_accum._member import HOST, _die_with, cluster, free_port
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,6 +139,12 @@ def test_ranks_look_for_each_other_every_second_unless_the_user_says_otherwise(m
         monkeypatch.setenv(name, value)
     said = cluster(2, 8118)
     assert (said["MS_RETRY_INTERVAL_LOWER"], said["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others can't ask for it")
+@pytest.mark.parametrize(("parent", "code"), [(os.getpid, 0), (lambda: 1, 1)], ids=["there", "gone"])
+def test_a_process_whose_parent_is_gone_before_it_begins_ends(parent, code):
+    assert subprocess.run([sys.executable, "-c", ""], preexec_fn=_die_with(parent()), check=False).returncode == code
 
 
 def test_the_launcher_does_not_import_mindspore():

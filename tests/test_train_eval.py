@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -28,7 +29,8 @@ from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord, training_state
 from ms_accum.checkpoint import load_parameters, save_model
-from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
+from ms_accum.program import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, parse, run
+from ms_accum.signals import TERMINATED
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")
@@ -310,6 +312,26 @@ def test_the_best_model_is_kept_beside_the_last(capfd):
     best = max(range(4), key=scores.__getitem__) + 1
     states = [f"state-0000000{number}.safetensors" for number in sorted({best, 4})]
     assert sorted(os.listdir("out/states")) == [".lock", *states]
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(trained, capfd, monkeypatch):
+    with monkeypatch.context() as patch:
+        asked = itertools.count(1)
+        patch.setattr(training.SIGNALS, "pending", lambda: next(asked) >= 4)
+        assert train(*QUICK) == TERMINATED
+    assert one_line(capfd.readouterr().err).endswith("state-00000001.safetensors'; --resume goes on from there")
+    assert train(*QUICK, "--resume") == OK
+    assert (
+        Path("out/gradient_accumulation.ckpt").read_bytes() == (trained[0] / "gradient_accumulation.ckpt").read_bytes()
+    )
+
+
+def test_a_resumed_run_looks_for_no_other_micro_batch(out):
+    flags = ("--batch_size=auto", "--effective_batch=512", "--memory_budget=8GiB", "--resume", "--output_dir=out")
+    args = parse(training.flags(), flags)
+    training.resolve(args)
+    assert training.find_batch_size(args) == "256 rows, as in the run that is resumed"
+    assert args.batch_size == 256
 
 
 @pytest.mark.slow

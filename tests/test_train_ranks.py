@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -158,3 +159,16 @@ def test_what_several_cannot_do_is_usage(tmp_path, monkeypatch, flags, said):
     with pytest.raises(program.Failure, match=said) as failure:
         train.join(args)
     assert failure.value.code == program.USAGE
+
+
+def test_rank_0_speaks_for_all(monkeypatch):
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", said)
+    args = program.parse(train.flags(), ())
+    train.resolve(args)
+    for rank in (0, 1):
+        monkeypatch.setattr(train, "own_group", lambda rank=rank: Group(rank, 2))
+        train.join(args)
+        print(f"I am {rank}")
+    sys.stdout.close()
+    assert said.getvalue() == "I am 0\n"
