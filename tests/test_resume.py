@@ -116,7 +116,7 @@ def stopped_and_resumed(folder, stops, make, dataset, *arguments, **options):
         except Stopped:
             assert stop is not None
         else:
-            assert stop is None
+            assert stop is None and run.recorder.planned in (None, len(run.recorder.records))
         records += run.recorder.records
         run.recorder.records = records
     return run.left
