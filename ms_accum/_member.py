@@ -17,8 +17,8 @@ from typing import Callable, NamedTuple
 HOST = "127.0.0.1"
 # All that MindSpore wants of a process that schedules: it leads the cluster inside `init`, and ends there.
 SCHEDULER = ("-c", "from mindspore.communication import init; init()")
-# Where the user has not set them: how long a cluster may take to form, as `msrun` has it; seconds between two looks
-# whether the others are there or have left, which MindSpore draws between 3 and 5; and lines that come at once.
+# Where the user has not set them: the seconds that a cluster may take to form, as `msrun` has it; the seconds after
+# which a process tries again to reach the others (MindSpore's default is random, 3 to 5); and output without a buffer.
 DEFAULTS = {
     "MS_TOPO_TIMEOUT": "600",
     "MS_RETRY_INTERVAL_LOWER": "1",

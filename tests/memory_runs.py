@@ -16,7 +16,7 @@ def ends_well(rows):
 
 
 def takes_memory(rows):
-    """Say so, and take a MiB a row, page by page."""
+    """Print on both streams, and take a MiB a row, page by page."""
     print(rows, "MiB", flush=True)
     print(rows, "MiB", file=sys.stderr)
     return [np.ones(2**17) for _ in range(rows)]

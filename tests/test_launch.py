@@ -132,7 +132,7 @@ def test_a_port_is_kept_for_who_asks_as_the_scheduler_does():
 
 
 @pytest.mark.parametrize(("own", "lower"), [({}, "1"), ({"MS_RETRY_INTERVAL_LOWER": "4"}, "4")])
-def test_ranks_look_for_each_other_every_second_unless_the_user_says_otherwise(monkeypatch, own, lower):
+def test_processes_try_to_reach_each_other_every_second_unless_the_user_has_set_it(monkeypatch, own, lower):
     for name in ("LOWER", "UPPER"):
         monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
     for name, value in own.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ms_accum.signals import INTERRUPTED, TERMINATED, Signals
-from test_train_eval import train
+from test_train_eval import train_in
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -94,9 +94,7 @@ def model_of(folder):
 
 def finished(folder, *flags):
     """Run to the end, in this process, and return the model's bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert train(*ALL, *flags) == 0
+    assert train_in(folder, *ALL, *flags) == 0
     return model_of(folder)
 
 
@@ -126,7 +124,7 @@ HELD = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
-import train
+import train_in
 from ms_accum import program, training_state
 
 def held(part):

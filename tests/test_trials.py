@@ -22,7 +22,7 @@ def idle():
     return run_trial("test", runs.ends_well, 1, None).peak
 
 
-def test_the_peak_is_that_of_the_trial_and_what_it_says_is_not_shown(idle, capfd):
+def test_the_peak_is_that_of_the_trial_and_what_it_prints_is_not_shown(idle, capfd):
     done = run_trial("test", runs.takes_memory, 300, idle + 500 * MIB)
     assert done.fits and done.rows == 300
     assert done.peak - idle == pytest.approx(300 * MIB, rel=0.1)
