@@ -124,7 +124,7 @@ HELD = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
-import train_in
+import train
 from ms_accum import program, training_state
 
 def held(part):
