@@ -7,7 +7,7 @@ import signal
 import sys
 
 if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 from mindspore import nn
 
@@ -15,7 +15,18 @@ from model_zoo import MODELS, DataError, create_dataset
 from model_zoo.recipes import dataset_for
 from ms_accum import evaluate, tune_cpu
 from ms_accum.checkpoint import CheckpointError, differences, load_model, load_parameters
-from ms_accum.program import CHECKPOINT, DATA, USAGE, Parser, choose_device, exit_code, run, show_accuracy, show_runtime
+from ms_accum.program import (
+    CHECKPOINT,
+    DATA,
+    USAGE,
+    Parser,
+    choose_device,
+    exit_code,
+    place,
+    run,
+    show_accuracy,
+    show_runtime,
+)
 
 
 def flags() -> Parser:
@@ -24,7 +35,7 @@ def flags() -> Parser:
     parser.add_device()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; default: the digits")
-    add("--ckpt_path", metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
+    add("--ckpt_path", type=place, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
     return parser
 

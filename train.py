@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Callable
 
 if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 import mindspore as ms
 from mindspore import nn
@@ -47,6 +47,7 @@ from ms_accum.program import (
     memory,
     number,
     or_auto,
+    place,
     quiet,
     run,
     show_accuracy,
@@ -92,9 +93,9 @@ def flags() -> Parser:
     what = "what each of several processes keeps its part of only: 1, the optimizer's state; 2, the accumulators too"
     add("--zero", type=int, choices=(1, 2), help=what)
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
-    add("--output_dir", default=".", metavar="DIR", help="for the checkpoint and metrics.jsonl, default: here")
+    add("--output_dir", type=place, default=".", metavar="DIR", help="for what is written, default: here")
     what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
-    add("--ckpt_path", metavar="FILE", help=what)
+    add("--ckpt_path", type=place, metavar="FILE", help=what)
     parser.add_states()
     return parser
 
@@ -116,6 +117,7 @@ def resolve(args: argparse.Namespace) -> None:
     args.weight_decay = weight_decay if args.weight_decay is None else args.weight_decay
     args.momentum = 0.9 if args.momentum is None else args.momentum
     args.ckpt_path = args.ckpt_path or os.path.join(args.output_dir, "gradient_accumulation.ckpt")
+    args.models = [args.ckpt_path, "{}.best{}".format(*os.path.splitext(args.ckpt_path))][: 1 + args.keep_best]
     args.states = os.path.join(args.output_dir, "states")
 
 
@@ -221,6 +223,8 @@ def find_batch_size(args: argparse.Namespace) -> str:
     """Replace "auto" by the largest micro-batch that fits, and return what was found in words."""
     with exit_code(CHECKPOINT, CheckpointError):
         before = Checkpointer(args.states, resume=args.resume).settings().get("batch_size")
+        if before is not None and not (type(before) is int and before > 0):
+            raise CheckpointError(f"the state to go on from has the batch_size {before!r}")
     if before and not args.allow_config_change:
         args.batch_size = before
         return f"{before} rows, as in the run that is resumed"
@@ -232,7 +236,8 @@ def find_batch_size(args: argparse.Namespace) -> str:
 
 def states_of(args: argparse.Namespace, train: Any, score: Callable[[], float]) -> Checkpointer:
     """Return what saves the run's state, and finds the one to go on from."""
-    config = {"rows": train.source.rows, **{name: getattr(args, name) for name in CONFIG}}
+    config = {name: getattr(args, name) for name in CONFIG}
+    config |= {"rows": train.source.rows, "data": train.source.fingerprint}
     asked = {name: getattr(args, name) for name in ("keep", "resume", "allow_config_change")}
     best = score if args.keep_best else None
     return Checkpointer(args.states, **args.save_every, **asked, score=best, config=config, stop=SIGNALS.pending)
@@ -245,7 +250,7 @@ def score(updates: int, network: nn.Cell, args: argparse.Namespace, test: Any, b
     better = best is None or accuracy > best
     if better and is_first(args.group):
         with exit_code(DISK, OSError), quiet():
-            save_model(network, "{}.best{}".format(*os.path.splitext(args.ckpt_path)))
+            save_model(network, args.models[1])
     say(f"accuracy: {accuracy:.4f} after {updates:,} updates{', the best so far' if better else ''}")
     return accuracy
 
@@ -275,11 +280,11 @@ def main(args: argparse.Namespace) -> None:
     model, network, settings = build(args)
     with exit_code(USAGE, ValueError):
         updates = model.planned_updates(args.epochs, train, args.mini_steps)
-        check_name("train.py", args.ckpt_path)
+        check_name("train.py", *args.models)
     if updates == 0:
         raise Failure(f"argument --mini_steps: no window of {args.mini_steps} would fill in the whole run", USAGE)
-    found = find_batch_size(args) if args.batch_size == AUTO else None
-    make_folders(args.output_dir, args.ckpt_path)
+    found = find_batch_size(args) if args.batch_size == AUTO else ""
+    make_folders(args.output_dir, *args.models)
     show_runtime(settings)
     if found:
         show("micro-batch", found)

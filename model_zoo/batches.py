@@ -9,6 +9,7 @@ which MindSpore copies for each iterator: the copy counts that iterator's epochs
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 from model_zoo._check import check_int
 from model_zoo.augment import Moves, draw_moves, move
 from model_zoo.images import Split
+
+_SAMPLE = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +87,20 @@ class Batches:
         return self._order.rows
 
     @property
-    def epoch(self) -> int:
-        """The epoch the next iterator begins with; set it before making the iterator."""
+    def fingerprint(self) -> str:
+        """Which data they are: a hash of all labels and of a sample of the images."""
+        digest = hashlib.sha256(np.ascontiguousarray(self._labels).tobytes())
+        digest.update(np.ascontiguousarray(self._images[:: max(1, self.rows // _SAMPLE)]).tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iterator begins with."""
         return self._epoch
 
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self._epoch = check_int("create_dataset", "source.epoch", value, low=0)
+    def begin_with_epoch(self, number: int) -> None:
+        """Let the next iterator begin with this epoch."""
+        self._epoch = check_int("create_dataset", "epoch", number, low=0)
 
     def __len__(self) -> int:
         return self._per_pass * self._repeat_size
@@ -135,7 +145,7 @@ class Epochs:
     """The numbers of each epoch's batches: what `GeneratorDataset` calls its sampler.
 
     Args:
-        source (Batches): The batches; its `epoch` is taken, and advanced, by each new iterator.
+        source (Batches): The batches; its `next_epoch` is taken, and advanced, by each new iterator.
     """
 
     def __init__(self, source: Batches) -> None:
@@ -153,8 +163,8 @@ class Epochs:
         """Yield one epoch's numbers."""
         # A generator, so that nothing happens when MindSpore calls `iter` to see whether it can.
         if self._next is None:
-            self._next = self._source.epoch
-            self._source.epoch += 1
+            self._next = self._source.next_epoch
+            self._source.begin_with_epoch(self._next + 1)
         first = self._next * len(self)
         self._next += 1
         yield from range(first, first + len(self))

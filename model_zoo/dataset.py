@@ -40,7 +40,7 @@ def create_dataset(
     so that each row is moved alike whatever the batch size, the shards, and where a run is resumed.
 
     The first iterator made from the dataset begins with epoch 0, the next one with epoch 1, and so on;
-    an iterator over several epochs counts on from its first. `dataset.source.epoch` is the epoch the
+    an iterator over several epochs counts on from its first. `dataset.source.next_epoch` is the epoch the
     next iterator begins with, and can be set to resume.
 
     Args:

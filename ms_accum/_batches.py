@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
+import mindspore as ms
+import numpy as np
 from mindspore import Tensor
 
+from . import _check
 from ._random import random_state, set_random_state
 
 
@@ -35,11 +38,24 @@ class Position:
     """How many batches an epoch has, if the dataset says so."""
     ranks: int = 1
     """How many processes take a batch each."""
+    held: int = 0
+    """How many micro-batches of a window the run began with."""
     random: dict[str, Any] | None = None
     """How the random number generators began the epoch."""
 
+    @property
+    def begun(self) -> int:
+        """int, how many epochs have begun."""
+        return self.epoch if self.batches else self.epoch - 1
+
     def next_epoch(self) -> None:
-        """Go to the beginning of the next one."""
+        """Go to the beginning of the next one.
+
+        Raises:
+            ValueError: If this one had no batches.
+        """
+        if not self.batches:
+            _refuse("batches in every epoch", f"none in epoch {self.epoch}")
         self.epoch, self.batches, self.rows, self.step = self.epoch + 1, 0, 0, 0
 
     def in_batches_of(self, dataset: Any, ranks: int = 1) -> Position:
@@ -64,13 +80,42 @@ class Position:
 def start_of(dataset: Any, ranks: int = 1) -> Position:
     """Return where a run begins."""
     size = dataset.get_batch_size() if hasattr(dataset, "get_batch_size") else None
-    first = getattr(getattr(dataset, "source", None), "epoch", None)
+    source: Any = getattr(dataset, "source", None)
+    first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
     return Position(first, size=size, total=batches_per_epoch(dataset), ranks=ranks)
 
 
-def _as_tensors(batch: Any) -> tuple:
-    columns = batch if isinstance(batch, (tuple, list)) else (batch,)
-    return tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
+class _Columns:
+    """Makes each batch a tuple of Tensors; those of dicts are in the order in which the first has them."""
+
+    def __init__(self) -> None:
+        self._names: tuple | None = None
+
+    def __call__(self, batch: Any) -> tuple:
+        if isinstance(batch, Mapping):
+            self._names = self._names or tuple(batch)
+            if set(batch) != set(self._names):
+                _refuse(f"dicts with the keys {', '.join(map(repr, self._names))}", f"one with {sorted(batch)}")
+            batch = tuple(batch[name] for name in self._names)
+        columns = batch if isinstance(batch, (tuple, list)) else (batch,)
+        return tuple(map(_as_tensor, columns))
+
+
+def _as_tensor(column: Any) -> Tensor:
+    if not isinstance(column, Tensor):
+        array = np.asarray(column)
+        if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
+            _refuse("batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
+        column = Tensor(column)
+    if column.dtype == ms.string:
+        _refuse("batches of numbers", "a column of strings")
+    if not column.ndim:
+        _refuse("columns with a row a sample", "a column that is one number")
+    return column
+
+
+def _refuse(rule: str, value: str) -> NoReturn:
+    _check.refuse(ValueError, "train_process", "train_dataset", f"one that yields {rule}", value)
 
 
 def epochs_of(dataset: Any, epochs: int, at: Position | None = None) -> Iterator[Iterable[tuple]]:
@@ -86,7 +131,7 @@ def epochs_of(dataset: Any, epochs: int, at: Position | None = None) -> Iterator
     if done >= epochs:
         return
     if at.first is not None:
-        dataset.source.epoch = at.first + done
+        dataset.source.begin_with_epoch(at.first + done)
         epochs, done = epochs - done, 0
     passes = _passes(dataset, epochs)
     for _ in range(done):
@@ -102,11 +147,12 @@ def _passes(dataset: Any, epochs: int) -> Iterator[Callable[[], Iterator[tuple]]
     A MindSpore dataset gets one iterator for all: with a new one for each, its shuffle would start from the same seed
     every time and repeat one order.
     """
+    columns = _Columns()
     if hasattr(dataset, "create_tuple_iterator"):
         iterator = dataset.create_tuple_iterator(num_epochs=epochs)
-        yield from repeat(lambda: iter(iterator), epochs)
+        yield from repeat(lambda: map(columns, iterator), epochs)
     else:
-        yield from repeat(lambda: map(_as_tensors, dataset), epochs)
+        yield from repeat(lambda: map(columns, dataset), epochs)
 
 
 def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
@@ -126,5 +172,10 @@ def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iter
 def batches_per_epoch(dataset: Any) -> int | None:
     """Return how many batches an epoch has, or None where the dataset does not know."""
     if hasattr(dataset, "get_dataset_size"):
-        return dataset.get_dataset_size()
+        return None if _has_to_be_read(dataset) else dataset.get_dataset_size()
     return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _has_to_be_read(dataset: Any) -> bool:
+    """Return whether MindSpore would count by reading: a generator, which may be there once."""
+    return getattr(dataset, "source_len", 0) == -1 or any(map(_has_to_be_read, getattr(dataset, "children", ())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from numbers import Integral
 from typing import Any
@@ -18,7 +19,8 @@ def from_text(text: str) -> int | None:
     """Return the bytes that a text such as "1.5 GiB" says, or None where it says no amount above 0."""
     found = _TEXT.fullmatch(text)
     unit = _UNITS.get(found[2].lower()) if found else None
-    return (int(float(found[1]) * unit) or None) if found and unit else None
+    size = float(found[1]) * unit if found and unit else 0
+    return int(size) if 1 <= size < math.inf else None  # of 400 digits float makes infinity
 
 
 def amount(owner: str, name: str, value: Any) -> int:

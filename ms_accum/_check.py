@@ -1,14 +1,18 @@
-"""How do we word a bad argument?"""
+"""How do we word a bad argument, and where is a warning said to come from?"""
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
+import warnings
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
+from mindspore.ops.primitive import jit_context
 
 # Measured on the CPU wheel: these construct without complaint and fail inside their first update, after
 # the user has waited for a whole window. Each comes with the optimizer to take instead.
@@ -19,7 +23,19 @@ _NOT_ON_CPU = {
     "mindspore.mint.optim.fused_adamw.FusedAdamW": "mindspore.experimental.optim.AdamW",
 }
 
+_NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
+
+_MANY = 10**6
+_INSIDE = ("ms_accum", "contextlib")
 _DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
+
+
+def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
+    """Warn, as a line of whoever called the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, kind, stacklevel=level)
 
 
 def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
@@ -61,9 +77,30 @@ def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], r
     return value
 
 
+def scheduler(owner: str, value: Any, optimizer: Any) -> Any:
+    """Return what sets the learning rate after each update, or refuse it; None is nobody."""
+    if value is None:
+        return value
+    step = getattr(value, "step", None)
+    arguments = inspect.signature(step).parameters.values() if step else ()
+    needed = [each for each in arguments if each.default is each.empty]
+    if step is None or needed or getattr(value, "optimizer", None) is not optimizer:
+        rule = "of mindspore.experimental.optim.lr_scheduler, of this optimizer, with a 'step()' that needs no argument"
+        refuse(TypeError, owner, "scheduler", rule, type(value).__name__)
+    if any("lr_float" in group for group in value.optimizer.param_groups):
+        remedy = "Use mindspore.experimental.optim.SGD."
+        refuse(TypeError, owner, "scheduler", "None", "one of mint.optim.SGD, which does not look at it", remedy)
+    return value
+
+
 def inner_of(value: Any) -> Any:
     """Return the optimizer that does the work: the one inside, where the state is dealt out."""
     return getattr(value, "inner", value)
+
+
+def kind_of(value: Any) -> str:
+    """Return which optimizer it is, whoever keeps its state."""
+    return type(inner_of(value)).__name__
 
 
 def is_dealt_out(value: Any) -> bool:
@@ -86,6 +123,17 @@ def optimizer(owner: str, value: Any) -> Any:
         if instead:
             rule = "one that MindSpore runs on CPU"
             refuse(ValueError, owner, "optimizer", rule, kind.__name__, f"Use {instead}, or another device.")
+        if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
+            # Nor here.
+            remedy = f"Take graph mode, or mindspore.experimental.optim.{kind.__name__}."
+            refuse(
+                ValueError,
+                owner,
+                "optimizer",
+                "one that trains",
+                f"mint.optim.{kind.__name__} in PyNative mode",
+                remedy,
+            )
         if isinstance(value, nn.AdaFactor) and value.is_group:
             # No error here: it runs and leaves the parameters as they are.
             remedy = "Use it without groups, or nn.Adam."
@@ -100,19 +148,63 @@ def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
         refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
 
 
-def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
-    """Raise unless `tensors` are as many, and of the same shapes, as the optimizer's parameters.
+@ops.constexpr
+def not_traced(owner: str) -> bool:
+    """Refuse MindSpore's tracing, in which branches are taken once and for all, and Parameters change twice."""
+    if jit_context() is not None:
+        raise RuntimeError(
+            f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which follows one call "
+            "and repeats it: no window would end where it should."
+        )
+    return True
 
-    Runs on the host and, because shapes are constants there, while a graph is compiled.
-    """
+
+def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
+    """Raise unless `tensors` are as many as the optimizer's parameters."""
     if len(tensors) != len(parameters):
         raise ValueError(
             f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
             f"but got {len(tensors)}. {remedy}"
         )
+
+
+def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
+    """Raise unless `tensors` are as many, and of the same shapes, as the optimizer's parameters.
+
+    Runs on the host and, because shapes are constants there, while a graph is compiled.
+    """
+    as_many(owner, name, tensors, parameters, remedy)
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             raise ValueError(
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
                 f"{tensor.shape} for {parameter.shape}. {remedy}"
             )
+
+
+def columns_taken(loss_fn: Any) -> range:
+    """Return how many columns a dataset may have for a loss: data, which the network takes, and what the loss does."""
+    if loss_fn is None:
+        return range(1, _MANY)
+    try:
+        parameters = inspect.signature(
+            loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
+        ).parameters.values()
+    except (TypeError, ValueError):
+        return range(2, _MANY)
+    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
+        return range(2, _MANY)
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = max(2, sum(each.default is each.empty for each in places))  # what it need not be given is an option
+    return range(needed, needed + 1)
+
+
+def columns(owner: str, micro_batch: tuple, taken: range) -> None:
+    """Refuse a micro-batch of another number of columns."""
+    if len(micro_batch) not in taken:
+        most = "or more" if taken.stop == _MANY else f"to {taken.stop - 1}" if len(taken) > 1 else ""
+        rule = (
+            f"one that yields {taken.start} {most}".rstrip()
+            + " columns, data and what 'loss_fn' takes beside the output"
+        )
+        refuse(ValueError, owner, "train_dataset", rule, f"{len(micro_batch)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Callable
@@ -14,7 +15,10 @@ Rule = Callable[[Any], bool]
 
 def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
     """Say which are missing or of the wrong kind; a SHA-256 shows damage, not who made the file."""
-    return [_in_words(name, facts) for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
+    wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
+    if not wrong and not facts["at"]["step"] <= facts["at"]["windows"] <= facts["updates"] + facts["skipped"]:
+        wrong = ["at"]
+    return [_in_words(name, facts) for name in wrong]
 
 
 def _in_words(name: str, facts: Mapping[str, Any]) -> str:
@@ -22,11 +26,15 @@ def _in_words(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    return type(value) is int and 0 <= value < 2**53
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) is float or _is_count(value)
+
+
+def _is_score(value: Any) -> bool:
+    return _is_number(value) and not math.isnan(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -53,7 +61,7 @@ def _dict_of(**rules: Rule) -> Rule:
 
 _POSITION = {
     **{field.name: _or_none(_is_count) for field in fields(Position)},
-    **dict.fromkeys(("batches", "rows", "step", "windows"), _is_count),
+    **dict.fromkeys(("batches", "rows", "step", "windows", "held"), _is_count),
     **dict.fromkeys(("epoch", "ranks"), lambda value: _is_count(value) and value > 0),
     "random": _or_none(is_random_state),
 }
@@ -72,5 +80,5 @@ _RULES: dict[str, Rule] = {
     "random": is_random_state,
     "config": lambda value: isinstance(value, dict),
     "planned": _is_count,
-    "best": _list_of(_or_none(_is_number), _or_none(_is_text)),
+    "best": _list_of(_or_none(_is_score), _or_none(_is_text)),
 }

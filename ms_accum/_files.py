@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -30,9 +31,9 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
     folder = os.path.dirname(name)
     try:
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
-            whole = os.path.join(staging, os.path.basename(name))
+            whole = os.path.join(staging, os.path.basename(path))  # the format is in the name given
             write(whole)
-            os.chmod(whole, 0o644)  # MindSpore's own are read-only
+            os.chmod(whole, _mode_of_new_files(staging))  # MindSpore's own are read-only
             _flush(whole, os.O_RDWR)
             os.replace(whole, name)
         _flush(folder, os.O_RDONLY)
@@ -46,6 +47,13 @@ def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - staging.stat().st_mtime >= age:
                 shutil.rmtree(staging)
+
+
+def _mode_of_new_files(folder: str) -> int:
+    """Return what the umask, or the folder, leaves of a file's permissions."""
+    new = Path(folder, ".new")
+    new.touch()
+    return stat.S_IMODE(new.stat().st_mode)
 
 
 def _flush(path: str, mode: int) -> None:

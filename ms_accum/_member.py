@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -12,7 +11,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
+
+from ._end_with import end_with
+from ._heartbeat import VARIABLE
 
 HOST = "127.0.0.1"
 # All that MindSpore wants of a process that schedules: it leads the cluster inside `init`, and ends there.
@@ -25,10 +27,9 @@ DEFAULTS = {
     "MS_RETRY_INTERVAL_UPPER": "1",
     "PYTHONUNBUFFERED": "1",
 }
-_PR_SET_PDEATHSIG = 1
 # What explains an end, best first: our programs' last line, Python's, anything but MindSpore's log.
 _WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
-_TAIL = 65536
+_TAIL, _MOST = 65536, 300
 
 
 class Member(NamedTuple):
@@ -84,10 +85,16 @@ def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
 
 
-def worker_of(environment: Mapping[str, str], rank: int) -> dict[str, str]:
+def worker_of(environment: Mapping[str, str], rank: int, log: Path) -> dict[str, str]:
     """Return the environment of a rank."""
     names = ("MS_NODE_ID", "RANK_ID", "DEVICE_ID")
-    return {**environment, "MS_ROLE": "MS_WORKER", **dict.fromkeys(names, str(rank))}
+    own = {**dict.fromkeys(names, str(rank)), VARIABLE: str(heartbeat_of(log).absolute())}
+    return {**environment, "MS_ROLE": "MS_WORKER", **own}
+
+
+def heartbeat_of(log: Path) -> Path:
+    """Return the file in which a rank with this log says how far it is."""
+    return log.with_suffix(".beat")
 
 
 def start(name: str, command: Sequence[str], environment: dict[str, str], log: Path, *, piped: bool = False) -> Member:
@@ -101,22 +108,9 @@ def start(name: str, command: Sequence[str], environment: dict[str, str], log: P
             stderr=err,
             env=environment,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=end_with(os.getpid()),
         )
     return Member(name, process, log)
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def last_words(log: Path) -> str:
@@ -127,5 +121,6 @@ def last_words(log: Path) -> str:
         text = file.read().decode(errors="replace").replace("\r", "\n")
     for words in _WORDS:
         if found := re.findall(words, text, re.MULTILINE):
-            return found[-1].strip()
+            words = "".join(letter if letter.isprintable() else "?" for letter in found[-1].strip())
+            return words if len(words) <= _MOST else f"{words[:_MOST]}…"
     return "it said nothing"

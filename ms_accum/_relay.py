@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _AT_ONCE = 65536
-_LINES = re.compile(rb"([^\r\n]*)(\r?\n|\r(?=[^\n]))")
+_ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
 _NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
 
 
@@ -41,7 +41,7 @@ class _Stream:
     def __init__(self, source: IO[bytes], log: int, terminal: int):
         self._source, self._log, self._terminal = source, log, terminal
         self._bars = os.isatty(terminal)
-        self._rest = b""
+        self._rest = bytearray()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -51,17 +51,20 @@ class _Stream:
 
     def _take(self, data: bytes) -> None:
         """Pass the lines on that are whole, and keep what is left: the other stream must not cut a line in two."""
-        text, done = self._rest + data, 0
-        for line in _LINES.finditer(text):
-            done = line.end()
-            self._show(*line.groups())
-        self._keep(text[:done])
-        self._rest = text[done:]
+        looked_at = max(len(self._rest) - 1, 0)  # up to a carriage return, which may be half a line's end
+        self._rest += data
+        ends, done = [end.span() for end in _ENDS.finditer(self._rest, looked_at)], 0
+        for start, stop in ends:
+            self._show(bytes(self._rest[done:start]), bytes(self._rest[start:stop]))
+            done = stop
+        self._keep(bytes(self._rest[:done]))
+        del self._rest[:done]
         if len(self._rest) > _AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
-        rest, self._rest = self._rest, b""
+        rest = bytes(self._rest)
+        self._rest.clear()
         self._keep(rest)
         if rest.strip(b"\r"):
             self._show(rest.strip(b"\r"), b"\n")

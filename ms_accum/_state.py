@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import sys
+import weakref
+from typing import Any, Callable
 
 import mindspore as ms
 from mindspore import Parameter, Tensor
@@ -12,6 +14,8 @@ from mindspore.common.initializer import initializer
 from . import _check
 
 _made = itertools.count()
+_said: dict[int, dict[str, Any]] = {}
+"""What the Cells with some accumulators were given, by the identity of the first of these while it lives."""
 
 
 def unique_name(kind: str) -> str:
@@ -24,14 +28,23 @@ def state(name: str, value: Any, dtype: Any) -> Parameter:
     return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
 
 
+def seen(parameter: Parameter, convert: Callable[[Any], Any]) -> Any:
+    """Return its value; where MindSpore compiles, the Parameter: a value would be a constant of the compilation."""
+    reader = sys._getframe(2).f_globals.get("__name__", "")  # of the property that asks
+    return parameter if reader.partition(".")[0] == "mindspore" else convert(parameter.asnumpy())
+
+
 def agreed(owner: str, accumulators: Any, **said: Any) -> None:
     """Raise unless the Cells that share accumulators were all given the same."""
-    known = getattr(accumulators[0], "said", said)
+    first = accumulators[0]
+    if id(first) not in _said:
+        _said[id(first)] = said
+        weakref.finalize(first, _said.pop, id(first))
+    known = _said[id(first)]
     for name, value in said.items():
         if known[name] != value:
             rule = f"{known[name]}, as in the other Cell that has this 'grad_sum'"
             _check.refuse(ValueError, owner, name, rule, value, "Else make other accumulators.")
-    accumulators[0].said = said
 
 
 def loss_scale(optimizer: Any) -> float:

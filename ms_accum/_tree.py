@@ -2,56 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import itertools
+from typing import Any, Callable
 
 import mindspore as ms
-from mindspore import mint, ops
+from mindspore import mint, nn, ops
 
 _map = ops.HyperMap()
 
 
+def _of_tensors(*others: str) -> Callable[[Callable], Any]:
+    """Return a decorator for a function of one tensor of each tuple, with these kinds of operands before them.
+
+    Plain functions do as well, unless one of the gradients was sparse: then MindSpore ends with SIGSEGV.
+    """
+
+    def made(function: Callable) -> Any:
+        graph = ops.MultitypeFuncGraph(function.__name__)
+        tensors = len(inspect.signature(function).parameters) - bool(others)
+        for kinds in itertools.product(others or ("",)):
+            graph.register(*filter(None, kinds), *["Tensor"] * tensors)(function)
+        return graph
+
+    return made
+
+
 def _has_in_place() -> bool:
-    return ms.get_context("device_target") != "GPU"
+    level = (ms.get_context("jit_config") or {}).get("jit_level")
+    return ms.get_context("device_target") != "GPU" and level != "O2"
 
 
-# Whether the kernels that write into their first operand work, asked where a graph is compiled: run on CPU, documented
-# for Ascend. They save memory. Outside a graph the answer is no: there MindSpore's CPU leaves the operand as it was.
-_InPlace: Any = ops.constexpr(_has_in_place, get_instance=False)
-_InPlace.__call__ = lambda self: False
+class _InPlace(ops.constexpr(_has_in_place, get_instance=False)):  # type: ignore[misc]
+    """Whether the kernels that write into their first operand work, asked where a graph is compiled.
+
+    Run on CPU, documented for Ascend. They save memory.
+    """
+
+    def __call__(self) -> bool:
+        """Say no outside a graph: there MindSpore's CPU leaves the operand as it was."""
+        return False
+
+
 _in_place = _InPlace()
+_dense = ops.MultitypeFuncGraph("dense")
 
 
+@_dense.register("Tensor", "Tensor")
+def _as_it_is(gradient: Any, parameter: Any) -> Any:
+    return gradient
+
+
+@_dense.register("RowTensor", "Tensor")
+def _filled(gradient: Any, parameter: Any) -> Any:
+    return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
+
+
+@_of_tensors()
 def _add(total: Any, gradient: Any) -> Any:
     return ops.assign_add(total, ops.cast(gradient, total.dtype))
 
 
+@_of_tensors("Tensor", "Number")
 def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
     return _add(total, ops.cast(gradient, ms.float32) * weight)
 
 
+@_of_tensors()
 def _clear(total: Any) -> Any:
     # Assigned, not multiplied by zero or subtracted from itself: NaN would survive both.
     zeros = ops.zeros_like(total)
     return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
 
 
+@_of_tensors()
 def _cancel(total: Any) -> Any:
     return ops.assign_sub(total, total)
 
 
+@_of_tensors("Tensor", "Number")
 def _multiply(factor: Any, gradient: Any) -> Any:
     return ops.cast(gradient, ms.float32) * factor
 
 
+@_of_tensors("Tensor", "Number")
 def _multiply_in_place(factor: Any, total: Any) -> Any:
     # The Parameter, not the product: what a branch is given, other than Parameters, it copies.
     return ops.depend(total, total.mul_(factor) if _in_place() else ops.assign(total, total * factor))
 
 
+@_of_tensors()
 def _cast_like(gradient: Any, parameter: Any) -> Any:
     return ops.cast(gradient, parameter.dtype)
 
 
+@_of_tensors()
 def _squares(gradient: Any) -> Any:
     # Rows first, then the rows' sums: on CPU up to 8 times as fast as one sum over everything, and it keeps
     # digits that one long running sum loses (5e-5 in L2Loss, on 670,000 elements).
@@ -61,6 +106,17 @@ def _squares(gradient: Any) -> Any:
     if gradient.ndim > 1:
         squares = mint.sum(squares, 1)
     return mint.sum(squares)
+
+
+def gives_rows(network: nn.Cell) -> bool:
+    """Return whether some of a network's gradients are those of rows."""
+    primitives = [each for _, cell in network.cells_and_names() for each in cell._primitives.values()]
+    return any(getattr(primitive, "name", "") == "SparseGatherV2" for primitive in primitives)
+
+
+def dense(gradients: Any, parameters: Any) -> Any:
+    """Return `gradients` with all their rows: of an embedding a graph gives those that were looked up."""
+    return _map(_dense, gradients, parameters)
 
 
 def add(total: Any, gradients: Any) -> Any:

@@ -8,9 +8,9 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from . import _check, _tree
-from ._state import new_grad_sum, state, unique_name
+from ._state import new_grad_sum, seen, state, unique_name
 from .boundary import Boundary
-from .parallel import AUTO, group_of, take_from_rank_0, total
+from .parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
 from .reduction import summing
 from .windows import is_full
 
@@ -101,18 +101,18 @@ class Accumulator:
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         self._group = group_of(owner, group)
         how = summing(owner, _check.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
-        holds = window > 1 or self._group is not None  # alone, the weight of a window's only micro-batch cancels out
+        # Alone, a window's only micro-batch need not be added to anything, unless its gradients are those of rows.
+        holds = window > 1 or self._group is not None or any(map(_tree.gives_rows, networks_of(optimizer.parameters)))
         multiply = _tree.multiply_in_place if holds else _tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
         self._sums = how.of_micro_batch
         name = unique_name("accumulator")
         self._parameters = tuple(optimizer.parameters)
-        if self._group is not None:
-            take_from_rank_0(self._parameters)
+        begin_with_networks_of(owner, self._parameters, self._group)
         self._grad_sum = new_grad_sum(name, how.like) if holds else None
         self._mean = reduction == "mean"
         self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and holds else None
-        self._window = state(f"{name}.window", window, ms.int32)
+        self._accumulate_step = state(f"{name}.window", window, ms.int32)
         self._micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
         self._updates = state(f"{name}.updates", 0, ms.int32)
         self._skipped = state(f"{name}.skipped", 0, ms.int32)
@@ -121,14 +121,18 @@ class Accumulator:
         self._end_compiled = ms.jit(self._end)
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
+        _check.not_traced("Accumulator")
+        grads = tuple(grads)  # `ms.grad` gives a list where it was given one
+        _check.as_many("Accumulator", "grads", grads, self._parameters)
+        grads = _tree.dense(grads, self._parameters)
         _check.same_layout("Accumulator", "grads", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if self._grad_sum is None:
-            return self._close(grads, None)
+            return self._close(grads, None, None if weight is None else ops.cast(weight, ms.float32))
         self._add(grads, weight)
         updated = Tensor(False)
-        if self._boundary.touch(is_full(self._micro_batches, self._window)):
+        if self._boundary.touch(is_full(self._micro_batches, self._accumulate_step)):
             updated = self._end()
         ops.assign(self._updated, updated)
         return updated
@@ -149,8 +153,8 @@ class Accumulator:
         self._clear()
         return updated
 
-    def _close(self, grads: Any, weight_sum: Any) -> Any:
-        updated, norm = self._boundary(grads, weight_sum)[:2]
+    def _close(self, grads: Any, weight_sum: Any, only: Any = None) -> Any:
+        updated, norm = self._boundary(grads, weight_sum, only=only)[:2]
         ops.assign(self._grad_norm, norm)
         ops.assign(self._updated, updated)
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
@@ -182,7 +186,7 @@ class Accumulator:
     @property
     def accumulate_step(self) -> int:
         """int, the window's size. It may be set between two windows; nothing is compiled anew."""
-        return int(self._window.asnumpy())
+        return seen(self._accumulate_step, int)
 
     @accumulate_step.setter
     def accumulate_step(self, value: int) -> None:
@@ -194,7 +198,7 @@ class Accumulator:
             )
         if self._group is None and (window > 1) != (self._grad_sum is not None):
             raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
-        ops.assign(self._window, Tensor(window, ms.int32))  # a compiled graph does not see set_data
+        ops.assign(self._accumulate_step, Tensor(window, ms.int32))  # a compiled graph does not see set_data
 
     @property
     def clip_norm(self) -> float | None:
@@ -204,24 +208,24 @@ class Accumulator:
     @property
     def updated(self) -> bool:
         """bool, whether the last call updated the parameters."""
-        return bool(self._updated.asnumpy())
+        return seen(self._updated, bool)
 
     @property
     def micro_batches(self) -> int:
         """int, the micro-batches that the window holds."""
-        return int(self._micro_batches.asnumpy())
+        return seen(self._micro_batches, int)
 
     @property
     def updates(self) -> int:
         """int, the updates so far."""
-        return int(self._updates.asnumpy())
+        return seen(self._updates, int)
 
     @property
     def skipped(self) -> int:
         """int, the windows so far whose gradient was not finite."""
-        return int(self._skipped.asnumpy())
+        return seen(self._skipped, int)
 
     @property
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
-        return float(self._grad_norm.asnumpy())
+        return seen(self._grad_norm, float)

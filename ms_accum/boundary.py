@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 
 from . import _check, _tree
 from ._state import loss_scale
@@ -47,24 +47,36 @@ class Boundary:
         self.sums = sums
         self.multiply = multiply if sums is None or sums.in_place else _tree.multiply
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
-        self._touched = tuple(optimizer.get_parameters())
+        rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell knows no lists
+        touched = {id(parameter): parameter for parameter in (*optimizer.get_parameters(), *rates)}
+        self._touched = tuple(touched.values())
 
-    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None) -> Any:
-        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks."""
+    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None) -> Any:
+        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks.
+
+        `only` is the weight of a window's only micro-batch, whose gradients come as they are: it cancels out, unless
+        it is 0, which makes 0/0 of the norm and skips the window, as a sum of weights does.
+        """
         if self.sums is not None:
             grad_sum, weight_sum, figures = self._summed(grad_sum, weight_sum, figures)
         norm = self._norm(grad_sum, figures) / self.scale
         if weight_sum is not None:
             norm = norm / weight_sum
+        if only is not None:
+            norm = norm * (only / only)
         gradients = self._gradients(grad_sum, weight_sum, norm)
         finite = ops.isfinite(norm)
         if self.narrow:
             # What is finite in float32 may not be so in the parameters' type.
             finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
+        return self._update(finite, gradients), norm, figures
+
+    def _update(self, finite: Any, gradients: Any) -> Any:
+        """Call the optimizer, or not; a branch of its own, since MindSpore's strict graphs lose a None behind one."""
         updated = self.touch(finite)
         if updated:
             self.optimizer(gradients)
-        return updated, norm, figures
+        return updated
 
     def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any) -> Any:
         nothing = Tensor(0.0, ms.float32)

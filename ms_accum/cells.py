@@ -15,8 +15,10 @@ from mindspore import Tensor, nn, ops
 from . import _check, _tree
 from ._state import agreed
 from .boundary import Boundary
-from .parallel import AUTO, take_from_rank_0
+from .parallel import AUTO, begin_with, group_of, take_from_rank_0
 from .reduction import Summing, summing
+
+_SPARSE = "Outside a graph MindSpore gives sparse ones without their rows: take graph mode, or nn.Embedding."
 
 
 class LossAndGradients(nn.Cell):
@@ -29,10 +31,16 @@ class LossAndGradients(nn.Cell):
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         _check.trains(owner, optimizer, network)
         self.sens = _check.positive_number(owner, "sens", sens)
+        self.parameters = tuple(optimizer.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = self.network(*inputs)
+        if isinstance(loss, (tuple, list, dict)):
+            raise TypeError(
+                f"For '{self.owner}', the network must return its loss alone, but got several values. "
+                "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+            )
         if loss.ndim != 0:
             raise ValueError(
                 f"For '{self.owner}', the loss must be a scalar, but got shape {loss.shape}. "
@@ -44,6 +52,8 @@ class LossAndGradients(nn.Cell):
         if self.sens != 1.0:  # known when it is compiled: a kernel less
             scale = scale * self.sens
         (_, loss), grads = self.differentiate(scale, *inputs)
+        grads = _tree.dense(grads, self.parameters)
+        _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads
 
 
@@ -110,11 +120,13 @@ class TrainForwardBackward(nn.Cell):
         self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens)
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
+        begin_with(network, optimizer.parameters, group_of(owner, group))
         _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
+        _check.not_traced("TrainForwardBackward")
         scale = 1.0
         if weight is not None and not self.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
@@ -183,6 +195,7 @@ class TrainOptim(nn.Cell):
             take_from_rank_0(optimizer.parameters)
 
     def construct(self, figures: Any = None) -> Any:
+        _check.not_traced("TrainOptim")
         weight_sum = self.weight_sum[0] if self.weight_sum else None
         updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures)
         return (updated, norm) if figures is None else (updated, norm, summed)

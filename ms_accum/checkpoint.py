@@ -20,20 +20,37 @@ class CheckpointError(ValueError):
     """A checkpoint can't be read, or belongs to another network."""
 
 
-def check_name(owner: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a name that MindSpore would not give to a checkpoint, or that a folder has."""
-    name = os.fspath(path)
-    if _format(name) not in FORMATS:
-        raise ValueError(f"For '{owner}', 'ckpt_path' must end with '.ckpt' or '.safetensors', but got '{name}'.")
-    if os.path.isdir(name):
-        raise ValueError(f"For '{owner}', 'ckpt_path' must name a file, but got the folder '{name}'.")
+def check_name(owner: str, *paths: str | os.PathLike[str]) -> None:
+    """Refuse names that MindSpore would not give to a checkpoint, or that something else than a file has."""
+    for name in [os.fspath(path) for path in paths]:
+        if _format(name) not in FORMATS:
+            raise ValueError(f"For '{owner}', 'ckpt_path' must end with '.ckpt' or '.safetensors', but got '{name}'.")
+        if os.path.isdir(name):
+            raise ValueError(f"For '{owner}', 'ckpt_path' must name a file, but got the folder '{name}'.")
+        if os.path.exists(name) and not os.path.isfile(name):
+            raise ValueError(f"For '{owner}', 'ckpt_path' must name a file, but got the device or pipe '{name}'.")
+
+
+def check_path(owner: str, path: str | os.PathLike[str] | None, network: nn.Cell) -> None:
+    """Find out before the work, not after it, that the network can't be saved there; None is nowhere."""
+    if path is None:
+        return
+    check_name(owner, path)
+    check_folder(owner, path)
+    narrow = [parameter.name for parameter in network.get_parameters() if parameter.dtype == ms.bfloat16]
+    if narrow and _format(os.fspath(path)) == "safetensors":
+        raise ValueError(
+            f"For '{owner}', 'ckpt_path' must end with '.ckpt' for a network with bfloat16 parameters, such as "
+            f"'{narrow[0]}', but got '{path}'."
+        )
 
 
 def check_folder(owner: str, path: str | os.PathLike[str]) -> None:
     """Find out before the work, not after it, that nothing can be written beside `path`."""
-    folder = os.path.dirname(os.path.abspath(path))
+    folder = os.path.dirname(os.path.realpath(path))  # where a link leads
     if not os.path.isdir(folder):
-        raise ValueError(f"For '{owner}', the folder of 'ckpt_path' must exist, but got '{path}'. Make it first.")
+        rule = "the folder of 'ckpt_path' must exist"
+        raise ValueError(f"For '{owner}', {rule}, but got '{os.path.relpath(folder)}'. Make it first.")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"For '{owner}', the folder of 'ckpt_path' must be writable, but got '{path}'.")
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -110,6 +109,7 @@ class Checkpointer:
         self._at = time.monotonic()
         self._updates = 0
         self._can_save = True
+        self._is_saved = False  # as it is now
         self._stopping = False  # once it was wished
         self.best = None
         self._best_file: str | None = None
@@ -177,6 +177,7 @@ class Checkpointer:
             Stopped: If the run is to stop; its state is saved.
         """
         stop, late = wishes
+        self._is_saved = False
         if stop:
             path = self.save(take())
             raise Stopped(f"the training state is in '{path}'")
@@ -187,10 +188,13 @@ class Checkpointer:
 
     def _save_scored(self, take: Callable[[], TrainingState]) -> None:
         """Ask for the score, which may draw random numbers, and save."""
+        if self._is_saved:
+            return
         score = math.nan if self._score is None else float(self._score())
         better = not math.isnan(score) and (self.best is None or score > self.best)
         self.best = score if better else self.best
         self.save(take(), better)
+        self._is_saved = True
 
     def save(self, state: TrainingState, best: bool = False) -> Path:
         """Write a state, and then remove what is not to be kept; return where it is.
@@ -235,7 +239,7 @@ class Checkpointer:
         try:
             self.save(take())
         except Exception as error:
-            warnings.warn(f"the state of the run that fails is not saved: {error}", RuntimeWarning, stacklevel=2)
+            _check.warn(f"the state of the run that fails is not saved: {error}")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -5,30 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
 
 from . import _check
+from ._as_found import start_training
 from ._batches import Position, batches_per_epoch, epochs_of, start_of
+from ._heartbeat import heartbeat
 from .accumulator import REDUCTIONS
-from .batch_norm import warn_about_batch_norm
-from .checkpoint import check_folder, check_name, save_model
+from .checkpoint import CheckpointError, check_path, save_model
 from .checkpointer import NO_WISHES, Checkpointer
-from .metrics import SkippedInARow, UpdateRecord, WindowLoss, check_loss
+from .metrics import SkippedInARow, UpdateRecord
+from .objective import Objective
 from .open_window import OpenWindow
 from .parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .reduction import summing
 from .report import Reporter, progress
-from .training_state import TrainingState, capture, kind_of, parameters_of, restore, warn_about_random_layers
-from .weights import Weight
+from .trained import SETTING, Trained
+from .training_state import TrainingState, capture, restore, warn_about_random_layers
 from .windows import TAILS, planned, window_ends
 
 _OWNER = "GradientAccumulation"
 _COUNTERS = ("updates", "skipped", "updated")
-_RATES = ("learning_rate", "momentum")  # Parameters that are settings too
+Reporters = Sequence[Reporter]
 
 
 class GradientAccumulation:
@@ -40,8 +42,8 @@ class GradientAccumulation:
 
     Args:
         network (Cell): the network to train.
-        loss_fn (Union[Cell, Callable, None]): from the network's output and the label to a scalar. ``None``: the
-            network returns its loss itself, from any number of columns.
+        loss_fn (Union[Cell, Callable, None]): from the network's output and the columns behind the first, mostly one,
+            the label, to a scalar. ``None``: the network returns its loss itself, from any number of columns.
         optimizer (Optimizer): updates the parameters.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
             ``"mean"``.
@@ -49,13 +51,17 @@ class GradientAccumulation:
             ``"carry"`` goes on with it in the next epoch, ``"drop"`` forgets it. Default: ``"flush"``.
         clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
         weight (Union[None, float, Tensor, Callable]): what a micro-batch counts for: a number, or a function of its
-            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``. One of weight 0 is passed over. Default:
-            ``None``, its rows; with `nn.CrossEntropyLoss` and `nn.NLLLoss` its labels that are not ignored, by their
-            class weights, as those losses average.
+            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 passes it over. Default: ``None``, what
+            MindSpore's losses average over (elements, or labels by their class weights), and rows with other losses.
+        check (str): ``"first"``: where `weight` is a guess, the first micro-batch is cut in two, and a warning says if
+            its loss is not the mean of theirs. ``"off"``: not. Default: ``"first"``.
+        wait (bool): whether, on CPU in graph mode, up to 8 micro-batches are run in one call, which is faster. Not for
+            loaders that set Parameters of the network between micro-batches. Default: ``True``.
         group (Union[str, None, Group]): who trains together, each with its own data, by gradients that are summed when
             a window ends: ``"auto"``, all that a launcher started, or ``None``, this process. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether they are summed in every micro-batch, which sends more; with a
-            `ZeroOptimizer` each process keeps its part of the sums only. Default: ``False``.
+            `ZeroOptimizer` each keeps its part of the sums only. Default: ``False``.
+        scheduler (Optional[LRScheduler]): MindSpore's experimental, stepped after each update. Default: ``None``.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -86,25 +92,27 @@ class GradientAccumulation:
         tail: str = "flush",
         clip_norm: float | None = None,
         weight: None | float | Tensor | Callable = None,
+        check: str = "first",
+        wait: bool = True,
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
+        scheduler: Any = None,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
-        self._optimizer = _check.optimizer(_OWNER, optimizer)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)
         self._ranks = self._group.size if self._group else 1
-        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "ranks": self._ranks}
-        counts = Weight(_OWNER, weight, reduction, loss_fn)
-        loss = WindowLoss(summing=check_loss(_OWNER, loss_fn, reduction) == "sum")
-        self._forward = network if loss_fn is None else nn.WithLossCell(network, loss_fn)
+        kind = _check.kind_of(_check.optimizer(_OWNER, optimizer))
+        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
+        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
+        self._forward = self._objective.forward
         _check.trains(_OWNER, optimizer, self._forward)
-        how = summing(_OWNER, optimizer, self._group, sync_every_micro_batch)
-        self._in_step = how.of_micro_batch is not None
-        ranks: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
-        self._window = OpenWindow(self._forward, optimizer, reduction, bound, weight=counts, loss=loss, **ranks)
+        self._trained = Trained(self._forward, optimizer, _check.scheduler(_OWNER, scheduler, optimizer))
+        self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
+        how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch, "wait": wait}
+        self._window = OpenWindow(self._objective, optimizer, bound, **how)
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
@@ -127,7 +135,8 @@ class GradientAccumulation:
 
         Args:
             epoch (int): how many epochs.
-            train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches.
+            train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
+                or dicts, whose order of keys is that of the first.
             mini_steps (Optional[int]): micro-batches in a window. 1 accumulates nothing.
             micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
                 each batch is a window, split into micro-batches of so many rows.
@@ -145,19 +154,17 @@ class GradientAccumulation:
         """
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
-        windows = self.planned_updates(epoch, train_dataset, mini_steps)
-        saved_tail, splits = self._tail if checkpointer else "", self._in_step and mini_steps is None
-        check_together("train_process", self._group, windows, saved_tail=saved_tail, splits_in_step=splits)
-        if ckpt_path is not None:
-            check_name("train_process", ckpt_path)
-            check_folder("train_process", ckpt_path)
+        windows = self.planned_updates(epoch, train_dataset, mini_steps)  # a resumed run's may be others
+        tail, splits = self._tail if checkpointer else "", self._in_step and mini_steps is None
+        check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
+        check_path("train_process", ckpt_path, self._network)
         self._open(mini_steps)
         reporters = ((progress(),) if report is None else tuple(report)) if is_first(self._group) else ()
         with ExitStack() as closing:
             if checkpointer is not None:
                 closing.enter_context(checkpointer.share(self._group))
-            settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size}
-            at = self._begin(train_dataset, checkpointer, settings, windows)
+            settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
+            at, windows = self._begin(epoch, train_dataset, checkpointer, settings)
             for reporter in reporters:
                 reporter.start(None if windows is None else windows - at.windows)
                 closing.callback(reporter.close)
@@ -187,10 +194,7 @@ class GradientAccumulation:
         """
         _check.positive_int("planned_updates", "epoch", epoch)
         batches = batches_per_epoch(train_dataset)
-        if batches is None:
-            return None
-        held = self.micro_batches if self._tail == "carry" else 0
-        return planned("train_process", batches, mini_steps, self._tail, epoch, held=held)
+        return planned("train_process", batches, mini_steps, self._tail, epoch, held=self.micro_batches)
 
     def flush(self) -> bool:
         """Update with the micro-batches that ``tail="carry"`` left over, and return whether: not if there are none."""
@@ -208,33 +212,31 @@ class GradientAccumulation:
         """int, the micro-batches that the window holds."""
         return self._window.micro_batches
 
-    def _run_epoch(
-        self, at: Position, micro_batches: Iterable, reporters: Sequence[Reporter], checkpointer: Checkpointer | None
-    ) -> None:
+    def _run_epoch(self, at: Position, data: Iterable, reporters: Reporters, states: Checkpointer | None) -> None:
         """Run what is left of an epoch."""
-        for micro_batch, ends in micro_batches:
+        for micro_batch, ends in data:
             self._window.add(micro_batch)
+            heartbeat().beat()
             self.updated = False
             at.batches += ends or self._window.size is not None
             at.rows += micro_batch[0].shape[0]
             if ends:
-                self._end_window(at, reporters, checkpointer)
-            elif checkpointer is not None:
-                wishes = checkpointer.wishes()  # kept, if ranks have to agree on them when the window ends
+                self._end_window(at, reporters, states)
+            elif states is not None:
+                wishes = states.wishes()  # kept, if ranks have to agree on them when the window ends
                 if self._group is None:
-                    checkpointer.after_micro_batch(self.updates, True, partial(self._state, at), wishes)
-        if not at.batches:
-            rule, got = "one that yields batches in every epoch", f"none in epoch {at.epoch}"
-            _check.refuse(ValueError, "train_process", "train_dataset", rule, got)
+                    states.after_micro_batch(self.updates, True, partial(self._state, at), wishes)
         if self.micro_batches and self._tail == "flush":
-            self._end_window(at, reporters, checkpointer)
+            self._end_window(at, reporters, states)
         elif self._tail == "drop":
             self.clear()
 
-    def _end_window(self, at: Position, reporters: Sequence[Reporter], checkpointer: Checkpointer | None) -> None:
-        ended = self._window.end(checkpointer.wishes() if checkpointer and self._group else NO_WISHES)
+    def _end_window(self, at: Position, reporters: Reporters, states: Checkpointer | None) -> None:
+        ended = self._window.end(states.wishes() if states and self._group else NO_WISHES)
         self.updated = ended.updated
         self.updates += self.updated
+        if self.updated:
+            self._trained.step()
         self.skipped += not self.updated
         at.step, at.windows = at.step + 1, at.windows + 1
         now = time.perf_counter()
@@ -242,57 +244,57 @@ class GradientAccumulation:
         record = UpdateRecord(at.epoch, at.step, self.updates, *ended.figures, seconds, not self.updated)
         for reporter in reporters:
             reporter.update(record)
-        if record.samples:  # a window in which nothing counted says nothing about gradients
-            self._skips.add(record.skipped)
-        if checkpointer is not None:
-            wishes = checkpointer.wishes() if self._group is None else ended.wishes
-            checkpointer.after_micro_batch(self.updates, False, partial(self._state, at), wishes)
+        self._skips.add(record)
+        if states is not None:
+            wishes = states.wishes() if self._group is None else ended.wishes
+            states.after_micro_batch(self.updates, False, partial(self._state, at), wishes)
 
     def _state(self, at: Position) -> TrainingState:
         accumulators, window = self._window.state()
-        counters = {name: getattr(self, name) for name in _COUNTERS}
-        facts = {**counters, "at": asdict(at), "window": window, "skips": self._skips.count}
-        return capture({**parameters_of(self._forward, self._optimizer), **accumulators}, facts)
+        facts = {"at": asdict(at), "window": window, "skips": self._skips.count}
+        facts |= {name: getattr(self, name) for name in _COUNTERS}
+        return capture({**self._trained.parameters(), **accumulators}, facts)
 
-    def _begin(self, dataset: Any, checkpointer: Checkpointer | None, settings: dict, windows: int | None) -> Position:
-        """Return where the run begins or goes on, on all ranks."""
-        at = start_of(dataset, self._ranks)
-        if checkpointer is not None:
+    def _begin(self, epochs: int, dataset: Any, states: Checkpointer | None, settings: dict) -> tuple[Position, Any]:
+        """Return where the run begins or goes on, on all ranks, and how many windows it has, if that is known."""
+        at = replace(start_of(dataset, self._ranks), held=self.micro_batches)
+        if states is not None:
             wait_for_all(self._group)  # rank 0 may still be writing what is to be found
-            settings = {**settings, **self._settings, "optimizer": kind_of(self._optimizer)}
-            at = self._resume(checkpointer, at, dataset, settings)
+            at = self._resume(epochs, dataset, states, {**settings, **self._settings}) or at
+        batches = batches_per_epoch(dataset)
+        windows = planned("train_process", batches, settings["mini_steps"], self._tail, epochs, held=at.held)
         facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
         if self._in_step:  # of the dataset: a position that was resumed is rank 0's
-            facts |= {"batches in an epoch": batches_per_epoch(dataset), **self._window.counts}
+            facts |= {"batches in an epoch": batches, **self._window.counts}
         meet("train_process", self._group, facts, self._forward)
-        return at
+        return at, windows
 
-    def _resume(self, checkpointer: Checkpointer, at: Position, dataset: Any, settings: dict[str, Any]) -> Position:
+    def _resume(self, epochs: int, dataset: Any, states: Checkpointer, settings: dict) -> Position | None:
         """Take over the state that the checkpointer finds, and return where it was."""
-        found = checkpointer.find(settings)
+        held = self._trained.parameters()  # refuses what can't be saved now, not at the first save
+        found = states.find(settings)
         if found is None:
-            return at
-        warn_about_random_layers(self._network)
+            return None
         facts, window = found.state.facts, found.state.facts["window"]
         at = Position(**facts["at"])
-        accumulators = self._window.accumulators(window["micro_batches"])
-        parameters = {**parameters_of(self._forward, self._optimizer), **accumulators}
-        restore(found.state, parameters, found.path, but=_RATES if found.changed else ())
+        if at.begun > epochs:
+            raise CheckpointError(f"'{found.path}' is in epoch {at.begun}, and 'epoch' is {epochs}. Make it more.")
+        warn_about_random_layers(self._network)
+        parameters = {**held, **self._window.accumulators(window["micro_batches"])}
+        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._window.load(window)
         vars(self).update({name: facts[name] for name in _COUNTERS})
         self._skips.count = facts["skips"]
-        if not found.changed:
-            return at
-        if self._window.size is None:  # it may hold a part of a batch that is another one now
+        if found.changed and self._window.size is None:  # it may hold a part of a batch that is another one now
             self.clear()
-        return at.in_batches_of(dataset, self._ranks)
+        return at.in_batches_of(dataset, self._ranks) if found.changed else at
 
     def _open(self, window: int | None) -> None:
         """Get ready for windows of this size; None stands for windows of whole batches."""
-        if self._tail != "carry" or window is None:
+        if self._tail != "carry" or self._window.size is None:
             self.clear()  # an interrupted run left them, and nothing may leak into this one
-        if window != 1:
-            warn_about_batch_norm(self._network)
         self._window.open(window)
         self._skips = SkippedInARow(_OWNER)
-        self._forward.set_train()
+        start_training(self._network, self._forward)
+        if window != 1:
+            self._objective.warn()

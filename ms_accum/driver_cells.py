@@ -15,6 +15,13 @@ from .boundary import Boundary
 from .cells import LossAndGradients, TrainForwardBackward, emptied, hidden
 
 
+class WithLoss(nn.WithLossCell):
+    """A network and its loss, which may take several columns beside the network's output."""
+
+    def construct(self, data: Any, *labels: Any) -> Any:
+        return self._loss_fn(self._backbone(data), *labels)
+
+
 class TrainEmpty(nn.Cell):
     """Do what `TrainClear` does, in place, as far as the accumulators are finite.
 
@@ -67,21 +74,21 @@ class TrainTogether(nn.Cell):
     def __init__(self, forward_backward: TrainForwardBackward, most: int):
         super().__init__(auto_prefix=False)
         self.forward_backward = forward_backward
-        self.places = Tensor(np.eye(most), ms.float32)
+        self.places = Tensor(np.eye(most), ms.bool_)
         network = forward_backward.loss_and_gradients.network
         self.touched = (*network.get_parameters(), *forward_backward.grad_sum, *forward_backward.weight_sum)
 
     def construct(self, count: Any, *columns: Any) -> Any:
         done = Tensor(0, ms.int32)
         count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop is a branch
-        losses = ops.zeros_like(self.places[0])
+        losses = ops.zeros(self.places.shape[:1], ms.float32)
         while done < count:
             row = [column[done] for column in columns]
             if self.forward_backward.weight_sum:
                 loss = self.forward_backward(*row[:-1], weight=row[-1])
             else:
                 loss = self.forward_backward(*row)
-            losses = losses + self.places[done] * ops.cast(loss, ms.float32)
+            losses = ops.where(self.places[done], ops.cast(loss, ms.float32), losses)  # a sum of products makes inf NaN
             done = done + 1
         return losses
 

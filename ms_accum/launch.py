@@ -23,13 +23,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ._member import SCHEDULER, Member, cluster, free_port, scheduler_of, start, worker_of
+from ._heartbeat import read
+from ._member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
 from ._relay import Relay, complain, say
-from .signals import CODES, WORDS
+from ._streams import open_streams
+from .signals import CODES, WORDS, Asked, heard
 
 USAGE, DISK = 2, 5  # as in `program`, which would import MindSpore
-LOOK, LAST = 0.1, 1.0
-"""float, seconds: how often ranks are looked at, and what they have after a second signal."""
+_WITHOUT = "without the scheduler no rank goes on: they are asked to save their state, and to end"
+LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
+"""float, seconds: how often ranks are looked at, what they have after a second signal, and when one is late.
+
+MindSpore's CPU lets a rank wait for half a minute.
+"""
 
 
 class Job:
@@ -76,9 +82,35 @@ class Job:
         """Return the ranks that have not ended."""
         return [worker for worker in self.workers if worker.running()]
 
-    def failed(self) -> Member | None:
-        """Return who ended badly, a rank if there is one: the scheduler goes after a rank has gone."""
-        return next((member for member in (*self.workers, *self._members) if member.failed()), None)
+    def failed(self, asked: bool) -> Member | None:
+        """Return who ended badly, a rank if there is one; who ended as it was asked to did not.
+
+        The scheduler's end means something while all ranks run, or where they can't end without it: it goes when one
+        has gone.
+        """
+        alone = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
+        left = [*self.workers, *(self._members if alone else ())]
+        return next((each for each in left if each.failed() and not (asked and each.code() in WORDS)), None)
+
+    def late(self, failed: Member) -> str | None:
+        """Say which rank the failed one may have waited for in vain: the one that is farthest behind it."""
+        own = read(heartbeat_of(failed.log))
+        others = [worker for worker in self.workers if worker is not failed]
+        beats = [(beat, worker.name, worker.running()) for worker in others if (beat := read(heartbeat_of(worker.log)))]
+        if own is None or not beats or min(beats)[0].done >= own.done:
+            return None
+        (done, age, _), name, runs = min(beats)
+        if not runs:
+            return f"{name} had ended before, after {done:,} micro-batches, and {failed.name} had done {own.done:,}"
+        if age < PATIENCE:  # the failed one had another reason
+            return None
+        so_far = f"it had done {done:,} micro-batches, the last {age:.0f} s before"
+        return f"{name} was late: {so_far}, and {failed.name} {own.done:,}"
+
+    def stranded(self) -> bool:
+        """Return whether all that is left are programs that have ended, in processes that can't without a scheduler."""
+        beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
+        return not self._members[0].running() and all(beat is not None and beat.over for beat in beats)
 
     def send(self, number: int) -> None:
         """Send a signal to the ranks, not to what they started: that is theirs to end."""
@@ -90,69 +122,99 @@ class Job:
         self._members.append(start("the scheduler", SCHEDULER, scheduler_of(environment), log))
         for rank in range(nproc):
             log = logs / f"worker_{rank}.log"
-            self.workers.append(start(f"rank {rank}", command, worker_of(environment, rank), log, piped=rank == 0))
+            own = worker_of(environment, rank, log)
+            heartbeat_of(log).unlink(missing_ok=True)
+            self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
             self._members.append(self.workers[-1])
         # Its threads begin after the last fork.
         self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
 
 
+class Ending:
+    """How a job ends: by itself, by signals, or because one of its ranks failed. Each is written here once.
+
+    Args:
+        job (Job): what ends.
+        grace (float): seconds that the others have when a rank has failed.
+    """
+
+    def __init__(self, job: Job, grace: float):
+        self._job, self._grace = job, grace
+        self._failed: Member | None = None
+        self._signal: Asked | None = None
+        self._deadline = math.inf
+
+    @property
+    def _asked(self) -> bool:
+        return self._failed is not None or self._signal is not None
+
+    @property
+    def overdue(self) -> bool:
+        """bool, whether the ranks that are left have had their time. Who saves after a signal has no end of it."""
+        return time.monotonic() > self._deadline or (self._failed is not None and self._job.stranded())
+
+    def look(self) -> None:
+        """See whether a rank has failed. The first to fail says why the job did; the others are asked to end."""
+        failed = None if self._failed else self._job.failed(self._asked)
+        if failed is None:
+            return
+        if not self._asked and failed.process.returncode in WORDS:
+            # It heard a signal that we did not: so have the others, or they stop with it, and may still be saving.
+            self._signal = Asked(next(number for number, code in CODES.items() if code == failed.code()))
+            return
+        if not self._asked:  # those that were sent a signal know; a second one would keep ours from saving their state
+            self._job.send(signal.SIGTERM)
+        self._failed = failed
+        self._deadline = min(self._deadline, time.monotonic() + self._grace)
+        if failed is self._job.workers[0]:
+            self._job.drain()
+        complain(failed.end())
+        more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
+        if more:
+            complain(more)
+
+    def hand_on(self, number: int) -> None:
+        """Hand a signal on; who was asked to end before has to do so at once."""
+        if self._signal is not None and not self._signal.at_once(number):
+            return
+        if self._asked:
+            self._grace, self._deadline = LAST, time.monotonic() + LAST
+        self._signal = self._signal or Asked(number)
+        self._job.send(number)
+
+    def code(self) -> int:
+        """Say what is to be said at the end, and return the exit code: a failure's, else the signal's."""
+        for worker in self._job.running() if not self._job.stranded() else ():
+            complain(f"{worker.name} did not end within {self._grace:g} s and was killed")
+        self.look()
+        if self._failed is not None:
+            return self._failed.code()
+        if self._signal is None:
+            return 0
+        self._job.drain()
+        complain(WORDS[self._signal.code])
+        return self._signal.code
+
+
 def watch(job: Job, received: Sequence[int], grace: float) -> int:
     """Hand signals on, end the ranks when one has failed, and return the exit code."""
-    code = asked = handed = 0
-    deadline = math.inf
-    while running := job.running():
-        failed = job.failed()
-        if failed and deadline == math.inf:
-            deadline = time.monotonic() + grace
-            # Those that were sent a signal know; a second one would keep ours from saving their state.
-            if not asked:
-                code, asked = give_up(job, failed), 1
+    ending, handed = Ending(job, grace), 0
+    while job.running() and not ending.overdue:
+        ending.look()
         for number in received[handed:]:
-            handed, asked = handed + 1, asked + 1
-            code = code or CODES[signal.Signals(number)]
-            job.send(number)
-            deadline = deadline if asked == 1 else time.monotonic() + LAST
-        if time.monotonic() > deadline:
-            break
+            handed += 1
+            ending.hand_on(number)
         time.sleep(LOOK)
-    for worker in running:
-        complain(f"{worker.name} did not end within {grace if asked == 1 else LAST:g} s and was killed")
-    failed = job.failed()
-    # Whatever becomes of the scheduler when all ranks are done.
-    return give_up(job, failed) if failed and failed in job.workers and not asked else code
-
-
-def give_up(job: Job, failed: Member) -> int:
-    """Say who failed, ask the others to end, and return the exit code."""
-    if failed is job.workers[0]:
-        job.drain()
-    complain(failed.end())
-    job.send(signal.SIGTERM)
-    return failed.code()
-
-
-def say_stopped(job: Job, number: int) -> None:
-    """Say that a signal ended the job, after a word on each rank that ended as signals do not explain.
-
-    MindSpore makes a SIGINT that it gets while it compiles a SIGTERM.
-    """
-    job.drain()
-    for worker in job.workers:
-        if worker.failed() and worker.code() not in WORDS:
-            complain(worker.end())
-    complain(WORDS[CODES[signal.Signals(number)]])
+    return ending.code()
 
 
 def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
     """Run the ranks of a program, and return the exit code of the job."""
     received: list[int] = []
-    for number in CODES:
+    for number in heard():
         signal.signal(number, lambda number, frame: received.append(number))
     with Job(command, nproc, logs) as job:
-        code = watch(job, received, grace)
-        if received and code in WORDS:
-            say_stopped(job, received[0])
-    return code
+        return watch(job, received, grace)
 
 
 class Parser(argparse.ArgumentParser):
@@ -187,7 +249,12 @@ def flags() -> Parser:
     parser = Parser(usage=usage, description="Run several processes of one program.", allow_abbrev=False)
     add, shown = parser.add_argument, "default: %(default)s"
     add("--nproc", type=whole, metavar="N", default=1, help=f"how many processes, {shown}")
-    add("--log_dir", metavar="DIR", help="folder of the ranks' logs, default: a new one in 'logs'")
+    add(
+        "--log_dir",
+        type=os.path.expanduser,
+        metavar="DIR",
+        help="folder of the ranks' logs, default: a new one in 'logs'",
+    )
     what = "what the others have to end in when one has ended badly"
     add("--grace", type=seconds, metavar="SECONDS", default=20.0, help=f"{what}, default: 20")
     add("-m", dest="module", action="store_true", help="the program is a module")
@@ -201,14 +268,16 @@ def log_folder(path: str | None, nproc: int) -> Path:
         os.makedirs("logs", exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))
     os.makedirs(path, exist_ok=True)
-    for log in Path(path).glob("worker_*.log"):
-        if log.stem[7:].isdigit() and int(log.stem[7:]) >= nproc:
-            log.unlink()
+    for left in (*Path(path).glob("worker_*.log"), *Path(path).glob("worker_*.beat")):
+        number = left.stem[7:]
+        if number.isascii() and number.isdecimal() and int(number) >= nproc:
+            left.unlink()
     return Path(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the flags, run the program and return the exit code."""
+    open_streams()
     parser = flags()
     args = parser.parse_args(argv)
     if not args.module and not os.path.isfile(args.command[0]):

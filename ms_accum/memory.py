@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from . import _bytes, _check
+from ._as_found import left_as_found
 
 _OWNER = "memory_report"
 _FLOAT32 = 4
@@ -89,7 +89,7 @@ def memory_report(
     own = {id(parameter) for parameter in trained}
     activations = None
     if micro_batch is not None:
-        with _left_as_found(network, own):
+        with left_as_found(network, own, training=True):
             activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
     parts = (
         _size(network.get_parameters()),
@@ -108,31 +108,6 @@ def _size(parameters: Any) -> int:
 def _columns(micro_batch: Any) -> tuple:
     columns = micro_batch if isinstance(micro_batch, (tuple, list)) else (micro_batch,)
     return tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
-
-
-@contextmanager
-def _left_as_found(network: nn.Cell, trained: set[int]) -> Iterator[None]:
-    """Train inside the block in PyNative mode, and put back what a forward changes.
-
-    That is the mode, the cells' training flags, the generator, and Parameters that no optimizer trains, such as
-    BatchNorm's running statistics.
-    """
-    mode, generator = ms.get_context("mode"), ms.get_rng_state()
-    cells = [(cell, cell.training) for _, cell in network.cells_and_names()]
-    kept = [(p, p.asnumpy().copy()) for p in network.get_parameters() if id(p) not in trained]
-    phase = network.phase
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    network.set_train()
-    try:
-        yield
-    finally:
-        for parameter, values in kept:
-            ops.assign(parameter, Tensor(values))
-        for cell, training in cells:
-            cell.add_flags(training=training)
-        network.phase = phase
-        ms.set_rng_state(generator)
-        ms.set_context(mode=mode)
 
 
 def _kept_for_backward(network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence) -> int | None:

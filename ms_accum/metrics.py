@@ -9,7 +9,9 @@ import numpy as np
 from mindspore import nn
 
 from . import _check, parallel
+from ._as_found import training_mode
 from ._batches import epochs_of
+from .averages import option_of
 
 # One bad batch is an accident; this many windows in a row without a finite gradient are a run that learns nothing.
 SKIPPED_IN_A_ROW = 10
@@ -98,21 +100,16 @@ class SkippedInARow:
         self.count = 0
         """int, how many at the moment."""
 
-    def add(self, skipped: bool) -> None:
-        """Count a window."""
-        self.count = self.count + 1 if skipped else 0
+    def add(self, record: UpdateRecord) -> None:
+        """Count a window, unless nothing counted in it: that says nothing about gradients."""
+        if not record.samples:
+            return
+        self.count = self.count + 1 if record.skipped else 0
         if self.count >= SKIPPED_IN_A_ROW:
             raise RuntimeError(
                 f"For '{self._owner}', the gradients of {self.count} windows in a row were not finite. "
                 "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
             )
-
-
-def learning_rate(optimizer: Any) -> float:
-    """Return the learning rate of the optimizer's next update, that of the first group if it has groups."""
-    rate = optimizer.param_groups[0]["lr"] if hasattr(optimizer, "param_groups") else optimizer.get_lr()
-    rate = rate[0] if isinstance(rate, (tuple, list)) else rate
-    return float(rate.asnumpy()) if hasattr(rate, "asnumpy") else float(rate)
 
 
 def loss_reduction(loss_fn: Any) -> str | None:
@@ -126,6 +123,9 @@ def loss_reduction(loss_fn: Any) -> str | None:
         kind = getattr(teller, "reduction", None)
         if kind in ("mean", "sum", "none"):
             return kind
+    if not isinstance(loss_fn, nn.Cell):
+        kind = option_of(loss_fn, "reduction")
+        return kind if kind in ("mean", "sum", "none") else None
     if not isinstance(loss_fn, nn.LossBase):
         return None
     if not loss_fn.reduce:
@@ -166,18 +166,14 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
         >>> total
         360
     """
-    training = network.training
-    network.set_train(False)
     correct = total = 0
-    try:
+    with training_mode(network, False):
         for image, label in next(epochs_of(dataset, 1)):
             guess, answer = np.argmax(network(image).asnumpy(), axis=1), label.asnumpy()
             if answer.shape != guess.shape:
                 raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
             correct += int(np.sum(guess == answer))
             total += len(guess)
-    finally:
-        network.set_train(training)
     return correct, total
 
 

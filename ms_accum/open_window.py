@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from mindspore import nn
-
 from . import _check
+from ._first_update import FirstUpdate
+from ._tree import gives_rows
 from .checkpoint import CheckpointError
-from .metrics import WindowLoss
+from .objective import Objective
 from .out_of_memory import memory_advised
 from .parallel import Group
-from .running import Windows, WindowsOfOne
-from .weights import Weight, unit_near
+from .running import Accumulating, Immediate
 
 
 class Ended(NamedTuple):
@@ -33,36 +31,30 @@ class OpenWindow:
     """Its micro-batches: their gradients, their losses and how many there are.
 
     Args:
-        forward (Cell): from a micro-batch's columns to its loss.
+        objective (Objective): what is trained.
         optimizer (Optimizer): updates the parameters.
-        reduction (str): "mean" or "sum".
         clip_norm (Optional[float]): bound of the window's gradient.
-        weight (Weight): what a micro-batch counts for.
-        loss (WindowLoss): takes the losses in.
         group (Optional[Group]): the processes whose windows are one window. Default: ``None``.
         sync_every_micro_batch (bool): whether they sum each micro-batch's gradients. Default: ``False``.
+        wait (bool): whether micro-batches may be run together. Default: ``True``.
     """
 
     def __init__(
         self,
-        forward: nn.Cell,
+        objective: Objective,
         optimizer: Any,
-        reduction: str,
         clip_norm: float | None,
         *,
-        weight: Weight,
-        loss: WindowLoss,
         group: Group | None = None,
         sync_every_micro_batch: bool = False,
+        wait: bool = True,
     ):
-        self._forward = forward
+        self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
         self._optimizer = optimizer
-        self._reduction = reduction
         self._clip_norm = clip_norm
-        self._weight = weight
-        self._loss = loss
         self._group = group
         self._sync_every_micro_batch = sync_every_micro_batch
+        self._wait = _check.instance("GradientAccumulation", "wait", wait, bool, "a bool")
         self._rows = 1
         self.size: int | None = None
         """Optional[int], the micro-batches of a full one. None: a window is a batch, which is split."""
@@ -70,8 +62,10 @@ class OpenWindow:
         """int, the micro-batches that it holds."""
         self.lost = False
         """bool, whether it was given up because one of them failed."""
+        self._first_update = FirstUpdate("train_process", _check.kind_of(optimizer), optimizer.parameters)
+        self._cells_made: dict[bool, Accumulating | Immediate] = {}
         if group is not None:
-            self._windows  # ranks meet there: now, not when each has its first micro-batch  # noqa: B018
+            self._cells.clear()  # ranks meet where the Cells are made: now, not when each has its first micro-batch
 
     def open(self, size: int | None) -> None:
         """Get ready for windows of this size.
@@ -81,27 +75,24 @@ class OpenWindow:
         """
         if self.micro_batches and size != self.size:
             raise RuntimeError(
-                f"For 'train_process', 'mini_steps' can't change from {self.size} to {size} inside a window, "
-                f"which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+                f"For 'train_process', 'mini_steps' can't change from {self.size} to {size or 'whole batches'} inside "
+                f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         self.size, self.lost = size, False
 
     def add(self, micro_batch: tuple) -> None:
         """Take a micro-batch in."""
+        self._objective.look_at(micro_batch, self.size == 1, self._optimizer.parameters)
+        if not self.micro_batches:
+            self._first_update.begin()
         weight = self._weight.of(micro_batch)
-        if self._reduction == "mean" and self._weight.unit is None:
-            self._weight.unit = unit_near(weight, self._group)
         self._rows = micro_batch[0].shape[0]
         with self._running():
             # Zero times a loss that is 0/0 (every token masked) is NaN: what counts for nothing is not run.
-            loss = self._add(micro_batch, weight) if weight else self._cells.pass_over()
+            loss = self._cells.add(micro_batch, self._weight.as_tensor(weight)) if weight else self._cells.pass_over()
         if weight:
             self._loss.add(loss, weight, self._rows)
         self.micro_batches += 1
-
-    def _add(self, micro_batch: tuple, weight: float) -> Any:
-        scale = self._weight.as_tensor(weight) if self._reduction == "mean" else None
-        return self._cells.add(micro_batch, scale)
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with what it holds; the next window is open. The losses of all ranks become its loss."""
@@ -113,13 +104,14 @@ class OpenWindow:
             self._loss.load([total, weights, samples])
         shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
+        if updated.asnumpy():
+            self._first_update.end(*shown[1:3])
         return Ended(bool(updated.asnumpy()), shown, wishes)
 
     def _figures(self) -> list[float]:
         """Return the loss's sums for the ranks' float32. The mean is a quotient, so that any unit will do."""
         total, weights, samples = self._loss.state
-        unit = self._weight.unit or 1.0
-        return [total / unit, weights / unit, samples]
+        return [self._weight.in_units(total), self._weight.in_units(weights), samples]
 
     def clear(self) -> None:
         """Forget what it holds."""
@@ -173,28 +165,32 @@ class OpenWindow:
         try:
             with memory_advised(self._rows, self.size):
                 yield
-        except Exception:
+        except BaseException:  # also Ctrl-C
             self.lost = True
             self._forget()
-            self._cells.clear()  # also after the first one, which may have begun to add
+            for cells in self._cells_made.values():  # also after the first one, which may have begun to add
+                cells.clear()
             raise
 
-    @cached_property
-    def _windows(self) -> Windows:
-        return Windows(
-            self._forward,
+    @property
+    def _cells(self) -> Accumulating | Immediate:
+        """What runs it, made when it is first needed."""
+        # With ranks windows of 1 are summed, and weighted; gradients of rows become whole where they are added.
+        added = self._group is not None or self.size != 1 or gives_rows(self._objective.forward)
+        if added not in self._cells_made:
+            self._cells_made[added] = self._accumulating() if added else self._immediate()
+        return self._cells_made[added]
+
+    def _accumulating(self) -> Accumulating:
+        return Accumulating(
+            self._objective.forward,
             self._optimizer,
-            self._reduction,
+            self._objective.reduction,
             self._clip_norm,
             group=self._group,
             sync_every_micro_batch=self._sync_every_micro_batch,
+            wait=self._wait,
         )
 
-    @cached_property
-    def _windows_of_one(self) -> WindowsOfOne:
-        return WindowsOfOne(self._forward, self._optimizer, self._clip_norm)
-
-    @property
-    def _cells(self) -> Windows | WindowsOfOne:
-        alone = self._group is None  # else also windows of 1 are summed, and weighted
-        return self._windows_of_one if self.size == 1 and alone else self._windows
+    def _immediate(self) -> Immediate:
+        return Immediate(self._objective.forward, self._optimizer, self._clip_norm)

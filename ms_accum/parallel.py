@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +13,14 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, communication, nn, ops
 from mindspore.communication import GlobalComm
+from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from . import _check
+from ._heartbeat import heartbeat
+from ._random import draw_apart
 
 AUTO = "auto"
+_OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
 # Parameters are sent in pieces of so many bytes, so that one graph does it.
 _CHUNK = 2**20
 # CPU sums float32 only, which holds whole numbers up to 2**24: counts are sent 12 bits at a time, for 4,096 ranks.
@@ -46,6 +52,7 @@ def own_group() -> Group | None:
     """
     if is_launched() and not GlobalComm.INITED:
         communication.init()
+        heartbeat()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # the launcher's helper process, which runs the same program, has done its work
     if not GlobalComm.INITED or communication.get_group_size() == 1:
@@ -145,6 +152,8 @@ def check_together(
 def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], network: nn.Cell) -> None:
     """Begin together: where ranks would wait for each other in vain, refuse to; else start from rank 0's parameters.
 
+    Each draws random numbers of its own.
+
     Raises:
         RuntimeError: If they differ in one of the facts.
     """
@@ -152,6 +161,7 @@ def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], netwo
         return
     _check_agreement(owner, group, {name: fact or 0 for name, fact in facts.items()})
     take_from_rank_0(network.get_parameters())
+    draw_apart([network], group.rank)
 
 
 def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None:
@@ -171,9 +181,77 @@ def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
 def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
     """Give the Parameters the values they have on rank 0."""
     for parameter in parameters:
-        # NumPy has no bfloat16; float32 holds it exactly.
-        values = (parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter).asnumpy()
-        ops.assign(parameter, Tensor(_sent(values)).astype(parameter.dtype))
+        ops.assign(parameter, Tensor(_sent(_values(parameter))).astype(parameter.dtype))
+
+
+def others_than(parameters: Iterable[Parameter], among: Iterable[Parameter]) -> list[Parameter]:
+    """Return those that are not among the first."""
+    known = {id(parameter) for parameter in parameters}
+    return [parameter for parameter in among if id(parameter) not in known]
+
+
+def begin_with(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
+    """Give a network what it has on rank 0 beside what is trained, and random numbers of its own."""
+    if group is not None:
+        take_from_rank_0(others_than(trained, network.get_parameters()))
+        draw_apart([network], group.rank)
+
+
+def begin_with_networks_of(owner: str, parameters: Sequence[Parameter], group: Group | None) -> None:
+    """Begin with the values of rank 0, and with numbers of one's own, where networks are not known.
+
+    Raises:
+        RuntimeError: If ranks differ in what the networks with these parameters have beside them: a frozen backbone.
+    """
+    if group is not None:
+        networks = networks_of(parameters)
+        take_from_rank_0(parameters)
+        _check_alike(owner, parameters, networks, group)
+        draw_apart(networks, group.rank)
+
+
+def _check_alike(owner: str, parameters: Sequence[Parameter], networks: Iterable[nn.Cell], group: Group) -> None:
+    others = {id(each): each for network in networks for each in _beside(parameters, network)}
+    by_name = sorted(others.values(), key=lambda parameter: parameter.name)
+    digest = hashlib.sha256()
+    for parameter in by_name:
+        digest.update(parameter.name.encode() + _values(parameter).tobytes())
+    told = gather(_digits([int.from_bytes(digest.digest()[:7], "little")]), group)
+    if len({digits.tobytes() for digits in np.split(told, group.size)}) > 1:
+        raise RuntimeError(
+            f"For '{owner}', all ranks must have the same values of what the optimizer does not train, such as "
+            f"'{by_name[0].name if by_name else ''}', but they differ. Make them from one seed, or load them."
+        )
+
+
+def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
+    """Return the networks that have some of these. Nobody says which they are: Python knows."""
+    known = {id(parameter) for parameter in parameters}
+    cells = [each for each in gc.get_objects() if issubclass(type(each), nn.Cell)]
+    having = [each for each in cells if any(id(parameter) in known for parameter in each.get_parameters())]
+    return [each for each in having if not any(map(_keeps_books, each.cells_and_names()))]
+
+
+def _keeps_books(named: tuple[str, nn.Cell]) -> bool:
+    """Return whether it is an optimizer, or one of ours: what these hold may differ."""
+    kind = type(named[1])
+    return issubclass(kind, _OPTIMIZERS) or kind.__module__.startswith("ms_accum.")
+
+
+def _beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter]:
+    """Return what else a network has, but for statistics, which each rank takes of what it sees."""
+    statistics = [
+        parameter
+        for _, cell in network.cells_and_names()
+        for name in ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
+        if isinstance(parameter := getattr(cell, name, None), Parameter)
+    ]
+    return others_than([*parameters, *statistics], network.get_parameters())
+
+
+def _values(parameter: Parameter) -> np.ndarray:
+    # NumPy has no bfloat16; float32 holds it exactly.
+    return (parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter).asnumpy()
 
 
 def _sent(array: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -18,12 +19,17 @@ import yaml
 
 from ._bytes import RULE, from_text
 from ._files import remove_leftovers
+from ._streams import lasting_streams
 from .checkpoint import check_folder
 from .report import show
 from .signals import INTERRUPTED, SIGNALS
 
 AUTO = "auto"
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
+_TINY, _HUGE = 2.0**-126, 2.0**127
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
 
 
 class Failure(Exception):
@@ -70,7 +76,7 @@ def plain_warnings() -> Iterator[None]:
 def run(main: Callable[[argparse.Namespace], None], parser: Parser, argv: Sequence[str] | None = None) -> int:
     """Parse, run and return the exit code; errors become one line unless --debug is among the flags."""
     debug = False
-    with SIGNALS, plain_warnings():
+    with SIGNALS, lasting_streams(), plain_warnings():
         try:
             arguments = parse(parser, sys.argv[1:] if argv is None else argv)
             debug = arguments.debug
@@ -92,7 +98,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str = "", *, add_help: bool = True):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
-        self.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
+        self.add_argument(
+            "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
+        )
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
     def add_device(self) -> None:
@@ -106,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         """Add the flags of training states."""
         add = self.add_argument
         what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
-        add("--resume", nargs="?", const=AUTO, metavar="FILE|auto", help=what)
+        add("--resume", nargs="?", const=AUTO, type=place, metavar="FILE|auto", help=what)
         what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
         add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
         add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
@@ -127,32 +135,52 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 def _flags_of(path: str, parser: Parser) -> list[str]:
     """Return what a YAML file says as flags, so that it is checked as they are."""
-    settings = _read_yaml(path)
     known = {name[2:]: action for name, action in parser._option_string_actions.items() if name.startswith("--")}
     del known["config"], known["help"]
     flags = []
-    for key, value in settings.items():
+    for key, value in _read_yaml(path).items():
         if key not in known:
             raise Failure(f"'{path}' has the unknown key '{key}'; known are {', '.join(sorted(known))}", USAGE)
-        switch = known[key].nargs in (0, "?") and isinstance(value, bool)
-        if switch and value:
-            flags.append(f"--{key}")
-        elif not switch and value is not None:
-            flags.append(f"--{key}={value}")
+        if value.tag == f"{_TAG}bool" and known[key].nargs in (0, "?"):
+            flags += [f"--{key}"] if yaml.SafeLoader.bool_values[value.value.lower()] else []
+        elif value.tag != f"{_TAG}null":
+            flags.append(f"--{key}={value.value}")
     return flags
 
 
-def _read_yaml(path: str) -> dict:
+def _read_yaml(path: str) -> dict[str, yaml.ScalarNode]:
+    """Return what stands behind each key, as it is written: a flag's type makes of it what YAML would, or refuses it.
+
+    Lists in lists, which a few lines can make endless, and Python objects are never made.
+    """
     try:
         with open(path, encoding="utf-8") as file:
-            settings = yaml.safe_load(file) or {}
+            root = yaml.compose(file, Loader=yaml.SafeLoader)
     except OSError as error:
         raise Failure(f"'{path}' can't be read: {error.strerror}", USAGE) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise Failure(f"'{path}' is not YAML: {' '.join(str(error).split())}", USAGE) from error
-    if not isinstance(settings, dict):
-        raise Failure(f"'{path}' must hold lines of the form 'flag: value'", USAGE)
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise Failure(f"'{path}' must hold lines of the form 'flag: value', but has {_shown(root)}", USAGE)
+    settings: dict[str, yaml.ScalarNode] = {}
+    for key, value in root.value if root else ():
+        for node in (key, value):
+            if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
+                row = node.start_mark.line + 1
+                rule = f"'{path}' must hold lines of the form 'flag: value'"
+                raise Failure(f"{rule}, but line {row} has {_shown(node)}", USAGE)
+        if value.tag == f"{_TAG}int" and not _DECIMAL.fullmatch(value.value):
+            row = value.start_mark.line + 1
+            what = f"'{path}' has {value.value[:99]} in line {row}"
+            raise Failure(f"{what}, which YAML counts otherwise: use decimals", USAGE)
+        if key.value in settings:
+            raise Failure(f"'{path}' has the key '{key.value}' twice", USAGE)
+        settings[key.value] = value
     return settings
+
+
+def _shown(node: yaml.Node) -> str:
+    return node.tag.replace(_TAG, "!!")
 
 
 def or_auto(convert: Callable[[str], int]) -> Callable[[str], int | str]:
@@ -160,14 +188,15 @@ def or_auto(convert: Callable[[str], int]) -> Callable[[str], int | str]:
     return lambda text: AUTO if text == AUTO else convert(text)
 
 
-def make_folders(output_dir: str, ckpt_path: str) -> None:
+def make_folders(output_dir: str, *paths: str) -> None:
     """Make the folders of what a run writes, or refuse now what would fail at its end."""
-    folder = os.path.dirname(os.path.abspath(ckpt_path))
     with exit_code(DISK, OSError, ValueError):
         os.makedirs(output_dir, exist_ok=True)
-        os.makedirs(folder, exist_ok=True)
-        check_folder("train.py", ckpt_path)
-        remove_leftovers(folder, age=3600)
+        for path in paths:
+            folder = os.path.dirname(os.path.abspath(path))
+            os.makedirs(folder, exist_ok=True)
+            check_folder("train.py", path)
+            remove_leftovers(folder, age=3600)
 
 
 def interval(text: str) -> dict[str, float]:
@@ -198,18 +227,26 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def number(low: float, *, above: bool = False) -> Callable[[str], float]:
-    """Return a flag's type: a finite number of at least, or `above`, `low`."""
+    """Return a flag's type: a number of at least, or `above`, `low`, that float32, in which it is used, holds."""
 
     def convert(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < low or (above and value == low):
-            raise argparse.ArgumentTypeError(f"must be a number {'>' if above else '>='} {low:g}, but got '{text}'")
+        rule = f"a number {'>' if above else '>='} {low:g}"
+        if math.isnan(value) or value < low or (above and value == low):
+            raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
+        if value and not _TINY <= abs(value) <= _HUGE:
+            raise argparse.ArgumentTypeError(f"must be {rule} that float32 holds, but got '{text}'")
         return value
 
     return convert
+
+
+def place(text: str) -> str:
+    """Convert a flag's text to a path; a shell leaves the `~` of --flag=~/x alone."""
+    return os.path.expanduser(text)
 
 
 def memory(text: str) -> int:

@@ -7,12 +7,12 @@ import json
 import math
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Callable, Protocol, TextIO
 
 from tqdm import tqdm
 
+from . import _check
 from .metrics import UpdateRecord
 
 
@@ -152,7 +152,7 @@ class MetricsFile:
         with contextlib.suppress(OSError):
             self.close()
         self._file = None
-        warnings.warn(f"metrics are no longer written to '{self._path}': {error}", RuntimeWarning, stacklevel=3)
+        _check.warn(f"metrics are no longer written to '{self._path}': {error}")
 
 
 def _plain(value: object) -> object:

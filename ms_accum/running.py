@@ -10,10 +10,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
+from ._learning_rate import LearningRate
 from ._state import loss_scale, new_grad_sum, state, unique_name
 from .cells import TrainClear, TrainForwardBackward, TrainOptim
 from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOfOne
-from .metrics import learning_rate
 from .parallel import Group
 from .reduction import summing
 
@@ -45,7 +45,39 @@ class Loss(NamedTuple):
         return self.among.values.asnumpy()[self.number]
 
 
-class Windows:
+class Waiting:
+    """Micro-batches of one shape, as many as can be run together. A copy: loaders use their buffers again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """int, how many there are."""
+        self._layout: list[tuple] = []
+        self._rooms: list[np.ndarray] = []
+
+    def takes(self, columns: tuple) -> bool:
+        """Return whether they are like those that are there."""
+        return not self.count or _layout(columns) == self._layout
+
+    def take(self, columns: tuple) -> None:
+        """Add a micro-batch."""
+        arrays = [column.asnumpy() for column in columns]
+        if not self.count:
+            self._layout = _layout(columns)
+            self._rooms = [np.empty((TOGETHER, *array.shape), array.dtype) for array in arrays]
+        for room, array in zip(self._rooms, arrays):
+            room[self.count] = array
+        self.count += 1
+
+    def stacked(self) -> list[Tensor]:
+        """Return each column as one Tensor, with room for as many as can be run together; nothing reads the rest."""
+        return [Tensor.from_numpy(room) for room in self._rooms]
+
+
+def _layout(columns: tuple) -> list[tuple]:
+    return [(column.shape, column.dtype) for column in columns]
+
+
+class Accumulating:
     """The Cells and the accumulators they share.
 
     In graph mode on CPU micro-batches of one shape wait for each other, to be run in one call, at the latest when the
@@ -61,6 +93,7 @@ class Windows:
         *,
         group: Group | None = None,
         sync_every_micro_batch: bool = False,
+        wait: bool = True,
     ):
         name = unique_name("gradient_accumulation")
         how = summing("GradientAccumulation", optimizer, group, sync_every_micro_batch)
@@ -72,28 +105,29 @@ class Windows:
             network, optimizer, grad_sum, sens, weight_sum=weight_sum, **where
         )
         in_step = how.of_micro_batch is not None
+        self._wait = wait and not in_step
         self._nothing = TrainNothing(self._forward_backward, optimizer.parameters) if in_step else None
-        self._optimizer = optimizer
-        self._accumulators = {f"grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
+        self._learning_rate = LearningRate(optimizer)
+        self._accumulators = {f"window.grad_sum.{p.name}": total for p, total in zip(optimizer.parameters, grad_sum)}
         if weight_sum is not None:
-            self._accumulators["weight_sum"] = weight_sum
+            self._accumulators["window.weight_sum"] = weight_sum
         self._optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, **where)
         self._empty = TrainEmpty(grad_sum, weight_sum)
         self._clear = TrainClear(grad_sum, weight_sum=weight_sum)
         self._together = TrainTogether(self._forward_backward, TOGETHER)
-        self._waiting: list[tuple] = []
+        self._waiting = Waiting()
         self._losses = Losses()
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Any:
         """Take a micro-batch in, and return its loss, to be read when the window has ended."""
         columns = micro_batch if weight is None else (*micro_batch, weight)
-        if self._waiting and _layout(columns) != _layout(self._waiting[0]):
+        if not self._waiting.takes(columns):
             self._run()
-        if self._nothing is not None or not _may_wait(columns):
+        if not (self._wait and _may_wait(columns)):
             return self._forward_backward(*micro_batch, weight=weight)
-        self._waiting.append(columns)
-        loss = self._losses.of(len(self._waiting) - 1)
-        if len(self._waiting) == TOGETHER:
+        loss = self._losses.of(self._waiting.count)
+        self._waiting.take(columns)
+        if self._waiting.count == TOGETHER:
             self._run()
         return loss
 
@@ -103,22 +137,21 @@ class Windows:
             self._nothing()
 
     def _run(self) -> None:
-        """Run what waits."""
-        waiting, self._waiting = self._waiting, []
+        """Run what waits, if anything does."""
+        waiting, self._waiting = self._waiting, Waiting()
         losses, self._losses = self._losses, Losses()
-        stacked = [_stacked(column) for column in zip(*waiting)]
-        losses.values = self._together(Tensor(len(waiting), ms.int32), *stacked)
+        if waiting.count:
+            losses.values = self._together(Tensor(waiting.count, ms.int32), *waiting.stacked())
 
     @property
     def accumulators(self) -> dict[str, ms.Parameter]:
         """What holds the window, by names that are the same in every process."""
-        if self._waiting:
-            self._run()
+        self._run()
         return self._accumulators
 
     def clear(self) -> None:
         """Forget the window."""
-        self._waiting, self._losses = [], Losses()
+        self._waiting, self._losses = Waiting(), Losses()
         self._clear()
 
     def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
@@ -128,34 +161,22 @@ class Windows:
             figures (Optional[Callable]): returns what is to be summed over the ranks, and returned too. The
                 micro-batches have been run when it is asked. Default: ``None``.
         """
-        if self._waiting:
-            self._run()
-        lr = learning_rate(self._optimizer)
+        self._run()
+        lr = self._learning_rate()
         updated, norm, *summed = self._optim() if figures is None else self._optim(Tensor(figures(), ms.float32))
         # The norm was finite, so every element is.
         (self._empty if updated.asnumpy() else self._clear)()
         return (lr, updated, norm, *summed)
 
 
-def _layout(columns: tuple) -> list[tuple]:
-    return [(column.shape, column.dtype) for column in columns]
-
-
 def _may_wait(columns: tuple) -> bool:
     """Return whether to run them with others: calling a graph costs a CPU much, and they have to be copied."""
     graphs_on_cpu = ms.get_context("device_target") == "CPU" and ms.get_context("mode") == ms.GRAPH_MODE
-    return graphs_on_cpu and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
+    stackable = all(column.dtype != ms.bfloat16 for column in columns)  # there is no bfloat16 in NumPy
+    return graphs_on_cpu and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
 
 
-def _stacked(column: Sequence[Tensor]) -> Tensor:
-    """Return them as one, with room for as many as can be run together; nothing reads the rest."""
-    values = [each.asnumpy() for each in column]
-    stacked = np.empty((TOGETHER, *values[0].shape), values[0].dtype)
-    np.stack(values, out=stacked[: len(values)])
-    return Tensor.from_numpy(stacked)
-
-
-class WindowsOfOne:
+class Immediate:
     """The same for windows of 1, where there is nothing to accumulate."""
 
     accumulators: dict[str, ms.Parameter] = {}
@@ -163,12 +184,12 @@ class WindowsOfOne:
 
     def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):
         self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm)
-        self._optimizer = optimizer
+        self._learning_rate = LearningRate(optimizer)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
         """Run a micro-batch and update with it; a weight would cancel out."""
         del weight
-        lr = learning_rate(self._optimizer)
+        lr = self._learning_rate()
         loss, updated, norm = self._cell(*micro_batch)
         self._ended = (lr, updated, norm)
         return loss
@@ -177,10 +198,10 @@ class WindowsOfOne:
         """Leave a micro-batch out that counts for nothing."""
 
     def end(self, figures: Any = None) -> tuple:
-        """Do what `Windows.end` does; if no micro-batch counted there is no update and no norm."""
+        """Do what `Accumulating.end` does; if no micro-batch counted there is no update and no norm."""
         del figures
         ended, self._ended = self._ended, None
-        return ended or (learning_rate(self._optimizer), Tensor(False), Tensor(math.nan, ms.float32))
+        return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
 
     def clear(self) -> None:
         """Forget the window."""

@@ -5,15 +5,20 @@ It reads these variables of the environment when it runs its first kernel, so th
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
 
+from . import _check
+
 # On AVX-512 machines the wheel's oneDNN runs convolutions in a reference kernel; capped at AVX2 it finds a fast one.
 # Matrix products are faster without the cap, so it is for networks with convolutions only.
 _KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+_SHOWN = "ONEDNN_MAX_CPU_ISA=AVX2"
+_AVX512 = 0x20  # the bit of its first level in what oneDNN says it uses
 
 # The host's thread spins while it waits and takes a core from the kernels. With this it runs them itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
@@ -50,7 +55,23 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
         wanted = {**wanted, **_KERNELS}
     chosen = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(chosen)
+    if _KERNELS.items() <= chosen.items() and _uses_avx512():
+        for name in _KERNELS:
+            del os.environ[name], chosen[name]
+        _check.warn(
+            f"For 'tune_cpu', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may "
+            f"take 15 times as long. Call it before, or start Python with {_SHOWN}.",
+        )
     return chosen
+
+
+def _uses_avx512() -> bool:
+    """Return whether oneDNN, which reads the variable here if it has not yet, runs kernels of AVX-512."""
+    try:
+        library = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3"))
+        return bool(library.dnnl_get_effective_cpu_isa() & _AVX512)
+    except (OSError, AttributeError):
+        return False
 
 
 def _convolves(network: nn.Cell) -> bool:

@@ -1,4 +1,4 @@
-"""What becomes of Ctrl-C and SIGTERM?
+"""What becomes of Ctrl-C, SIGTERM and a terminal that is closed?
 
 While MindSpore compiles a graph, and for moments of each run of one, it holds SIGINT and makes it a SIGTERM to its
 own process, on which Python dies without a word. So no thread takes these signals but one that waits for them. For
@@ -10,24 +10,61 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED, TERMINATED = 130, 143
+HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
+SAME = 1.0
+"""float, seconds in which the same signal again is the same request: shells, systems and launchers send it twice."""
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
+if hasattr(signal, "SIGHUP"):
+    CODES[signal.SIGHUP] = HUNG_UP
+
+
+def heard() -> list[signal.Signals]:
+    """Return the signals that mean something here: `nohup` has a closed terminal ignored."""
+    return [number for number in CODES if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN]
+
+
+class Asked:
+    """What a first signal asks for, and whether another one asks for more: to end at once.
+
+    Args:
+        number (int): the first signal.
+    """
+
+    def __init__(self, number: int):
+        self.number = signal.Signals(number)
+        self._at = time.monotonic()
+
+    @property
+    def code(self) -> int:
+        """int, the exit code that says so."""
+        return CODES[self.number]
+
+    def at_once(self, number: int) -> bool:
+        """Return whether this one, now, asks to end at once. A terminal that is closed asks for nothing more."""
+        repeated = number == self.number and time.monotonic() - self._at < SAME
+        return not repeated and signal.Signals(number).name != "SIGHUP"
 
 
 class Signals:
     """The signals of a program: the first raises a KeyboardInterrupt in the main thread, the second ends it at once."""
 
     def __init__(self) -> None:
-        self.code = 0
-        """int, the exit code that a signal asks for; 0 before there was one."""
+        self._asked: Asked | None = None
         self._deferred = False
         self._over = False
         self._before: dict[int, object] = {}
+        self._numbers: list[signal.Signals] = []
+
+    @property
+    def code(self) -> int:
+        """int, the exit code that a signal asks for; 0 before there was one."""
+        return self._asked.code if self._asked else 0
 
     @property
     def words(self) -> str:
@@ -36,17 +73,18 @@ class Signals:
 
     def pending(self) -> bool:
         """Return whether a signal asks to stop."""
-        return self.code != 0
+        return self._asked is not None
 
     def __enter__(self) -> Signals:
-        self.code, self._over = 0, False
+        self._asked, self._over = None, False
         # For threads that do not block them, and systems that can't.
-        for number in CODES:
+        numbers = self._numbers = heard()
+        for number in numbers:
             self._before[number] = signal.signal(number, self._handle)
         if hasattr(signal, "pthread_sigmask"):
             # SIGURG is ignored where nobody handles it, so it can wake the main thread up.
             self._before[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
         return self
@@ -73,7 +111,7 @@ class Signals:
 
     def _wait(self) -> None:
         while True:
-            number = signal.sigwait(CODES)
+            number = signal.sigwait(self._numbers)
             if self._over:
                 return
             if self._take(number):
@@ -88,9 +126,11 @@ class Signals:
 
     def _take(self, number: int) -> bool:
         """Note a signal, and return whether the main thread is to be interrupted."""
-        if self.code:
-            os._exit(CODES[signal.Signals(number)])
-        self.code = CODES[signal.Signals(number)]
+        if self._asked is not None:
+            if self._asked.at_once(number):
+                os._exit(CODES[signal.Signals(number)])
+            return False
+        self._asked = Asked(number)
         return not self._deferred
 
 

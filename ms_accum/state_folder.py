@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,9 +87,10 @@ class StateFolder:
         return None
 
     def adopt(self, found: Found) -> None:
-        """Count the states here as the run's own, if it goes on from one of them."""
+        """Count the state that the run goes on from as its own, and the best before it; all others are left alone."""
         if Path(found.path).resolve().parent == self.path.resolve():
-            self._own = self._states()[::-1]
+            own = (Path(found.path).name, found.state.facts["best"][1])
+            self._own = [path for path in reversed(self._states()) if path.name in own]
 
     def next_path(self) -> Path:
         """Return the path of the next state."""
@@ -104,7 +106,8 @@ class StateFolder:
             if old.name == best:
                 kept.insert(0, old)
             else:
-                old.unlink()
+                with contextlib.suppress(OSError):  # somebody else removed it, or it can't be: no reason to end a run
+                    old.unlink()
         self._own = kept
 
     def _states(self) -> list[Path]:

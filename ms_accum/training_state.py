@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -19,7 +19,9 @@ from ._facts import wrong_facts
 from ._random import random_state, set_random_state
 from .checkpoint import CheckpointError, differences_of, shortened
 
-VERSION = 2
+VERSION = 3
+# What NumPy has, and a state holds.
+_DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 # By name: those of `mindspore.mint` share no class with those of `nn`.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 
@@ -33,38 +35,28 @@ class TrainingState(NamedTuple):
     """The rest, of what JSON knows."""
 
 
-def kind_of(optimizer: Any) -> str:
-    """Return which optimizer it is, whoever keeps its state."""
-    return type(_check.inner_of(optimizer)).__name__
-
-
-def parameters_of(network: nn.Cell, optimizer: Any) -> dict[str, Any]:
-    """Return all that training changes, by name."""
-    groups = getattr(optimizer, "param_groups", ())  # where newer optimizers keep their learning rates
-    rates = [value for group in groups for value in group.values() if isinstance(value, Parameter)]
-    kept = optimizer.whole_state().values() if hasattr(optimizer, "whole_state") else optimizer.get_parameters()
-    return {parameter.name: parameter for parameter in (*network.get_parameters(), *kept, *rates)}
-
-
 def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:
     """Return the state, with that of the random number generators."""
     arrays = {name: _as_array(parameter) for name, parameter in parameters.items()}
     return TrainingState(arrays, {**facts, "random": random_state(), "version": VERSION})
 
 
-def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, but: tuple[str, ...] = ()) -> None:
+def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, leave_out: str = "") -> None:
     """Put the state's arrays into the Parameters, all of them or none, and set the random number generators.
 
     Args:
         state (TrainingState): what to restore.
-        parameters (Mapping): where to, by name.
+        parameters (Mapping): where to, by whose they are and their names.
         source (str): where the state comes from, for the wording of errors.
-        but (tuple[str]): Parameters whose names begin so stay as they are. Default: none.
+        leave_out (str): whose stay as they are. Default: nobody's.
 
     Raises:
         CheckpointError: If they don't fit.
     """
-    arrays, parameters = _without(state.arrays, but), _without(parameters, but)
+    arrays, parameters = (
+        {name: each for name, each in named.items() if name.partition(".")[0] != leave_out}
+        for named in (state.arrays, parameters)
+    )
     expected = {name: _kind(_as_array(parameter)) for name, parameter in parameters.items()}
     wrong = differences_of(expected, {name: _kind(array) for name, array in arrays.items()})
     if wrong:
@@ -95,13 +87,17 @@ def read(path: str) -> TrainingState:
     Raises:
         CheckpointError: If it is not, byte for byte, what was written.
     """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"'{path}' is no training state: it is no file.")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"'{path}' is no training state: {str(error).splitlines()[0]}.") from error
-    if set(metadata) != {"facts", "sha256"}:
+            strange = [name for name in file.keys() if file.get_slice(name).get_dtype() not in _DTYPES]
+            arrays = {} if strange else {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"'{path}' is no training state: {what}.") from error
+    if strange or set(metadata) != {"facts", "sha256"}:
         raise CheckpointError(f"'{path}' is no training state.")
     if _digest(arrays, metadata["facts"]) != metadata["sha256"]:
         raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
@@ -146,13 +142,7 @@ def warn_about_random_layers(network: nn.Cell) -> None:
     cells = network.cells_and_names()
     names = [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
     if names:
-        warnings.warn(
+        _check.warn(
             f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
             "it is not, bit for bit, the run that was stopped.",
-            RuntimeWarning,
-            stacklevel=4,
         )
-
-
-def _without(named: Mapping[str, Any], starts: tuple[str, ...]) -> dict[str, Any]:
-    return {name: each for name, each in named.items() if not name.startswith(starts)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
 import signal
 import tempfile
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
@@ -14,10 +17,14 @@ from typing import Any, Callable, NamedTuple, NoReturn
 import mindspore as ms
 
 from . import _check
+from ._end_with import end_with
 from .out_of_memory import is_out_of_memory, says_out_of_memory
 
 # At most this often is a trial's memory looked at: at 5 GB/s it goes 50 MB too far.
 _SECONDS = 0.01
+# How far a trial may go beyond its limit when nobody else looks; and what it may map, where MindSpore's pools, of a
+# gigabyte each, and stacks count that are there and not used.
+_SLACK, _MAPPED = 2**28, 2**32
 
 
 class Trial(NamedTuple):
@@ -63,11 +70,12 @@ def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | N
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.NamedTemporaryFile("r", errors="replace") as log:
-        process = context.Process(target=_child, args=(trial, rows, log.name, sender))
+        held = limit if on_host() else None
+        process = context.Process(target=_child, args=(trial, rows, held, log.name, sender, os.getpid()))
         _start(owner, process)
         sender.close()
         try:
-            end, *facts = _watch(process, receiver, limit if on_host() else None)
+            end, *facts = _watch(process, receiver, held)
         finally:
             process.kill()
             process.join()
@@ -102,8 +110,17 @@ def _watch(process: Any, receiver: Any, limit: int | None) -> tuple:
         return ("died",)
 
 
-def _child(trial: Callable[[int], Any], rows: int, log: str, report: Any) -> None:
-    """Run the trial and report its peak, its want of memory or its error; what it prints goes into a log."""
+def _child(trial: Callable[[int], Any], rows: int, limit: int | None, log: str, report: Any, parent: int) -> None:
+    """Run the trial and report its peak, its want of memory or its error; what it prints goes into a log.
+
+    It ends with its parent, and keeps near the limit itself: nobody may be there to stop it.
+    """
+    ask = end_with(parent)
+    if ask is not None:
+        ask()
+    if limit is not None:
+        threading.Thread(target=_keep_below, args=(limit + _SLACK,), daemon=True).start()
+        _map_no_more_than(limit + _MAPPED)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -116,6 +133,22 @@ def _child(trial: Callable[[int], Any], rows: int, log: str, report: Any) -> Non
         else:
             text = str(error).strip().split("\n")[0]
             report.send(("error", f"{type(error).__name__}: {text}", traceback.format_exc()))
+
+
+def _keep_below(limit: int) -> None:
+    """End this process when it takes more bytes."""
+    while peak_of("self") <= limit:
+        time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _map_no_more_than(limit: int) -> None:
+    """Let memory run out in this process behind so many bytes more, where the system can: nobody may be let look."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # Windows has none
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (_kilobytes("/proc/self/status", "VmData") + limit, hard))
 
 
 def _fail(owner: str, rows: int, what: str, details: str = "") -> NoReturn:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 
 from . import _check
+from .averages import average_of
 from .parallel import Group, gather
 
 
@@ -22,25 +23,36 @@ class Weight:
             function of the micro-batch's columns that returns one.
         reduction (str): ``"mean"``, the only one that weighs, or ``"sum"``.
         loss_fn (Union[Cell, Callable, None]): what averages.
+        group (Optional[Group]): who weighs in one unit.
     """
 
-    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None):
+    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, group: Group | None = None):
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
-        self._owner = owner
+        self._owner, self._group, self._weighs = owner, group, reduction == "mean"
         self.unit: float | None = None
         """Optional[float], what weights are given to the graph in; None before the first."""
         self._tensors: dict[float, Tensor] = {}
         self._weight: Any
+        self.is_guess = False
+        """bool, whether nobody said what a micro-batch counts for: rows."""
         if weight is None:
-            self._weight = averaged_over(loss_fn)
+            average = average_of(loss_fn)
+            self._weight, self.is_guess = average.counted, not average.known
         elif callable(weight) and not isinstance(weight, Tensor):
             self._weight = weight
         else:
             self._weight = _check.positive_number(owner, "weight", _plain(weight))
 
     def of(self, micro_batch: tuple) -> float:
-        """Return what a micro-batch counts for, 0 or more."""
+        """Return what a micro-batch of the run counts for, 0 or more; the first decides on the unit."""
+        weight = self.counted(micro_batch)
+        if self._weighs and self.unit is None:
+            self.unit = unit_near(weight, self._group)
+        return weight
+
+    def counted(self, micro_batch: tuple) -> float:
+        """Return what any micro-batch would count for."""
         if not callable(self._weight):
             return self._weight
         weight = _plain(self._weight(*micro_batch))
@@ -49,13 +61,19 @@ class Weight:
             _check.refuse(ValueError, self._owner, "weight", rule, weight)
         return float(weight)
 
-    def as_tensor(self, weight: float) -> Tensor:
-        """Return a weight > 0 for the graph, in its unit.
+    def in_units(self, amount: float) -> float:
+        """Return a weight, or what has been multiplied by one, for arithmetic in float32."""
+        return amount / (self.unit or 1.0)
+
+    def as_tensor(self, weight: float) -> Tensor | None:
+        """Return a weight > 0 for the graph, in its unit; None where gradients are summed as they are.
 
         Scaled by its rows, a gradient in float16 would overflow. The unit cancels out in sum(w g) / sum(w), and
         as a power of two it changes no digit.
         """
-        scaled = weight / (self.unit or 1.0)
+        if not self._weighs:
+            return None
+        scaled = self.in_units(weight)
         if scaled not in self._tensors:
             if len(self._tensors) >= 1024:
                 self._tensors.clear()
@@ -73,26 +91,6 @@ def unit_near(weight: float, group: Group | None) -> float | None:
     if largest == -math.inf:
         return 1.0 if group else None
     return 2.0**largest
-
-
-def averaged_over(loss_fn: Any) -> Callable:
-    """Return the function of a micro-batch's columns that counts what its mean loss was divided by."""
-    if not isinstance(loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return _rows
-    ignored, of_class = loss_fn.ignore_index, loss_fn.weight
-
-    def labels_that_count(data: Any, label: Any) -> float:
-        labels = label.asnumpy()
-        if not np.issubdtype(labels.dtype, np.integer):
-            return _rows(data)  # a distribution over the classes for each row
-        kept = labels[labels != ignored]
-        return kept.size if of_class is None else float(of_class.asnumpy()[kept].sum())
-
-    return labels_that_count
-
-
-def _rows(*columns: Any) -> int:
-    return columns[0].shape[0]
 
 
 def _plain(value: Any) -> Any:

@@ -137,18 +137,28 @@ def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, 
     return epochs * (full + short)
 
 
-def planned(owner: str, batches: int, mini_steps: int | None, tail: str, epochs: int, *, held: int = 0) -> int:
+def planned(
+    owner: str, batches: int | None, mini_steps: int | None, tail: str, epochs: int, *, held: int = 0
+) -> int | None:
     """Return how many windows a run has; None for `mini_steps` stands for windows of whole batches.
+
+    Args:
+        owner (str): whose arguments these are, for the wording of errors.
+        batches (Optional[int]): in an epoch. None: nobody knows, and so it is of the windows.
+        mini_steps, tail, epochs: as for `GradientAccumulation`.
+        held (int): the micro-batches that ``tail="carry"`` has left over from another run. Default: 0.
 
     Raises:
         ValueError: If there is nothing to train with, or no window would ever fill.
     """
+    if batches is None:
+        return None
     if batches < 1:
         raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
     if mini_steps is None:
         return epochs * batches
     _check.positive_int("planned_updates", "mini_steps", mini_steps)
-    updates = updates_in_run(batches, mini_steps, tail, epochs, held)
+    updates = updates_in_run(batches, mini_steps, tail, epochs, held if tail == "carry" else 0)
     if not updates and tail == "drop":
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -50,9 +53,9 @@ class Recorder:
         self.closed = True
 
 
-def slope_driver(lr=1.0, columns=1, **options):
+def slope_driver(lr=1.0, columns=1, dtype=ms.float32, **options):
     """Return a driver of Slope with plain SGD from 0: with lr 1, minus the weight is the gradient seen."""
-    network = Slope(columns)
+    network = Slope(columns, dtype)
     return GradientAccumulation(network, None, nn.SGD([network.w], lr), **options)
 
 
@@ -140,3 +143,15 @@ def mutate(monkeypatch, mutation):
     """Break ms_accum in the way that `mutation` names; None leaves it alone."""
     for module, name, replacement in MUTATIONS.get(mutation, ()):
         monkeypatch.setattr(module, name, replacement)
+
+
+def gone(process):
+    """Wait a moment for the end of a process that is no child of ours."""
+    for _ in range(50):
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False

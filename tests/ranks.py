@@ -27,7 +27,6 @@ from ms_accum import (
     ZeroOptimizer,
     parallel,
     total,
-    training_state,
 )
 from ms_accum.metrics import evaluate_together
 from reference import digest
@@ -90,8 +89,11 @@ def train(model, data, mini_steps=N, epochs=2, **options):
 
 
 def left_of(model):
-    parameters = values(model._optimizer.get_parameters())
-    return {"parameters": [array.tolist() for array in parameters], "digest": digest(model._optimizer.get_parameters())}
+    parameters = values(model._trained.optimizer.get_parameters())
+    return {
+        "parameters": [array.tolist() for array in parameters],
+        "digest": digest(model._trained.optimizer.get_parameters()),
+    }
 
 
 def trained(group, reduction, mini_steps):
@@ -250,7 +252,7 @@ def adam_driver(zero):
 
 
 def whole_state_of(model):
-    state = training_state.parameters_of(model._forward, model._optimizer)
+    state = model._trained.parameters()
     return {name: parameter.asnumpy().tolist() for name, parameter in state.items()}
 
 
@@ -272,7 +274,7 @@ def dealt_out(group):
     train(again, own_data(group), epochs=3, checkpointer=saved)
     plain = adam_driver(zero=False)
     train(plain, own_data(group), epochs=3)
-    kept = [own for own in models[1]._optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
+    kept = [own for own in models[1]._trained.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
     return {
         "plain": states[0],
         "dealt out": states[1],

@@ -15,11 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mindspore as ms
 
 import ranks
+import ranks_apart
 import ranks_in_step
 from ms_accum import own_group
 
 if __name__ == "__main__":
     ms.set_context(mode=ms.GRAPH_MODE)
     group = own_group()
-    seen = {"rank": list(group), "at the end": ranks.look(group), "in step": ranks_in_step.look(group)}
+    rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart}
+    seen = {"rank": list(group), **{name: room.look(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

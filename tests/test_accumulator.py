@@ -632,3 +632,17 @@ def test_an_optimizer_that_does_not_run_on_cpu_is_refused_by_name(make, instead)
     optimizer = make(weights_of((2,), (3,)))
     with pytest.raises(ValueError, match=f"'optimizer' must be one that .*{instead}"):
         Accumulator(optimizer, 2)
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("accumulate_step", [1, 2])
+def test_a_window_whose_weights_are_0_is_no_update(accumulate_step):
+    """Else weight decay would move the parameters; a weight that is not 0 cancels out to the bit."""
+    parameters = [Parameter(Tensor(np.ones(3), ms.float32), name="w")]
+    accumulator = Accumulator(nn.SGD(parameters, 0.5, weight_decay=0.5), accumulate_step, reduction="mean")
+    step = compiled_weighted(accumulator)
+    for weight, expected in ((0.0, 1.0), (3.0, 0.25), (0.0, 0.25)):
+        for _ in range(accumulate_step):
+            step(Tensor(weight, ms.float32), Tensor(np.ones(3), ms.float32))
+        assert values(parameters)[0].tolist() == [expected] * 3
+    assert (accumulator.updates, accumulator.skipped) == (1, 2)

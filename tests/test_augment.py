@@ -93,7 +93,7 @@ def test_an_epoch_can_be_begun_with(folder):
     dataset = cifar10(folder)
     epochs = [rows_of(dataset) for _ in range(4)]
     resumed = cifar10(folder)
-    resumed.source.epoch = 2
+    resumed.source.begin_with_epoch(2)
     assert [rows_of(resumed), rows_of(resumed)] == epochs[2:]
 
 

@@ -70,4 +70,15 @@ def test_no_warning_where_there_is_no_reason(norm, window, rng):
 
 def test_batch_norm_of_mint_is_found_too():
     with pytest.warns(UserWarning, match="BatchNorm layers"):
-        warn_about_batch_norm(nn.SequentialCell(mint.nn.BatchNorm1d(2)))
+        warn_about_batch_norm(nn.SequentialCell(mint.nn.BatchNorm1d(2)).set_train())
+
+
+@pytest.mark.host
+def test_one_that_is_frozen_is_left_alone():
+    """As it normalises by what it has learned. One that always takes what it sees is not frozen by its mode."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2)).set_train(False))
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=False)).set_train())
+    with pytest.warns(UserWarning, match="BatchNorm layers"):
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=True)).set_train(False))

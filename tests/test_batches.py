@@ -56,26 +56,26 @@ def test_endless_iterators_do_not_read_ahead_into_the_next_ones_epoch(folder):
 def test_an_iterator_left_early_uses_up_one_epoch(folder):
     dataset = create_dataset(folder, 8)
     next(dataset.create_tuple_iterator())
-    assert dataset.source.epoch == 1
+    assert dataset.source.next_epoch == 1
 
 
 def test_the_epoch_can_be_set(folder):
     dataset = create_dataset(folder, 8)
     epochs = [epoch_of(dataset) for _ in range(4)]
     resumed = create_dataset(folder, 8)
-    resumed.source.epoch = 2
+    resumed.source.begin_with_epoch(2)
     assert same(epoch_of(resumed), epochs[2]) and same(epoch_of(resumed), epochs[3])
-    dataset.source.epoch = 0
+    dataset.source.begin_with_epoch(0)
     assert same(epoch_of(dataset), epochs[0])
-    with pytest.raises(ValueError, match="'source.epoch' must be an int >= 0, but got -1"):
-        dataset.source.epoch = -1
+    with pytest.raises(ValueError, match="'epoch' must be an int >= 0, but got -1"):
+        dataset.source.begin_with_epoch(-1)
 
 
 def test_asking_for_the_size_uses_up_nothing(folder):
     dataset = create_dataset(folder, 8)
     assert (dataset.get_dataset_size(), len(dataset), dataset.get_batch_size()) == (8, 8, 8)
     dataset.get_col_names()
-    assert dataset.source.epoch == 0
+    assert dataset.source.next_epoch == 0
 
 
 @pytest.mark.parametrize(("global_seed", "meant"), [(None, 0), (5, 5)])

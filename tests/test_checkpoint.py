@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import resource
+import stat
 import subprocess
 import sys
 import zipfile
@@ -173,8 +174,8 @@ def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
         (check_name, "model.pt", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
         (check_name, "", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got ''"),
         (check_name, "folder.ckpt", "'ckpt_path' must name a file, but got the folder 'folder.ckpt'"),
-        (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none/model.ckpt'. Make it"),
-        (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file/model.ckpt'"),
+        (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none'. Make it"),
+        (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file'"),
     ],
 )
 def test_a_target_that_will_not_do_is_refused(check, path, message, tmp_path):
@@ -398,6 +399,32 @@ def test_a_link_stays_one(tmp_path):
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "real" / "model.ckpt")
     save_model(LeNet5(), tmp_path / "link.ckpt")
     assert (tmp_path / "link.ckpt").is_symlink() and os.listdir(tmp_path / "real") == ["model.ckpt"]
+
+
+def test_the_name_given_says_the_format_whatever_a_link_leads_to(tmp_path):
+    (tmp_path / "link.ckpt").symlink_to("model.bin")  # which is not there yet
+    check_name("f", tmp_path / "link.ckpt")
+    save_model(LeNet5(), tmp_path / "link.ckpt")
+    assert os.path.isfile(tmp_path / "model.bin") and len(load_parameters(str(tmp_path / "link.ckpt"))) == 8
+
+
+def test_what_can_not_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "link.ckpt").symlink_to(tmp_path / "missing" / "model.ckpt")
+    with pytest.raises(ValueError, match="the folder of 'ckpt_path' must exist"):
+        check_folder("f", tmp_path / "link.ckpt")
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    with pytest.raises(ValueError, match="'ckpt_path' must name a file, but got the device or pipe"):
+        check_name("f", tmp_path / "pipe.ckpt")
+
+
+@pytest.mark.parametrize(("umask", "permissions"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_has_the_permissions_of_any_new_one(tmp_path, umask, permissions):
+    before = os.umask(umask)
+    try:
+        save_model(LeNet5(), tmp_path / "model.ckpt")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.ckpt").stat().st_mode) == permissions
 
 
 # What survives a kill

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import mindspore as ms
 import numpy as np
@@ -25,7 +26,7 @@ from helpers import (
     values,
 )
 from model_zoo import create_dataset
-from ms_accum import GradientAccumulation
+from ms_accum import Checkpointer, GradientAccumulation, evaluate
 from reference import digest, miss, window_gradient
 
 pytestmark = pytest.mark.modes
@@ -448,7 +449,7 @@ def test_a_frozen_parameter_is_refused():
 def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
     model = slope_driver(tail="carry")
     with pytest.raises(Exception, match="."):
-        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], window)
+        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor([1.0]))], window)
     assert model.micro_batches == 0 and model.updates == window % 2
     run(model, [micro_batch(3)] * window, window)
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
@@ -481,6 +482,64 @@ def test_what_the_loss_averages_over_is_what_counts(rng, options):
     assert miss(*results, 1e-5, 1e-6) <= 1
 
 
+@pytest.mark.host
+def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1.0)], 3)
+    with pytest.raises(RuntimeError, match="can't change from 3 to whole batches inside a window, which holds 1 "):
+        run(model, [micro_batch(2.0, rows=2)], micro_batch_size=1)
+    assert model.micro_batches == 1
+    run(model, [micro_batch(2.0)] * 2, 3)
+    assert seen_gradient(model) == pytest.approx(5 / 3)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_whatever_ends_a_micro_batch_leaves_nothing_behind(error, monkeypatch):
+    model = slope_driver()
+    added = model._window._cells.add
+
+    def interrupted(*arguments):
+        added(*arguments)
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(model._window._cells, "add", interrupted)
+        run(model, [micro_batch(200.0)] * 2, 2)
+    run(model, [micro_batch(1.0)] * 2, 2)
+    assert seen_gradient(model) == 1.0
+
+
+class Frozen(nn.Cell):
+    """A head on a backbone that is not to change."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = nn.SequentialCell(nn.Dense(6, 4), nn.BatchNorm1d(4)), nn.Dense(4, 3)
+
+    def construct(self, x):
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_part_that_is_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
+    if not keeps:
+        monkeypatch.setattr("ms_accum.driver.start_training", lambda network, whole: whole.set_train())
+    network = Frozen()
+    network.set_train()
+    network.backbone.set_train(False)
+    mean = network.backbone[1].moving_mean
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.head.trainable_params(), 0.1))
+    data = batches(rng, [8] * 4)
+    for _ in range(2):
+        with nullcontext() if keeps else pytest.warns(UserWarning, match="BatchNorm layers"):
+            run(model, data, 2)
+        evaluate(network, data)
+    assert np.any(mean.asnumpy()) == (not keeps)
+    assert [network.training, network.backbone.training] == [True, not keeps]
+
+
 @pytest.mark.parametrize(("tail", "planned"), [("flush", 6), ("carry", 5), ("drop", 3)])
 def test_planned_updates(tail, planned):
     model = slope_driver(tail=tail)
@@ -498,6 +557,32 @@ def test_updates_that_finish_a_carried_window_are_planned():
     recorder = run(model, [micro_batch(1)] * 3, 4)
     assert len(recorder.records) == 1
     assert recorder.planned == 1
+
+
+def test_what_is_held_when_a_state_is_resumed_is_not_planned_with(tmp_path):
+    """The state has its own; the mutant plans with what the driver had, before it is forgotten."""
+    data = [micro_batch(1)] * 3
+    whole = slope_driver(tail="carry")
+    whole.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
+    model = slope_driver(tail="carry")
+    run(model, [micro_batch(1)] * 2, 3)
+    assert model.micro_batches == 2
+    recorder = run(model, data * 3, 3, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert len(recorder.records) == recorder.planned == 3
+
+
+def test_elements_are_what_a_mean_loss_counts(rng):
+    """Sequences of 3 and 17 elements are one of 20."""
+    network = nn.Dense(1, 1, weight_init="zeros", bias_init="zeros")
+    x, y = (rng.rand(2, 20, 1).astype(np.float32) for _ in range(2))
+    parts = [(Tensor(x[:, rows]), Tensor(y[:, rows])) for rows in (slice(3), slice(3, 20))]
+    model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1.0))
+    run(model, parts, 2)
+    expected = np.array([2 * (y * x).mean(), 2 * y.mean()])
+    found = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    by_rows = np.array([(y[:, :3] * x[:, :3]).mean() + (y[:, 3:] * x[:, 3:]).mean(), y[:, :3].mean() + y[:, 3:].mean()])
+    assert np.abs(by_rows / expected - 1).max() > 1e-2
 
 
 # Runs that go wrong
@@ -640,7 +725,7 @@ def test_weights_that_are_loaded_between_runs_are_trained(window):
 def test_a_learning_rate_that_is_set_between_runs_is_used(window):
     model = slope_driver()
     run(model, [micro_batch(1)] * window, window)
-    model._optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
+    model._trained.optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
     recorder = run(model, [micro_batch(1)] * window, window)
     assert [record.lr for record in recorder.records] == [0.25]
     assert seen_gradient(model) == [1.25]
@@ -653,7 +738,7 @@ def test_what_is_assigned_between_runs_is_used(window):
     network = model._network
     run(model, [micro_batch(1)] * window, window)
     ops.assign(network.w, Tensor([100.0], ms.float32))
-    ops.assign(model._optimizer.learning_rate, Tensor(0.25, ms.float32))
+    ops.assign(model._trained.optimizer.learning_rate, Tensor(0.25, ms.float32))
     run(model, [micro_batch(1)] * window, window)
     assert values([network.w]) == [99.75]
 

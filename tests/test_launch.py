@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -14,11 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum._member import HOST, _die_with, cluster, free_port
+from helpers import gone
+from ms_accum._end_with import end_with
+from ms_accum._heartbeat import read
+from ms_accum._member import HOST, cluster, free_port
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+KILLED = [
+    "error: the scheduler was killed by SIGKILL; its log is log/scheduler.log",
+    "error: without the scheduler no rank goes on: they are asked to save their state, and to end",
+]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+WORDS = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
 BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
@@ -29,6 +38,7 @@ def note(number, frame):
     got.append(int(number))
 signal.signal(signal.SIGINT, note)
 signal.signal(signal.SIGTERM, note)
+signal.signal(signal.SIGHUP, note)
 print("ready", flush=True)
 open(f"ready{rank}", "w").close()
 while not got:
@@ -82,18 +92,6 @@ def process_of(job, name, value):
     raise AssertionError(name)
 
 
-def gone(process):
-    """Wait a moment for the end of a process that is no child of ours."""
-    for _ in range(50):
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.1)
-    return False
-
-
 # What ranks get
 
 
@@ -144,7 +142,7 @@ def test_processes_try_to_reach_each_other_every_second_unless_the_user_has_set_
 @pytest.mark.skipif(sys.platform != "linux", reason="others can't ask for it")
 @pytest.mark.parametrize(("parent", "code"), [(os.getpid, 0), (lambda: 1, 1)], ids=["there", "gone"])
 def test_a_process_whose_parent_is_gone_before_it_begins_ends(parent, code):
-    assert subprocess.run([sys.executable, "-c", ""], preexec_fn=_die_with(parent()), check=False).returncode == code
+    assert subprocess.run([sys.executable, "-c", ""], preexec_fn=end_with(parent()), check=False).returncode == code
 
 
 def test_the_launcher_does_not_import_mindspore():
@@ -215,12 +213,15 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path):
 def test_logs_of_an_earlier_job_do_not_stay(tmp_path):
     assert launch(tmp_path, "print('first')", nproc=3)[0] == 0
     (tmp_path / "log" / "worker_notes.log").touch()
+    (tmp_path / "log" / "worker_2.beat").touch()
+    (tmp_path / "log" / "worker_\u00b2.log").touch()
     assert launch(tmp_path, "", nproc=2)[0] == 0
     assert [path.name for path in sorted((tmp_path / "log").iterdir())] == [
         "scheduler.log",
         "worker_0.log",
         "worker_1.log",
         "worker_notes.log",
+        "worker_\u00b2.log",
     ]
     assert (tmp_path / "log" / "worker_0.log").read_text() == ""
 
@@ -287,7 +288,56 @@ def test_the_schedulers_end_is_an_error(tmp_path):
     both_ready(job, tmp_path)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
     code, _, err = ended(job)
-    assert (code, err) == (137, ["error: the scheduler was killed by SIGKILL; its log is log/scheduler.log"])
+    assert (code, err) == (137, KILLED)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_path, over):
+    """Their processes would wait for it, and for ever, when MindSpore closes."""
+    beats = "from ms_accum._heartbeat import Heartbeat\nheart = Heartbeat()\nheart.beat()\n"
+    waits = "def ask(number, frame):\n    open(f'asked{rank}', 'w').close()\n"
+    ends = "    time.sleep(0.3)\n" + ("    heart._write(b'over', 20)\n" if over else "")
+    waits += ends + "signal.signal(signal.SIGTERM, ask)\nopen(f'ready{rank}', 'w').close()\n"
+    job = start(tmp_path, beats + waits + "while True: time.sleep(100)", f"--grace={90 if over else 1.5}")
+    both_ready(job, tmp_path)
+    os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
+    code, _, err = ended(job)
+    late = [f"error: rank {rank} did not end within 1.5 s and was killed" for rank in range(2) if not over]
+    assert (code, err) == (137, [*KILLED, *late])
+    assert all((tmp_path / f"asked{rank}").exists() for rank in range(2))
+
+
+@pytest.mark.parametrize("age", [40, 0], ids=["late", "another reason"])
+def test_who_was_late_is_said(tmp_path, age):
+    """A rank that waits in vain ends with an error that names nobody."""
+    source = """
+from ms_accum._heartbeat import Heartbeat
+heart = Heartbeat()
+for _ in range(1200 - 200 * rank):
+    heart.beat()
+os.utime(os.environ["MS_ACCUM_HEARTBEAT"], (time.time() - AGE,) * 2)
+open(f"ready{rank}", "w").close()
+while not os.path.exists("ready1"): time.sleep(0.1)
+if rank == 0: sys.exit("RuntimeError:")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+time.sleep(100)
+"""
+    code, _, err = launch(tmp_path, source.replace("AGE", str(age)))
+    assert code == 1 and err[1].startswith("error: rank 0 ended with exit code 1: RuntimeError:; its log")
+    said = r"error: rank 1 was late: it had done 1,000 micro-batches, the last 4\d s before, and rank 0 1,200"
+    assert len(err) == 2 + bool(age) and (not age or re.fullmatch(said, err[2]))
+
+
+@pytest.mark.parametrize("text", [None, b"", b"x", b"\0" * 20, b"7".rjust(20), b"7".rjust(20) + b"over"])
+def test_what_a_heartbeat_says(tmp_path, text):
+    path = tmp_path / "worker_0.beat"
+    if text is not None:
+        path.write_bytes(text)
+    found = read(path)
+    if text in (None, b"x"):
+        assert found is None
+    else:
+        assert found[0] == (7 if b"7" in text else 0) and 0 <= found.age < 60 and found.over is text.endswith(b"over")
 
 
 @pytest.mark.parametrize("number", CODES)
@@ -297,17 +347,112 @@ def test_each_rank_gets_a_signal_once(tmp_path, number):
     both_ready(job, tmp_path)
     os.killpg(job.pid, number)
     code, _, err = ended(job)
-    assert (code, err) == (CODES[number], [f"error: {'interrupted' if code == 130 else 'terminated'}"])
+    assert (code, err) == (CODES[number], [f"error: {WORDS[code]}"])
     assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[number], [number]]
 
 
-def test_a_rank_that_a_signal_ends_badly_is_named(tmp_path):
+def test_a_rank_that_fails_after_a_signal_is_named(tmp_path):
     job = start(tmp_path, NOTES.replace("128 + got[0]", "143 - 138 * rank"))
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
     code, _, err = ended(job)
     named = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
-    assert (code, err) == (143, [named, "error: terminated"])
+    assert (code, err) == (5, [named])
+
+
+def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
+    """The others have ended with the signal's code long before: they were asked to, and have not failed."""
+    source = NOTES.replace("time.sleep(1)", "time.sleep(4 * (1 - rank))\nprint('saved')")
+    job = start(tmp_path, source, "--grace=1")
+    both_ready(job, tmp_path)
+    job.send_signal(signal.SIGTERM)
+    code, out, err = ended(job)
+    assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (1,)], ids=["all", "one"])
+def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
+    """Who ends first ends with the signal's code, which is no failure: the other one is saving."""
+    source = NOTES.replace("while not got:", "while not (got or os.path.exists('got1')):")
+    source = source.replace("time.sleep(1)", "time.sleep(3 * (1 - rank))\nprint('saved')")
+    job = start(tmp_path, source.replace("128 + got[0]", "143"), "--grace=0.5")
+    both_ready(job, tmp_path)
+    for rank in asked:
+        os.kill(process_of(job, "MS_NODE_ID", rank), signal.SIGTERM)
+    code, out, err = ended(job)
+    assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
+    assert json.loads((tmp_path / "got0").read_text()) == [15] * (0 in asked)
+
+
+def test_who_ended_before_is_said(tmp_path):
+    source = """
+from ms_accum._heartbeat import Heartbeat
+heart = Heartbeat()
+for _ in range(5 - 2 * rank):
+    heart.beat()
+open(f"ready{rank}", "w").close()
+if rank == 1: sys.exit(0)
+while not os.path.exists("ready1"): time.sleep(0.1)
+time.sleep(1)
+sys.exit("RuntimeError: waited")
+"""
+    _, _, err = launch(tmp_path, source)
+    assert err[2:] == ["error: rank 1 had ended before, after 3 micro-batches, and rank 0 had done 5"]
+
+
+def test_a_scheduler_that_goes_after_a_rank_ends_what_can_not(tmp_path):
+    """Nobody has failed, and what is left is over."""
+    source = """
+from ms_accum._heartbeat import Heartbeat
+heart = Heartbeat()
+heart.beat()
+open(f"ready{rank}", "w").close()
+if rank == 1: sys.exit(0)
+heart._write(b"over", 20)
+time.sleep(100)
+"""
+    job = start(tmp_path, source)
+    both_ready(job, tmp_path)
+    os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
+    code, _, err = ended(job)
+    assert (code, err) == (137, KILLED)
+
+
+def test_last_words_are_few_and_can_be_printed(tmp_path):
+    code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
+    assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx…; its log is" in err[0]
+
+
+def test_where_one_fails_after_a_signal_the_others_have_the_grace(tmp_path):
+    """Of two codes the failure's is the job's: the state is not saved."""
+    job = start(
+        tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(100 * (1 - rank))\nif rank: sys.exit(5)"), "--grace=1"
+    )
+    both_ready(job, tmp_path)
+    job.send_signal(signal.SIGTERM)
+    code, _, err = ended(job)
+    named = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
+    assert (code, err) == (5, [named, "error: rank 0 did not end within 1 s and was killed"])
+
+
+def test_where_terminals_that_close_are_ignored_they_are(tmp_path):
+    """Started with `nohup`."""
+    job = start(tmp_path, NOTES, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    both_ready(job, tmp_path)
+    job.send_signal(signal.SIGHUP)
+    job.send_signal(signal.SIGTERM)
+    code, _, err = ended(job)
+    assert (code, err) == (143, ["error: terminated"])
+    assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[15], [15]]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_without_one_of_the_streams(tmp_path, closed):
+    (tmp_path / "program.py").write_text(BEGIN + "print('said'); print('so', file=sys.stderr); sys.exit(7 * rank)")
+    command = f"exec {sys.executable} -m ms_accum.launch --nproc=2 --log_dir=log program.py {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=False, timeout=60)
+    assert done.returncode == 7
+    assert sorted((tmp_path / "log" / "worker_0.log").read_text().splitlines()) == ["said", "so"]
 
 
 def test_a_second_signal_ends_them_at_once(tmp_path):

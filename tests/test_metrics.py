@@ -7,11 +7,10 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, mint, nn
-from mindspore.experimental import optim
+from mindspore import Tensor, nn
 
 from ms_accum import evaluate
-from ms_accum.metrics import WindowLoss, check_loss, learning_rate, loss_reduction
+from ms_accum.metrics import WindowLoss, check_loss, loss_reduction
 
 
 def loss_of(*terms, summing=False):
@@ -41,42 +40,6 @@ def test_an_empty_window_has_no_loss():
     loss.clear()
     assert math.isnan(loss.mean)
     assert loss.samples == 0
-
-
-def parameters():
-    return [Parameter(Tensor(np.ones(2), ms.float32), name=f"w{number}") for number in range(2)]
-
-
-def grouped(*rates):
-    return [{"params": [parameter], "lr": rate} for parameter, rate in zip(parameters(), rates)]
-
-
-OPTIMIZERS = {
-    "number": lambda: nn.SGD(parameters(), 0.5),
-    "list": lambda: nn.Momentum(parameters(), [0.5, 0.25], 0.9),
-    "schedule": lambda: nn.Adam(parameters(), nn.ExponentialDecayLR(0.5, 0.5, 1)),
-    "groups": lambda: nn.SGD(grouped(0.5, 0.1), 0.2),
-    "groups of lists": lambda: nn.SGD(grouped([0.5, 0.25], [0.1, 0.1]), 0.2),
-    "experimental": lambda: optim.SGD(parameters(), lr=0.5),
-    "experimental groups": lambda: optim.Adam(grouped(0.5, 0.1), lr=0.2),
-    "mint": lambda: mint.optim.SGD(parameters(), lr=0.5),
-}
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_learning_rate(kind):
-    optimizer = OPTIMIZERS[kind]()
-    assert learning_rate(optimizer) == 0.5
-    assert learning_rate(optimizer) == 0.5  # to look is no update
-    optimizer((Tensor(np.ones(2), ms.float32),) * 2)
-    assert learning_rate(optimizer) == (0.25 if kind in ("list", "schedule", "groups of lists") else 0.5)
-
-
-def test_learning_rate_follows_a_scheduler():
-    optimizer = optim.SGD(parameters(), lr=0.5)
-    scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    scheduler.step()
-    assert learning_rate(optimizer) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -135,8 +98,7 @@ def test_evaluate_counts_every_sample():
 def test_evaluate_leaves_the_training_mode_as_it_was(training):
     network = OneHot().set_train(training)
     evaluate(network, [(Tensor([0], ms.int32), Tensor([0], ms.int32))])
-    assert network.modes == [training, False, training]
-    assert network.training is training
+    assert network.modes == [training, False] and network.training is training
 
 
 def test_evaluate_without_dropout():

@@ -44,7 +44,7 @@ def alone(reduction, mini_steps, rows):
     """Train one process with the data of all ranks."""
     model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
     records = program.train(model, program.all_data(rows), mini_steps)
-    return records, [parameter.asnumpy() for parameter in model._optimizer.get_parameters()]
+    return records, [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()]
 
 
 @pytest.mark.host
@@ -85,7 +85,7 @@ def test_accumulators_of_ranks_are_one(seen, mini_steps):
     found = same(seen, f"functional {mini_steps}")
     model = program.driver_of(program.network_of())
     program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
-    check_close(found, [parameter.asnumpy() for parameter in model._optimizer.parameters])
+    check_close(found, [parameter.asnumpy() for parameter in model._trained.optimizer.parameters])
     assert found["updates"] == model.updates
 
 
@@ -163,7 +163,7 @@ def test_one_process_goes_on_where_several_stopped(seen):
         program.train(model, data, 3 * ranks, checkpointer=refused)
     allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
     program.train(model, data, 3 * ranks, checkpointer=allowed)
-    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._optimizer.get_parameters()])
+    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()])
 
 
 # In one process

@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "mindspore.load_param_into_net": HOST,
     "mindspore.nn.learning_rate_schedule.LearningRateSchedule": "an abstract Cell, nothing but a `construct` of ours",
     "mindspore.ops.constexpr": HOST,
+    "mindspore.ops.primitive.jit_context": HOST,
     "mindspore.save_checkpoint": HOST,
     "mindspore.set_context": HOST,
     "mindspore.set_device": "is what chooses the device",
@@ -67,7 +68,9 @@ def apis(source):
     """Return the dotted paths of the MindSpore APIs that a source calls."""
     tree = ast.parse(source)
     names = mindspore_names(tree)
-    chains = [ast.unparse(node) for node in called(tree) if isinstance(node, (ast.Name, ast.Attribute))]
+    chains = [
+        ast.unparse(node).partition("(")[0] for node in called(tree) if isinstance(node, (ast.Name, ast.Attribute))
+    ]
     roots = [chain.partition(".") for chain in chains]
     return {".".join(filter(None, (names[root], rest))) for root, _, rest in roots if root in names}
 

@@ -92,7 +92,13 @@ def test_defaults_and_flags():
         (["--lr", "0"], "argument --lr/--learning_rate: must be a number > 0, but got '0'"),
         (["--lr=-1"], "argument --lr/--learning_rate: must be a number > 0, but got '-1'"),
         (["--lr", "nan"], "argument --lr/--learning_rate: must be a number > 0, but got 'nan'"),
-        (["--lr", "inf"], "argument --lr/--learning_rate: must be a number > 0, but got 'inf'"),
+        *[
+            (
+                ["--lr", text],
+                f"argument --lr/--learning_rate: must be a number > 0 that float32 holds, but got '{text}'",
+            )
+            for text in ("inf", "1e308", "1e-320", "1e-39")
+        ],
         (["--lr", "fast"], "argument --lr/--learning_rate: must be a number > 0, but got 'fast'"),
         (["--momentum=-0.1"], "argument --momentum: must be a number >= 0, but got '-0.1'"),
         (["--unknown", "1"], "unrecognized arguments: --unknown 1"),
@@ -159,10 +165,22 @@ def test_an_empty_config_changes_nothing(config, text):
         ("- epochs\n- 3\n", "run.yaml' must hold lines of the form 'flag: value'"),
         ("epochs", "run.yaml' must hold lines of the form 'flag: value'"),
         ("epochs: 0\n", "argument --epochs: must be an int >= 1, but got '0'"),
-        ("epochs: [1, 2]\n", "argument --epochs: must be an int >= 1, but got '[1, 2]'"),
+        ("lr: 1\nepochs: [1, 2]\n", "run.yaml' must hold lines of the form 'flag: value', but line 2 has !!seq"),
+        ("epochs: {a: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!map"),
+        ("? [epochs]\n: 1\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!seq"),
+        ("<<: {epochs: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!merge"),
+        ("epochs: 1\nlr: 1\nepochs: 2\n", "run.yaml' has the key 'epochs' twice"),
+        ("epochs: 2001-13-01\n", "argument --epochs: must be an int >= 1, but got '2001-13-01'"),
+        ("epochs: 0b_\n", "run.yaml' has 0b_ in line 1, which YAML counts otherwise: use decimals"),
+        ("epochs: 010\n", "run.yaml' has 010 in line 1, which YAML counts otherwise: use decimals"),
+        ("lr: 1\nseed: 0x10\n", "run.yaml' has 0x10 in line 2, which YAML counts otherwise: use decimals"),
+        ('model: "\\UFFFFFFFF"\n', "run.yaml' is not YAML: "),
+        (f"%YAML {'9' * 5000}.1\n---\nepochs: 1\n", "run.yaml' is not YAML: "),
+        ("lr: !!float abc\n", "argument --lr/--learning_rate: must be a number > 0, but got 'abc'"),
+        (f"epochs: {'9' * 5000}\n", "argument --epochs: must be an int >= 1, but got '999"),
         ("config: other.yaml\n", "unknown key 'config'"),
         ("help: true\n", "unknown key 'help'"),
-        ("lr: .nan\n", "argument --lr/--learning_rate: must be a number > 0, but got 'nan'"),
+        ("lr: .nan\n", "argument --lr/--learning_rate: must be a number > 0, but got '.nan'"),
         ("verbose: 3\n", "argument --verbose: ignored explicit argument '3'"),
     ],
 )
@@ -196,7 +214,15 @@ def test_python_objects_in_a_config_are_refused(config, text, capfd, tmp_path):
     assert not (tmp_path / "planted").exists()
 
 
-@pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n"])
+def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
+    """Nine lines that would be a list of a billion elements."""
+    names = "abcdefghi"
+    lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
+    code, line = refused([config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
+    assert code == USAGE and line.endswith("but line 2 has !!seq")
+
+
+@pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
 def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
     code, line = refused([config(text)], capfd)
     assert code == USAGE and "run.yaml' is not YAML: " in line

@@ -63,8 +63,8 @@ SIGNATURES = {
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
-        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, group='auto', "
-        "sync_every_micro_batch=False)"
+        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
+        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, "

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import random
 import shutil
 import warnings
@@ -314,6 +315,27 @@ def test_rates_of_newer_optimizers_are_saved(tmp_path):
     assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 7)
 
 
+def test_a_state_of_more_epochs_is_refused_before_anything_is_changed(tmp_path):
+    Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path))
+    run = Run()
+    before = digest(run.optimizer.get_parameters())
+    with pytest.raises(
+        CheckpointError, match="state-00000001.safetensors' is in epoch 3, and 'epoch' is 2. Make it more"
+    ):
+        run.train(even(), 1, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
+    assert digest(run.optimizer.get_parameters()) == before and run.model.updates == 0
+    assert Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto")).model.updates == 21
+
+
+def test_the_end_of_a_run_is_scored_and_saved_once(tmp_path):
+    """Where a state is due with the last update anyway; the mutant forgets that it is."""
+    asked = []
+    Run().train(
+        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: asked.append(1) or 0.0)
+    )
+    assert len(asked) == len(names(tmp_path)) == 7
+
+
 @pytest.mark.modes
 def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
@@ -332,7 +354,7 @@ def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
     check_same(more.left, expected)
 
 
-@pytest.mark.parametrize("lost", ["grad_sum.1.weight", "moments.1.weight"])
+@pytest.mark.parametrize("lost", ["window.grad_sum.1.weight", "optimizer.moments.1.weight"])
 def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
     """The mutant: a state without one of its parts."""
 
@@ -438,10 +460,43 @@ def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
     assert found == [6, 7]
 
 
+def test_a_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
+    """The user has removed one, and made a folder of the name of another."""
+
+    def meddle():
+        newest = max(tmp_path.glob("state-*"))
+        newest.unlink()
+        if newest.name.endswith("2.safetensors"):
+            (newest / "full").mkdir(parents=True)
+        return 0.0
+
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1))
+    before = names(tmp_path)
+    states = Checkpointer(tmp_path, every=1, score=meddle, resume="auto")
+    Run().train(even(), 1, epochs=2, states=states)
+    assert before and (tmp_path / names(tmp_path)[-1]).is_file()
+
+
+def test_what_the_run_has_not_written_stays(tmp_path):
+    """States of an earlier run, one of another version and a damaged one, whatever they are newer than."""
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=9))
+    older, newer = sorted(tmp_path.glob("state-*"))[1:3]
+    (tmp_path / "state-00000077.safetensors").write_bytes(b"of a version to come")
+    there = names(tmp_path)
+    Run().train(even(), 1, states=Checkpointer(tmp_path, every=1, resume=str(older)))
+    left = names(tmp_path)
+    assert set(there) - set(left) == {older.name} and newer.name in left
+    assert len(left) == len(there)  # one more, one less
+    resumed = Checkpointer(tmp_path, resume="auto")
+    (tmp_path / left[-1]).write_bytes(b"damaged")
+    Run().train(even(), 1, epochs=3, states=resumed)
+    assert left[-1] in names(tmp_path) and "no training state" in resumed.resumed[0]
+
+
 def test_tails_are_updates_too(tmp_path):
     """Also of one micro-batch each, and of a run whose windows never fill."""
     Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
-    assert len(names(tmp_path)) == 5  # four, and the end
+    assert len(names(tmp_path)) == 4  # the last one is the end, too
 
 
 @pytest.mark.modes
@@ -457,9 +512,9 @@ def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
 def test_every_so_many_minutes(tmp_path):
     """At the ends of windows, and at the end of the run."""
     Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
-    assert len(names(tmp_path)) == 4 + 1
+    assert len(names(tmp_path)) == 4  # the last one is the end, too
     Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
-    assert len(names(tmp_path)) == 5 + 1
+    assert len(names(tmp_path)) == 4 + 1
 
 
 def scores(*values):
@@ -498,7 +553,7 @@ def test_the_best_survives_a_stop(tmp_path):
     resumed = Checkpointer(tmp_path, every=2, score=scores(8, 4, 5, 6, 7, 1), resume="auto")
     Run().train(even(), 1, states=resumed)
     assert resumed.best == 9
-    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000009.safetensors"]
+    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
     found = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
     assert [facts["updates"] for facts in found] == [4, 14]
     assert found[1]["best"] == [9, "state-00000002.safetensors"]
@@ -536,7 +591,7 @@ def test_evaluating_on_the_way_compiles_one_graph(tmp_path, compiles):
         return 0.0
 
     run.train(data, 1, epochs=3, states=Checkpointer(tmp_path, every=1, score=score))
-    assert len(seen) == 3 * 4 + 1
+    assert len(seen) == 3 * 4
     assert network.training
     assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
 
@@ -663,6 +718,10 @@ CRAFTED = {
     "a count that is none": lambda facts: {**facts, "updates": -1},
     "a count that is true": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
+    "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
+    "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
+    "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
     "no place": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
     "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
     "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
@@ -694,6 +753,29 @@ def test_crafted_facts_are_refused(saved, craft):
     write_crafted(saved, craft)
     with pytest.raises(CheckpointError, match="state-00000001.safetensors' is "):
         training_state.read(str(saved))
+
+
+def test_what_is_no_file_is_no_state(saved):
+    """A pipe would be waited for."""
+    os.mkfifo(saved.with_name("state-00000007.safetensors"))
+    assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2"])
+def test_arrays_that_numpy_does_not_have_are_refused(saved, dtype):
+    """What reading them raises depends on which other packages are installed; `--resume auto` has to pass them over."""
+    header = {
+        "__metadata__": {"facts": "{}", "sha256": ""},
+        "w": {"dtype": dtype, "shape": [4], "data_offsets": [0, 0]},
+    }
+    size = 8 if dtype == "BF16" else 4
+    header["w"]["data_offsets"][1] = size
+    text = json.dumps(header).encode()
+    crafted = saved.with_name("state-00000002.safetensors")
+    crafted.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(CheckpointError, match="state-00000002.safetensors' is no training state"):
+        training_state.read(str(crafted))
+    assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
 
 
 def test_crafted_facts_touch_nothing_and_are_passed_over(saved):

@@ -27,6 +27,7 @@ def machine(monkeypatch):
         monkeypatch.setenv(name, "to be put back")
         monkeypatch.delenv(name)
     monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
     monkeypatch.setattr(ms, "__version__", "2.10.0")
 
 
@@ -51,6 +52,36 @@ def test_what_the_user_set_stays(monkeypatch, name, other):
 def test_a_machine_without_avx512_needs_no_cap(monkeypatch):
     monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
     assert tune_cpu(LeNet5()) == {HOST: "1"}
+
+
+def test_too_late_is_said(monkeypatch):
+    """Where oneDNN has kernels of AVX-512 in use it does not listen any more; nothing is set that is not heard."""
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
+    with pytest.warns(RuntimeWarning, match="'tune_cpu', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2: a network has"):
+        assert tune_cpu(LeNet5()) == {HOST: "1"}
+    assert KERNELS not in os.environ
+
+
+SAYS_ISA = """
+import ctypes, os, sys
+from pathlib import Path
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn
+if sys.argv[1] == "late":
+    nn.Conv2d(1, 2, 3)(Tensor(np.ones((1, 1, 8, 8), np.float32)))
+os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
+print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_get_effective_cpu_isa())
+"""
+
+
+def test_what_onednn_says_is_what_it_has_read():
+    """SSE41, which every machine has, in the place of AVX2."""
+    said = {}
+    for moment in ("early", "late"):
+        done = subprocess.run([sys.executable, "-c", SAYS_ISA, moment], capture_output=True, text=True, check=True)
+        said[moment] = int(done.stdout)
+    assert said["early"] == 1 < said["late"]
 
 
 @pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])

@@ -38,7 +38,7 @@ def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_sa
     expected = model.read_bytes()
     model.unlink()
     after_an_epoch, *_, last = sorted(Path(tmp_path, "out", "states").glob("*.safetensors"))
-    weights = [training_state.read(str(path)).arrays["conv1.weight"] for path in (after_an_epoch, last)]
+    weights = [training_state.read(str(path)).arrays["network.conv1.weight"] for path in (after_an_epoch, last)]
     assert (weights[0] != weights[1]).any()  # the second epoch trains
     with pytest.warns(UserWarning, match="BatchNorm layers"):
         assert train(*TINY, "--epochs=2", f"--resume={after_an_epoch}") == OK

@@ -295,11 +295,53 @@ def test_other_flags_are_refused_in_a_run_that_is_resumed(out, capfd):
     assert said in one_line(capfd.readouterr().err)
 
 
+def test_other_data_are_refused_in_a_run_that_is_resumed(out, capfd, monkeypatch):
+    """As many rows, of the same shapes: labels of others."""
+    assert train(*QUICK) == OK
+    made = training.create_dataset
+
+    def relabelled(*arguments, **options):
+        dataset = made(*arguments, **options)
+        dataset.source._labels = dataset.source._labels[::-1].copy()
+        return dataset
+
+    monkeypatch.setattr(training, "create_dataset", relabelled)
+    capfd.readouterr()
+    assert train(*QUICK, "--epochs=2", "--resume") == CHECKPOINT
+    assert re.search(r"of a run with other settings: data was \w+ and is \w+\.", one_line(capfd.readouterr().err))
+
+
+def test_a_run_of_fewer_epochs_than_the_state_has_is_refused(out, capfd):
+    assert train(*QUICK, "--epochs=2", "--resume") == OK
+    capfd.readouterr()
+    assert train(*QUICK, "--resume") == CHECKPOINT
+    assert one_line(capfd.readouterr().err).endswith("is in epoch 2, and 'epoch' is 1. Make it more.")
+
+
+def test_the_best_models_place_is_looked_at_before_training(capfd):
+    os.makedirs("out/gradient_accumulation.best.ckpt")
+    assert train(*QUICK, "--save_every=1", "--keep_best") == USAGE
+    assert "must name a file, but got the folder 'out/gradient_accumulation.best.ckpt'" in one_line(
+        capfd.readouterr().err
+    )
+    assert os.listdir("out") == ["gradient_accumulation.best.ckpt"]
+
+
+def test_a_home_folder_is_one_everywhere(monkeypatch, tmp_path):
+    """On the command line, where a shell leaves it alone behind a "=", and in a YAML file."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "run.yaml").write_text("ckpt_path: ~/model.ckpt\n")
+    assert train(*QUICK, "--output_dir=~/out", "--config=run.yaml") == OK
+    assert (tmp_path / "home" / "out" / "metrics.jsonl").exists() and (tmp_path / "home" / "model.ckpt").exists()
+    assert not (tmp_path / "~").exists()
+
+
 def test_the_newest_state_is_resumed_and_said(out, capfd):
     assert len(metrics("out")) == 3
     assert train(*QUICK, "--epochs=2", "--resume") == OK
     shown = plan(capfd.readouterr().out)["resumed"]
-    assert shown == "out/states/state-00000004.safetensors: 3 updates, epoch 2, 0 batches of it"
+    assert shown == "out/states/state-00000003.safetensors: 3 updates, epoch 1, 6 batches of it"
     assert [line["update"] for line in metrics("out")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -527,7 +569,7 @@ def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("std::bad_alloc")
 
-    monkeypatch.setattr("ms_accum.running.Windows.add", fail)
+    monkeypatch.setattr("ms_accum.running.Accumulating.add", fail)
     assert train("--output_dir=out") == TRAINING
     message = one_line(capfd.readouterr().err)
     assert "take micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import memory_runs as runs
+from helpers import gone
 from ms_accum import find_micro_batch_size
 from ms_accum.trials import Trial, peak_of, run_trial
 
 MIB = 2**20
+ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 
 
@@ -34,6 +41,58 @@ def test_a_trial_that_exceeds_its_limit_is_stopped(idle):
     done = run_trial("test", runs.takes_memory, 100_000, idle + 200 * MIB)
     assert not done.fits and idle + 200 * MIB < done.peak < idle + 1000 * MIB
     assert multiprocessing.active_children() == [] and peak_of("self") - before < 50 * MIB
+
+
+ALONE = """
+import sys
+from functools import partial
+sys.path[:0] = sys.argv[1:3]
+import memory_runs as runs
+from helpers import gone
+from ms_accum import trials
+if __name__ == "__main__":
+    trial = partial(getattr(runs, sys.argv[3]), sys.argv[4])
+    print(trials.run_trial("test", trial, int(sys.argv[5]), int(sys.argv[6])).fits)
+"""
+
+
+def alone(folder, trial, rows, limit):
+    """Run a trial from a process of its own; the trial's file is `folder / "noted"`."""
+    (folder / "alone.py").write_text(ALONE)
+    where = [str(ROOT), str(ROOT / "tests"), trial, str(folder / "noted"), str(rows), str(limit)]
+    return subprocess.Popen([sys.executable, "alone.py", *where], cwd=folder, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's data is Linux'")
+def test_a_trial_keeps_near_its_limit_when_nobody_looks(idle, tmp_path):
+    starter = alone(tmp_path, "stops_its_parent", 2000, idle + 200 * MIB)
+    noted, most = tmp_path / "noted", 0
+    while not noted.exists() or not gone(noted.read_text()):
+        assert starter.poll() is None
+        most = max(most, peak_of(int(noted.read_text())) if noted.exists() else 0)
+        time.sleep(0.001)
+    os.kill(starter.pid, signal.SIGCONT)
+    assert starter.communicate(timeout=100)[0] == "False\n"
+    assert most < idle + 900 * MIB
+
+
+@pytest.mark.slow
+def test_a_trial_of_mindspore_may_come_near_its_limit():
+    """Its pools map a gigabyte at once, and touch little of it."""
+    trial = partial(runs.trains, "lenet")
+    peak = run_trial("test", trial, 64, None).peak
+    assert run_trial("test", trial, 64, peak + 100 * MIB).fits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux")
+def test_a_trial_ends_with_who_started_it(tmp_path):
+    starter = alone(tmp_path, "waits", 1, 2**40)
+    while not (tmp_path / "noted").exists():
+        assert starter.poll() is None
+        time.sleep(0.05)
+    starter.kill()
+    starter.communicate()
+    assert gone((tmp_path / "noted").read_text())
 
 
 @pytest.mark.parametrize(

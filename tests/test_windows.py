@@ -110,7 +110,7 @@ NUMBERS = [(Tensor(np.array([[number]], np.float32)),) for number in range(EPOCH
 @pytest.fixture
 def driver_windows(monkeypatch):
     """Return a function that runs the real driver on counting Cells: all its windows, and what is left."""
-    for name in ("Windows", "WindowsOfOne"):
+    for name in ("Accumulating", "Immediate"):
         monkeypatch.setattr(ms_accum.open_window, name, CountingCells)
     network = Slope()
     optimizer = nn.SGD([network.w], 1.0)

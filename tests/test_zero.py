@@ -12,7 +12,7 @@ import ranks as program
 from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum._parts import Part
-from ms_accum.training_state import parameters_of
+from ms_accum.trained import Trained
 from ms_accum.zero import ELEMENTWISE
 from reference import miss
 
@@ -70,7 +70,7 @@ def trained(make):
     optimizer = make(network)
     model = program.GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
     program.train(model, program.all_data([8] * 6), 3)
-    return {name: parameter.asnumpy().tolist() for name, parameter in parameters_of(network, optimizer).items()}
+    return {name: parameter.asnumpy().tolist() for name, parameter in Trained(network, optimizer).parameters().items()}
 
 
 def groups(parameters):
@@ -100,7 +100,7 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
     monkeypatch.setattr("ms_accum.parallel.own_group", lambda: Group(0, 2))
     network = program.network_of()
     optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), network.trainable_params(), group=None)
-    assert parameters_of(network, optimizer)["moment1.1.weight"].asnumpy().shape == (5, 6)
+    assert Trained(network, optimizer).parameters()["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
 
 
 def test_a_name_that_ends_as_another_one_is_not_taken_for_it():

@@ -14,7 +14,7 @@ from protocol import serve
 from workload import NETWORKS, micro_batches
 
 from ms_accum import GradientAccumulation, __version__, tune_cpu
-from ms_accum.running import TOGETHER, Windows
+from ms_accum.running import TOGETHER, Accumulating
 
 _ADD = ops.HyperMap()
 
@@ -57,7 +57,7 @@ class AddUp(nn.Cell):
 class While(nn.Cell):
     """A whole window of stacked micro-batches in one graph, with the Cells of ours inside."""
 
-    def __init__(self, windows: Windows):
+    def __init__(self, windows: Accumulating):
         super().__init__(auto_prefix=False)
         self.add, self.optim, self.clear = windows._forward_backward, windows._optim, windows._clear
 
@@ -84,7 +84,7 @@ class Pieces:
         self._data = networks_ms.tensors(micro_batches(name, 8 if name == "transformer" else 32, window))
         self._window = window
         self._weight = Tensor(1.0, ms.float32)
-        self._ours, looped = (Windows(forward, optimizer, "mean", None) for _ in range(2))
+        self._ours, looped = (Accumulating(forward, optimizer, "mean", None) for _ in range(2))
         self._returned, self._add_up = Returned(forward, optimizer), AddUp(self._ours._optim.grad_sum)
         self._while = While(looped)
         self._stacked = [ops.stack(column) for column in zip(*self._data)]

@@ -115,14 +115,16 @@ class Rank:
         is looked at as that of one, and the optimizer, which is in a branch, as a graph of its own.
         """
         ranks = self.group.size if self.group else 1
-        model, windows = self._models[way], self._models[way]._window._windows
+        model, windows = self._models[way], self._models[way]._window._cells
         self._train(way, 1, batch, 1)
         windows._forward_backward(*self._data(1, batch)[0], weight=Tensor(1.0, ms.float32))
         windows.clear()
         update = [windows._optim]
-        if isinstance(model._optimizer, ZeroOptimizer):
-            model._optimizer(tuple(Tensor(np.zeros(p.shape, np.float32)) for p in model._optimizer.parameters))
-            update.append(model._optimizer)
+        if isinstance(model._trained.optimizer, ZeroOptimizer):
+            model._trained.optimizer(
+                tuple(Tensor(np.zeros(p.shape, np.float32)) for p in model._trained.optimizer.parameters)
+            )
+            update.append(model._trained.optimizer)
         return {
             "micro_batch": collectives_of(windows._forward_backward, ranks),
             "update": [each for cell in update for each in collectives_of(cell, ranks)],
@@ -131,12 +133,12 @@ class Rank:
     def _memory(self, way: str) -> dict[str, float]:
         """Return the peak of this process, and the bytes of the Parameters that it keeps."""
         model = self._models[way]
-        optimizer = getattr(model._optimizer, "inner", model._optimizer)
+        optimizer = getattr(model._trained.optimizer, "inner", model._trained.optimizer)
         own = {id(parameter) for parameter in self._network.get_parameters()}
         return {
             "peak_mib": peak_mib(),
             "parameters": bytes_of(self._network.get_parameters()),
-            "accumulators": bytes_of(model._window._windows._accumulators.values()),
+            "accumulators": bytes_of(model._window._cells._accumulators.values()),
             "optimizer": bytes_of(each for each in optimizer.get_parameters() if id(each) not in own),
         }
 

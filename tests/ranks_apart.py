@@ -1,0 +1,104 @@
+"""What do ranks have alike that nobody trains, and what must each have for itself?
+
+Run by tests/ranks_job.py.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+import ms_accum.parallel
+import ranks
+from helpers import cross_entropy
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, ZeroOptimizer
+from reference import digest
+
+
+class Frozen(nn.Cell):
+    """A head on a backbone that is not trained."""
+
+    def __init__(self, seed):
+        super().__init__()
+        ms.set_seed(seed)
+        self.backbone = nn.SequentialCell(nn.Dense(6, 4), nn.BatchNorm1d(4))
+        self.head = nn.Dense(4, 10)
+        for parameter in self.backbone.get_parameters():
+            parameter.requires_grad = False
+
+    def construct(self, x):
+        return self.head(self.backbone(x))
+
+
+def optimizer_of(network):
+    return nn.SGD(network.head.trainable_params(), 0.1)
+
+
+def backbones(group):
+    """What ranks that have made a backbone each have of it, with each way to train."""
+    found = {}
+    for name, begin in (
+        (
+            "cells",
+            lambda network, optimizer: TrainForwardBackward(
+                nn.WithLossCell(network, cross_entropy()), optimizer, optimizer.parameters.clone("sum", "zeros")
+            ),
+        ),
+        ("accumulator", lambda network, optimizer: Accumulator(optimizer, 2)),
+        (
+            "driver",
+            lambda network, optimizer: ranks.train(
+                GradientAccumulation(network, cross_entropy(), optimizer), ranks.even_data(group)[:2], 1, 1
+            ),
+        ),
+    ):
+        network = Frozen(seed=1 + group.rank)
+        try:
+            begin(network, optimizer_of(network))
+            found[name] = digest(network.backbone[0].get_parameters())
+        except RuntimeError as error:
+            found[name] = str(error)
+    return found
+
+
+def may_differ(group):
+    """Statistics of what a rank has seen, other networks, and what an optimizer or a window holds."""
+    network, other = Frozen(seed=1), Frozen(seed=2 + group.rank)
+    network.backbone[1].moving_mean.set_data(Tensor(np.full(4, group.rank), ms.float32))
+    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), network.head.trainable_params())
+    optimizer.inner.moments[0].set_data(optimizer.inner.moments[0] + group.rank)
+    held = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
+    accumulator = Accumulator(optimizer, 2)
+    return [accumulator.updates, len(other.trainable_params()), int(held.asnumpy()[0])]
+
+
+def masks(group, seed=1):
+    """What random layers draw on this rank, and what generators will, once and again."""
+    drawn = []
+    for _ in range(2):
+        ms.set_seed(seed)
+        ms.manual_seed(seed)
+        network = nn.SequentialCell(nn.Dense(6, 10), nn.Dropout(p=0.5)).set_train()
+        ranks.driver_of(network)
+        dropped = network[1](Tensor(np.ones((4, 16)), ms.float32)).asnumpy() > 0
+        drawn.append([dropped.astype(int).tolist(), ms.get_rng_state().asnumpy().tolist()])
+    return drawn
+
+
+def masks_of_one_seed(group):
+    """The mutant: nobody parts them."""
+    kept, ms_accum.parallel.draw_apart = ms_accum.parallel.draw_apart, lambda networks, rank: None
+    drawn = masks(group)
+    ms_accum.parallel.draw_apart = kept
+    return drawn
+
+
+def look(group):
+    on_host = ranks.on_host
+    return {
+        "backbones": on_host(backbones, group),
+        "may differ": on_host(may_differ, group),
+        "masks": [on_host(masks, group), ranks.in_job_mode(masks, group)],
+        "masks of one seed": on_host(masks_of_one_seed, group),
+    }

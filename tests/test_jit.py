@@ -1,0 +1,118 @@
+"""Does an Accumulator do its work in every way in which MindSpore compiles a step?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from helpers import Slope
+from ms_accum import Accumulator
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def made(window, **options):
+    """Return an Accumulator, and a step that returns what the Accumulator says inside it."""
+    network = Slope()
+    accumulator = Accumulator(nn.SGD([network.w], 1.0), window, reduction="mean")
+    grad_fn = ms.value_and_grad(network, None, accumulator._boundary.optimizer.parameters)
+
+    @ms.jit(**options)
+    def step(x):
+        loss, grads = grad_fn(x)
+        accumulator(grads, x.shape[0])
+        return accumulator.updated, accumulator.updates, accumulator.micro_batches, loss
+
+    return network, accumulator, step
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"fullgraph": True}, {"capture_mode": "bytecode"}], ids=["plain", "whole", "bytecode"]
+)
+def test_what_is_said_inside_the_step_is_so(window, options):
+    network, accumulator, step = made(window, **options)
+    for number in range(4):
+        inside = [int(told) for told in step(Tensor([[1.0 + number]], ms.float32))[:3]]
+        assert inside == [accumulator.updated, accumulator.updates, accumulator.micro_batches]
+        assert inside == [window == 1 or number in (1, 3), (number + 1) // window, (number + 1) % window]
+    assert network.w.asnumpy()[0] == -10.0 / window
+    assert isinstance(accumulator.updated, bool) and isinstance(accumulator.updates, int)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_value_would_be_a_constant(window, monkeypatch):
+    """The mutant: what the property was when the step was compiled."""
+    monkeypatch.setattr("ms_accum.accumulator.seen", lambda parameter, convert: convert(parameter.asnumpy()))
+    _, accumulator, step = made(window)
+    told = [int(step(Tensor([[1.0]], ms.float32))[1]) for _ in range(4)]
+    assert told == [0] * 4 and accumulator.updates == 4 // window
+
+
+def in_a_process(folder, program):
+    (folder / "program.py").write_text(program)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "program.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_tracing_is_refused(tmp_path):
+    """In a process of its own: one in which a trace has failed ends badly, whatever failed."""
+    program = """
+import mindspore as ms
+from mindspore import Tensor, nn
+from helpers import Slope
+from ms_accum import Accumulator, TrainForwardBackward, TrainOptim
+
+ms.set_context(mode=ms.PYNATIVE_MODE)
+network = Slope()
+optimizer = nn.SGD([network.w], 1.0)
+grad_sum = optimizer.parameters.clone("sum", "zeros")
+cells = [lambda x: Accumulator(optimizer, 2)((x,)), TrainForwardBackward(network, optimizer, grad_sum)]
+for made in (*cells, lambda x: TrainOptim(optimizer, grad_sum)()):
+    try:
+        ms.jit(lambda x: made(x), capture_mode="trace")(Tensor([1.0], ms.float32))
+    except RuntimeError as error:
+        print(error)
+print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
+"""
+    done = in_a_process(tmp_path, program)
+    *said, left = done.stdout.splitlines()
+    assert [line[: line.index(" the step")] for line in said] == [
+        f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim")
+    ], done.stderr
+    assert all("compiled by ms.jit without capture_mode='trace'" in line for line in said)
+    assert left == "[0.] [0.]"
+
+
+def test_a_strict_graph_of_the_cells_compiles():
+    """Where MindSpore is told to take no Python that it can't compile."""
+    ms.set_context(jit_syntax_level=ms.STRICT)
+    try:
+        network, accumulator, step = made(2)
+        for value in (1.0, 2.0):
+            step(Tensor([[value]], ms.float32))
+        assert network.w.asnumpy()[0] == -1.5 and np.isfinite(accumulator.grad_norm)
+    finally:
+        ms.set_context(jit_syntax_level=ms.LAX)
+
+
+def test_the_level_that_has_no_kernels_in_place_is_asked_for(tmp_path):
+    """`mul_` and `copy_` are not known to GE, which level O2 stands for. In a process of its own: it can't be unset."""
+    program = """
+import mindspore as ms
+from mindspore import Tensor
+ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O2"})
+from helpers import micro_batch, run, slope_driver
+model = slope_driver()
+run(model, [micro_batch(1.0), micro_batch(2.0)], 2)
+print(model._network.w.asnumpy())
+"""
+    assert in_a_process(tmp_path, program).stdout == "[-1.5]\n"
