@@ -109,8 +109,10 @@ class Job:
 
     def stranded(self) -> bool:
         """Return whether all that is left are programs that have ended, in processes that can't without a scheduler."""
+        if self._members[0].running():
+            return False
         beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
-        return not self._members[0].running() and all(beat is not None and beat.over for beat in beats)
+        return all(beat is not None and beat.over for beat in beats)
 
     def send(self, number: int) -> None:
         """Send a signal to the ranks, not to what they started: that is theirs to end."""

@@ -63,6 +63,8 @@ class OpenWindow:
         self.lost = False
         """bool, whether it was given up because one of them failed."""
         self._first_update = FirstUpdate("train_process", _check.kind_of(optimizer), optimizer.parameters)
+        # With ranks windows of 1 are summed, and weighted; gradients of rows become whole where they are added.
+        self._always_added = group is not None or gives_rows(objective.forward)
         self._cells_made: dict[bool, Accumulating | Immediate] = {}
         if group is not None:
             self._cells.clear()  # ranks meet where the Cells are made: now, not when each has its first micro-batch
@@ -175,8 +177,7 @@ class OpenWindow:
     @property
     def _cells(self) -> Accumulating | Immediate:
         """What runs it, made when it is first needed."""
-        # With ranks windows of 1 are summed, and weighted; gradients of rows become whole where they are added.
-        added = self._group is not None or self.size != 1 or gives_rows(self._objective.forward)
+        added = self.size != 1 or self._always_added
         if added not in self._cells_made:
             self._cells_made[added] = self._accumulating() if added else self._immediate()
         return self._cells_made[added]
