@@ -124,7 +124,7 @@ def optimizer(owner: str, value: Any) -> Any:
             rule = "one that MindSpore runs on CPU"
             refuse(ValueError, owner, "optimizer", rule, kind.__name__, f"Use {instead}, or another device.")
         if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
-            # Nor here.
+            # No error here either: it runs and leaves the parameters as they are.
             remedy = f"Take graph mode, or mindspore.experimental.optim.{kind.__name__}."
             refuse(
                 ValueError,
@@ -168,18 +168,19 @@ def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = 
         )
 
 
-def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
-    """Raise unless `tensors` are as many, and of the same shapes, as the optimizer's parameters.
+def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
+    """Return `tensors`, which are as many as the optimizer's parameters, or raise unless they have their shapes.
 
-    Runs on the host and, because shapes are constants there, while a graph is compiled.
+    Runs on the host and, because shapes are constants there, while a graph is compiled; there MindSpore prints
+    warnings if what is returned isn't used.
     """
-    as_many(owner, name, tensors, parameters, remedy)
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             raise ValueError(
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
                 f"{tensor.shape} for {parameter.shape}. {remedy}"
             )
+    return tensors
 
 
 def columns_taken(loss_fn: Any) -> range:
@@ -202,7 +203,7 @@ def columns_taken(loss_fn: Any) -> range:
 def columns(owner: str, micro_batch: tuple, taken: range) -> None:
     """Refuse a micro-batch of another number of columns."""
     if len(micro_batch) not in taken:
-        most = "or more" if taken.stop == _MANY else f"to {taken.stop - 1}" if len(taken) > 1 else ""
+        most = "or more" if taken.stop == _MANY else ""
         rule = (
             f"one that yields {taken.start} {most}".rstrip()
             + " columns, data and what 'loss_fn' takes beside the output"

@@ -119,8 +119,8 @@ def last_words(log: Path) -> str:
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(0, os.path.getsize(log) - _TAIL))
         text = file.read().decode(errors="replace").replace("\r", "\n")
-    for words in _WORDS:
-        if found := re.findall(words, text, re.MULTILINE):
+    for pattern in _WORDS:
+        if found := re.findall(pattern, text, re.MULTILINE):
             words = "".join(letter if letter.isprintable() else "?" for letter in found[-1].strip())
             return words if len(words) <= _MOST else f"{words[:_MOST]}…"
     return "it said nothing"

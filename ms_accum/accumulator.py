@@ -124,8 +124,7 @@ class Accumulator:
         _check.not_traced("Accumulator")
         grads = tuple(grads)  # `ms.grad` gives a list where it was given one
         _check.as_many("Accumulator", "grads", grads, self._parameters)
-        grads = _tree.dense(grads, self._parameters)
-        _check.same_layout("Accumulator", "grads", grads, self._parameters)
+        grads = _check.same_layout("Accumulator", "grads", _tree.dense(grads, self._parameters), self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if self._grad_sum is None:

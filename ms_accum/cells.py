@@ -53,7 +53,7 @@ class LossAndGradients(nn.Cell):
             scale = scale * self.sens
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = _tree.dense(grads, self.parameters)
-        _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        grads = _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads
 
 
@@ -242,7 +242,9 @@ def _check_accumulators(
 ) -> None:
     """Raise unless accumulators are what a Cell needs, and what the other one thinks that they are."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
-    _check.same_layout(owner, "grad_sum", grad_sum, how.like, f"Make them of '{of}'.")
+    remedy = f"Make them of '{of}'."
+    _check.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
+    _check.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
     given = {"weight_sum": "None" if weight_sum is None else "given", "group": "auto" if how.of_micro_batch else "None"}
     agreed(owner, grad_sum, sync_every_micro_batch=sync_every_micro_batch, **given)
 

@@ -164,6 +164,8 @@ class Ending:
             # It heard a signal that we did not: so have the others, or they stop with it, and may still be saving.
             self._signal = Asked(next(number for number, code in CODES.items() if code == failed.code()))
             return
+        # Read before anybody is asked to end: a rank that ends writes so, and then looks as if it had been in time.
+        more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
         if not self._asked:  # those that were sent a signal know; a second one would keep ours from saving their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
@@ -171,7 +173,6 @@ class Ending:
         if failed is self._job.workers[0]:
             self._job.drain()
         complain(failed.end())
-        more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
         if more:
             complain(more)
 

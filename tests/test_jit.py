@@ -104,6 +104,7 @@ def test_a_strict_graph_of_the_cells_compiles():
         ms.set_context(jit_syntax_level=ms.LAX)
 
 
+@pytest.mark.slow
 def test_the_level_that_has_no_kernels_in_place_is_asked_for(tmp_path):
     """`mul_` and `copy_` are not known to GE, which level O2 stands for. In a process of its own: it can't be unset."""
     program = """

@@ -370,7 +370,9 @@ def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
     assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
 
 
-@pytest.mark.parametrize("asked", [(0, 1), (1,)], ids=["all", "one"])
+@pytest.mark.parametrize(
+    "asked", [pytest.param((0, 1), marks=pytest.mark.slow, id="all"), pytest.param((1,), id="one")]
+)
 def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
     """Who ends first ends with the signal's code, which is no failure: the other one is saving."""
     source = NOTES.replace("while not got:", "while not (got or os.path.exists('got1')):")

@@ -60,7 +60,7 @@ def test_the_driver_trains_as_with_all_rows(window, late):
 
 
 @pytest.mark.parametrize(
-    ("late", "window"), [(True, 2), pytest.param(False, 2, marks=SLOW), pytest.param(True, 1, marks=SLOW)]
+    ("late", "window"), [pytest.param(*case, marks=SLOW) for case in ((True, 2), (False, 2), (True, 1))]
 )
 def test_a_step_of_ones_own_does_too(late, window):
     left = []

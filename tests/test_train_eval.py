@@ -311,6 +311,7 @@ def test_other_data_are_refused_in_a_run_that_is_resumed(out, capfd, monkeypatch
     assert re.search(r"of a run with other settings: data was \w+ and is \w+\.", one_line(capfd.readouterr().err))
 
 
+@pytest.mark.slow
 def test_a_run_of_fewer_epochs_than_the_state_has_is_refused(out, capfd):
     assert train(*QUICK, "--epochs=2", "--resume") == OK
     capfd.readouterr()
@@ -327,6 +328,7 @@ def test_the_best_models_place_is_looked_at_before_training(capfd):
     assert os.listdir("out") == ["gradient_accumulation.best.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_home_folder_is_one_everywhere(monkeypatch, tmp_path):
     """On the command line, where a shell leaves it alone behind a "=", and in a YAML file."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -63,6 +63,7 @@ def alone(folder, trial, rows, limit):
     return subprocess.Popen([sys.executable, "alone.py", *where], cwd=folder, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's data is Linux'")
 def test_a_trial_keeps_near_its_limit_when_nobody_looks(idle, tmp_path):
     starter = alone(tmp_path, "stops_its_parent", 2000, idle + 200 * MIB)
@@ -84,6 +85,7 @@ def test_a_trial_of_mindspore_may_come_near_its_limit():
     assert run_trial("test", trial, 64, peak + 100 * MIB).fits
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux")
 def test_a_trial_ends_with_who_started_it(tmp_path):
     starter = alone(tmp_path, "waits", 1, 2**40)
