@@ -309,7 +309,8 @@ def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_pat
 
 @pytest.mark.parametrize("age", [40, 0], ids=["late", "another reason"])
 def test_who_was_late_is_said(tmp_path, age):
-    """A rank that waits in vain ends with an error that names nobody."""
+    """A rank that waits in vain ends with an error that names nobody. What holds its output leaves the other one time
+    to end before it is complete."""
     source = """
 from ms_accum._heartbeat import Heartbeat
 heart = Heartbeat()
@@ -318,7 +319,9 @@ for _ in range(1200 - 200 * rank):
 os.utime(os.environ["MS_ACCUM_HEARTBEAT"], (time.time() - AGE,) * 2)
 open(f"ready{rank}", "w").close()
 while not os.path.exists("ready1"): time.sleep(0.1)
-if rank == 0: sys.exit("RuntimeError:")
+if rank == 0:
+    os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "30")
+    sys.exit("RuntimeError:")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 time.sleep(100)
 """
