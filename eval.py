@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 
-if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before other threads start: see ms_accum.signals
+if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before NumPy starts threads
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 from mindspore import nn
@@ -14,19 +14,11 @@ from mindspore import nn
 from model_zoo import MODELS, DataError, create_dataset
 from model_zoo.recipes import dataset_for
 from ms_accum import evaluate, tune_cpu
-from ms_accum.checkpoint import CheckpointError, differences, load_model, load_parameters
-from ms_accum.program import (
-    CHECKPOINT,
-    DATA,
-    USAGE,
-    Parser,
-    choose_device,
-    exit_code,
-    place,
-    run,
-    show_accuracy,
-    show_runtime,
-)
+from ms_accum.program.flags import Parser, place
+from ms_accum.program.main import CHECKPOINT, DATA, USAGE, exit_code, run
+from ms_accum.program.plan import show_accuracy, show_runtime
+from ms_accum.program.steps import choose_device
+from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
 
 
 def flags() -> Parser:
@@ -51,7 +43,7 @@ def model_of(path: str) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Find out which model the checkpoint is of, load it, count right answers."""
+    """Find the checkpoint's model, load it, count the right answers."""
     choose_device(args.device_target)
     with exit_code(CHECKPOINT, CheckpointError):
         name = args.model or model_of(args.ckpt_path)

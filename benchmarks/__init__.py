@@ -1,1 +1,1 @@
-"""Measurements of ms_accum beside its peers: `python -m benchmarks speed|memory|data|start|accuracy|cost`."""
+"""Measurements of ms_accum beside its peers: `python -m benchmarks --help` lists them."""

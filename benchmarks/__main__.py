@@ -1,4 +1,4 @@
-"""Which benchmark runs? python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks|scaling"""
+"""Run a benchmark: python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks|scaling"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, what) in MODULES.items():
-        add = commands.add_parser(name, help=what, description=what).add_argument
+        add = commands.add_parser(name, help=what.replace("%", "%%"), description=what).add_argument
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
@@ -45,7 +45,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run a benchmark and return the exit code."""
     arguments = parse()
-    # SIGTERM alone would end us without a word to the contenders, which are stopped and could not notice.
+    # SIGTERM alone would end this process only: the contenders are stopped and could not notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     module = importlib.import_module(f".{MODULES[arguments.command][0]}", __package__)
     try:

@@ -1,4 +1,4 @@
-"""Who competes?"""
+"""The contenders: the programs that are compared, and how one is started."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .environments import PEERS, python
+from .options import known
 from .process import Contender, ContenderError
 
 OURS = "ms_accum"
@@ -35,11 +36,22 @@ ENTRIES = (
 WITH_UNTUNED = (ENTRIES[0], Entry(UNTUNED, "mindspore", "accum.py", ("--untuned",)), *ENTRIES[1:])
 
 
-def say_what_is_missing(environments: Sequence[str]) -> None:
-    """Print which of the environments were not set up, and how to do that."""
-    missing = [kind for kind in PEERS if kind in environments and not python(kind)]
+def available(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:
+    """Return the entries of these names (None: all) whose environments were set up, and print which were not."""
+    known("--contenders", names, [entry.name for entry in entries])
+    wanted = [entry for entry in entries if names is None or entry.name in names]
+    missing = [kind for kind in PEERS if not python(kind) and kind in {entry.environment for entry in wanted}]
     if missing:
         print(f"without {' and '.join(missing)}, not set up here: run 'python -m benchmarks setup'")
+    return [entry for entry in wanted if python(entry.environment)]
+
+
+def start(entry: Entry, *flags: str) -> Contender:
+    """Return the contender with these flags, to be entered."""
+    interpreter = python(entry.environment)
+    if interpreter is None:
+        raise ContenderError(f"For '{entry.name}', the environment is missing. Run 'python -m benchmarks setup'.")
+    return Contender(entry.name, interpreter, entry.program, (*flags, *entry.flags))
 
 
 def check_same_size(contenders: Sequence[Contender]) -> None:

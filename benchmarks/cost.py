@@ -1,18 +1,20 @@
-"""What does accumulating cost beside a plain forward-backward?
+"""The benchmark `cost`: what accumulating costs beside a plain forward-backward.
 
-All pieces run in turn in one process, so that they share the machine's moods; each ratio is taken within a round.
+All pieces run in turn in one process, so that what slows the machine slows them all; ratios are taken within a round.
 """
 
 from __future__ import annotations
 
-import statistics
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from .choosing import known, start
+from . import plots
 from .contenders import OURS, Entry
-from .results import plot, save, show
+from .options import Settings, chosen
+from .process import Contender
+from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
@@ -25,80 +27,53 @@ BESIDE = {
     "window, gradients returned": "window, ours",
     "window, one graph": "window, ours",
 }
-COLUMNS = {
-    "network": "",
-    "piece": "",
-    "ms": ".3f",
-    "ms_min": ".3f",
-    "beside": "",
-    "ratio": ".3f",
-    "ratio_min": ".3f",
-    "ratio_max": ".3f",
-}
-_WINDOW = 4
-_ROUNDS = 15
+TABLES = {"": ("", "network piece ms:.3f ms_min:.3f beside ratio:.3f ratio_min:.3f ratio_max:.3f")}
+NOTE = "ms: per micro-batch, median; ratio: to the piece beside it, median over the rounds"
 _BURST = 0.25  # seconds of a piece in a round
+# Of the windows the first one.
+FULL, SHORT = Settings(tuple(BATCH), (4,), rounds=15), Settings(("mlp",), (4,), rounds=2)
 
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    known("--networks", arguments.networks, tuple(BATCH))
-    networks = arguments.networks or (("mlp",) if arguments.short else tuple(BATCH))
-    window = arguments.windows[0] if arguments.windows else _WINDOW
-    rounds = 2 if arguments.short else arguments.rounds or _ROUNDS
-    rows: list[dict] = []
-    versions: dict[str, str] = {}
-    for network in networks:
+    settings = chosen(FULL, SHORT, arguments, tuple(BATCH))
+    window, rounds = settings.windows[0], settings.rounds
+    session = Session("cost", arguments, {"window": window, "rounds": rounds, "burst_s": _BURST})
+    for network in settings.networks:
         print(f"{network} ...", flush=True)
-        rows += _rows(network, _measure(network, window, rounds, versions))
-    show(rows, COLUMNS)
-    print("ms: per micro-batch, median; ratio: to the piece beside it, median over the rounds")
-    path = save("cost", arguments.output, rows, {"window": window, "rounds": rounds, "burst_s": _BURST}, versions)
-    if not arguments.short:
-        plot(path.with_suffix(".png"), lambda figure: _draw(figure, rows, networks))
+        with session.start(ENTRY, network=network, window=window) as contender:
+            measured = alternate(rounds, {piece: _burst(contender, piece) for piece in contender.about["pieces"]})
+        session.rows += [{"network": network, **_row(piece, measured)} for piece in measured]
+    session.finish(TABLES, draw, note=NOTE)
 
 
-def _measure(network: str, window: int, rounds: int, versions: dict) -> dict[str, list[float]]:
-    """Return each piece's milliseconds per micro-batch, one figure a round."""
-    with start(ENTRY, "--network", network, "--window", str(window)) as contender:
-        versions.update(contender.about["versions"])
-        pieces = contender.about["pieces"]
-        counts = {piece: _count(contender, piece) for piece in pieces}
-        measured: dict[str, list[float]] = {piece: [] for piece in pieces}
-        for _ in range(rounds):
-            for piece in pieces:
-                answer = contender.ask(what=piece, count=counts[piece])
-                measured[piece].append(answer["seconds"] / answer["micro_batches"] * 1e3)
-    return measured
+def _burst(contender: Contender, piece: str) -> Any:
+    """Compile a piece, and return the function that runs a burst of it and returns milliseconds per micro-batch."""
+    ask = partial(contender.ask, what=piece)
+    count = repeats(lambda count: ask(count=count)["seconds"], _BURST)
+
+    def burst() -> float:
+        answer = ask(count=count)
+        return answer["seconds"] / answer["micro_batches"] * 1e3
+
+    return burst
 
 
-def _count(contender: Any, piece: str) -> int:
-    """Compile a piece, and return how often it runs in a burst."""
-    contender.ask(what=piece, count=2)
-    return max(1, round(_BURST / (contender.ask(what=piece, count=2)["seconds"] / 2)))
-
-
-def _rows(network: str, measured: dict[str, list[float]]) -> list[dict]:
-    return [{"network": network, **_row(piece, figures, measured)} for piece, figures in measured.items()]
-
-
-def _row(piece: str, figures: Sequence[float], measured: dict[str, list[float]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"piece": piece, "ms": statistics.median(figures), "ms_min": min(figures)}
+def _row(piece: str, measured: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    row = {"piece": piece, **summary(measured[piece], "ms")}
+    del row["ms_max"]
     beside = BESIDE.get(piece)
     if beside is None:
         return row
-    ratios = [mine / other for mine, other in zip(figures, measured[beside])]
-    spread = {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
-    return {**row, "beside": beside, **spread}
+    return {**row, "beside": beside, **summary(ratios(measured[piece], measured[beside]), "ratio")}
 
 
-def _draw(figure: Any, rows: Sequence[dict], networks: Sequence[str]) -> None:
+def draw(figure: Any, rows: Sequence[dict]) -> None:
     """Draw each network's pieces as bars, side by side."""
-    for axes, network in zip(figure.subplots(1, len(networks), squeeze=False)[0], networks):
-        mine = [row for row in rows if row["network"] == network]
+    for axes, network, mine in plots.columns(figure, rows):
         axes.barh([row["piece"] for row in mine], [row["ms"] for row in mine], color="tab:blue")
         axes.invert_yaxis()
         axes.set(title=network, xlabel="ms per micro-batch")
-        axes.spines[["top", "right"]].set_visible(False)
+        plots.bare(axes)
         if axes.get_subplotspec().colspan.start:
             axes.set_yticks([])

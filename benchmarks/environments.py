@@ -1,4 +1,4 @@
-"""Where do the peers live?"""
+"""The environments of the peers: made by `setup`, found by their interpreters."""
 
 from __future__ import annotations
 

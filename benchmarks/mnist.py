@@ -1,7 +1,8 @@
-"""Which MNIST do the benchmarks read?"""
+"""The MNIST files that the benchmarks read: the real ones, or random bytes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import struct
@@ -61,18 +62,13 @@ def _copy(path: Path, folder: Path) -> None:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(unpacked)
             path = Path(unpacked)
-        for usage, prefix in _PREFIX.items():
-            (folder / usage).mkdir()
-            for kind in _KINDS:
-                _copy_file(path, f"{prefix}-{kind}", folder / usage)
-
-
-def _copy_file(source: Path, pattern: str, folder: Path) -> None:
-    name = pattern.replace("?", "-")
-    found = sorted(source.rglob(pattern))
-    if not found:
-        raise FileNotFoundError(f"MNIST_DATA: '{source}' holds no {name}")
-    shutil.copy(found[0], folder / name)
+        for (usage, prefix), kind in itertools.product(_PREFIX.items(), _KINDS):
+            (folder / usage).mkdir(exist_ok=True)
+            pattern = f"{prefix}-{kind}"
+            name, found = pattern.replace("?", "-"), sorted(path.rglob(pattern))
+            if not found:
+                raise FileNotFoundError(f"MNIST_DATA: '{path}' holds no {name}")
+            shutil.copy(found[0], folder / usage / name)
 
 
 def _write_random(folder: Path, *rows: int) -> None:

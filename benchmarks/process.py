@@ -1,7 +1,7 @@
-"""How is a contender driven?
+"""The process of a contender: started, asked, stopped and ended.
 
-Each is a program in a process of its own, spoken to in lines of JSON. While another one is measured it is stopped:
-spinning threads of one framework would disturb the next.
+Each is a program in a process of its own, which is sent requests and answers them in lines of JSON. While another one
+is measured it is stopped: spinning threads of one framework would disturb the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STDERR_LINES = 12
 
 
 class ContenderError(RuntimeError):
-    """A contender died, took too long, or said what is no answer."""
+    """A contender died, took too long, or printed what is no answer."""
 
 
 class Contender:
@@ -40,7 +40,7 @@ class Contender:
         environment (Mapping[str, str]): variables to add to its environment.
         limit (float): the seconds that it may take to get ready, and for each answer.
 
-    After `__enter__` it is ready, and `about` is what it said of itself.
+    After `__enter__` it is ready, and `about` is what it printed about itself.
     """
 
     def __init__(

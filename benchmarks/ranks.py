@@ -1,4 +1,4 @@
-"""What do several ranks cost, beside one process with the same global batch?
+"""The benchmark `ranks`: what several ranks cost, beside one process with the same global batch.
 
 A job trains in each way in turn, and beside it one process does alone what all ranks do together: in each round every
 one has its burst, and ratios are taken within a round. While the others work, a job that is not asked waits for a
@@ -7,41 +7,55 @@ request and takes no time. The ranks share the machine's cores.
 
 from __future__ import annotations
 
-import math
+import itertools
 import statistics
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from . import ranks_plot, scaling
-from .choosing import changed, known, start, unused
+from . import plots, scaling
 from .contenders import OURS, Entry
+from .options import chosen, unused
 from .process import Contender, ContenderError
-from .results import plot, save, show
+from .runner import Session, alternate, check_loss, ratio, repeats, summary
+from .scaling import KEPT, WAYS
 from .speed import BATCH as _BATCH
+from .tables import groups, part
 
 # Every way to train is in one process, and in one of each rank: too much for the large MLP.
 BATCH = {**_BATCH, "mlp12m": 32}
 ONE = "one process"
-APART = "apart"  # ranks that never speak: what the machine does when all of them compute
-WAYS = tuple(scaling.COLLECTIVES)
+APART = "apart"  # ranks that never communicate: what the machine does when all of them compute
 OPERATORS = ("AllReduce", "AllGather")
-_MIB, _FLOAT32 = 2**20, 4
-_KEYS = {"network": "", "ranks": "d", "window": "d", "way": ""}
-TIME_COLUMNS = {**_KEYS, "ms": ",.1f", "ms_min": ",.1f", "ms_max": ",.1f", "ratio": ".2f", "predicted_ms": ",.1f"}
-SENT_COLUMNS = {
-    **_KEYS,
-    **dict.fromkeys(OPERATORS, "d"),
-    "input_mib": ",.2f",
-    "ring_mib": ",.2f",
-    "loopback_mib": ",.2f",
+SIZE = (12.0, 7.0)
+COLOURS = {
+    ONE: "#4d4d4d",
+    APART: "#bfbfbf",
+    "window's end": "#c0392b",
+    "every micro-batch": "#e67e22",
+    "ZeRO-1": "#1f618d",
+    "ZeRO-2": "#5dade2",
 }
-ALONE_COLUMNS = {"ranks": "d", "operator": "", "bytes": ",d", "ms": ",.3f", "ms_min": ",.3f", "model_ms": ",.3f"}
-KEPT = ("parameters", "accumulators", "optimizer")
-MEMORY_COLUMNS = {"network": "", "ranks": "d", "way": "", "peak_mib": ",.0f", **dict.fromkeys(KEPT, ".2f")}
+_MIB, _FLOAT32 = 2**20, 4
+_KEYS = "network ranks:d window:d way"
+TABLES = {
+    "time": (
+        "ms of an update; ratio: to one process, median of rounds; predicted: by the cost model",
+        f"{_KEYS} ms:,.1f ms_min:,.1f ms_max:,.1f ratio:.2f predicted_ms:,.1f",
+    ),
+    "sent": (
+        "collectives of an update and a rank, and what they send",
+        f"{_KEYS} AllReduce:d AllGather:d input_mib:,.2f ring_mib:,.2f loopback_mib:,.2f",
+    ),
+    "alone": ("a collective alone", "ranks:d operator bytes:,d ms:,.3f ms_min:,.3f model_ms:,.3f"),
+    "memory": (
+        "peak of the largest rank, and parameter sets that it keeps",
+        "network ranks:d way peak_mib:,.0f parameters:.2f accumulators:.2f optimizer:.2f",
+    ),
+}
 
 
 class Settings(NamedTuple):
@@ -73,61 +87,37 @@ SHORT = Settings(
 def run(arguments: Namespace) -> None:
     """Measure, print the tables, write JSON and plot."""
     unused("ranks", contenders=arguments.contenders)
-    known("--networks", arguments.networks, tuple(BATCH))
-    settings = changed(SHORT if arguments.short else Settings(), arguments)
+    settings = chosen(Settings(), SHORT, arguments, tuple(BATCH))
     if sum(window > 1 for window in settings.windows) < 2:
         raise ValueError("argument --windows: must be two or more above 1, to tell micro-batches from the boundary")
-    rows: list[dict] = []
-    versions: dict[str, str] = {}
-    keep = partial(save, "ranks", arguments.output, rows, {**settings._asdict(), "batch": BATCH}, versions)
+    session = Session("ranks", arguments, {**settings._asdict(), "batch": BATCH})
     for ranks in settings.ranks:
         alone: list[dict] = []
         for network in settings.networks:
             print(f"{network}, {ranks} ranks ...", flush=True)
-            rows += _network(network, ranks, settings, alone, versions)
-            keep()  # a collective that fails later does not cost what was measured before
-        rows += alone
-    rows += [row for network in settings.memory for row in _memory(network, settings)]
-    _say(rows)
-    path = keep()
-    if not arguments.short:
-        plot(path.with_suffix(".png"), lambda figure: ranks_plot.draw(figure, rows), ranks_plot.SIZE)
-
-
-def _say(rows: Sequence[dict]) -> None:
-    tables = {
-        "ms of an update; ratio: to one process, median of rounds; predicted: by the cost model": TIME_COLUMNS,
-        "collectives of an update and a rank, and what they send": SENT_COLUMNS,
-        "a collective alone": ALONE_COLUMNS,
-        "peak of the largest rank, and parameter sets that it keeps": MEMORY_COLUMNS,
-    }
-    for part, (what, columns) in zip(("time", "sent", "alone", "memory"), tables.items()):
-        print(f"\n{what}")
-        show([row for row in rows if row["part"] == part], columns)
+            session.rows += _network(session, network, ranks, settings, alone)
+            session.save()  # a collective that fails later does not cost what was measured before
+        session.rows += alone
+    for network in settings.memory:
+        session.rows += _memory(session, network, settings)
+    session.finish(TABLES, draw, size=SIZE)
 
 
 @contextmanager
-def job(network: str, ranks: int, ways: Sequence[str]) -> Iterator[Contender]:
-    """Start so many ranks, as one contender."""
+def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Iterator[Contender]:
+    """Start so many ranks, as one contender; a single one is the process that does alone what all do together."""
+    entry, flags = Entry(OURS, "mindspore", "ranks_ours.py", ("--ways", *ways)), {"network": network}
     with tempfile.TemporaryDirectory() as folder:
-        entry = Entry(f"{ranks} ranks", "mindspore", "ranks_job.py")
-        with start(entry, "--ranks", str(ranks), "--folder", folder, *_flags(network, ways)) as contender:
+        if ranks > 1:
+            entry = entry._replace(name=f"{ranks} ranks", program="ranks_job.py")
+            flags.update(ranks=ranks, folder=folder)
+        with session.start(entry, **flags) as contender:
             yield contender
 
 
-def one_process(network: str) -> Contender:
-    """Return the process that does alone what all ranks do together, to be entered."""
-    return start(Entry(OURS, "mindspore", "ranks_ours.py"), *_flags(network, (APART,)))
-
-
-def _flags(network: str, ways: Sequence[str]) -> tuple[str, ...]:
-    return ("--network", network, "--ways", *ways)
-
-
-def _network(network: str, ranks: int, settings: Settings, alone: list[dict], versions: dict) -> list[dict]:
+def _network(session: Session, network: str, ranks: int, settings: Settings, alone: list[dict]) -> list[dict]:
     """Return the rows of a network and a number of ranks, and fill in those of collectives alone if there are none."""
-    with job(network, ranks, (APART, *WAYS)) as many, one_process(network) as one:
-        versions.update(one.about["versions"])
+    with _job(session, network, ranks, (APART, *WAYS)) as many, _job(session, network, 1, (APART,)) as one:
         alone += [] if alone else _alone(many, ranks, settings)
         measured = {window: _rounds(many, one, network, window, settings) for window in settings.windows}
         graphs = {way: many.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
@@ -137,13 +127,11 @@ def _network(network: str, ranks: int, settings: Settings, alone: list[dict], ve
         {"part": "time", **key, "window": window, **row} for window in measured for row in _times(measured[window])
     ]
     _predict(times, size, alone)
-    seen = {(window, way): each for window, ways in measured.items() for way, each in ways.items()}
-    sent = _sent(graphs, seen, settings.windows, ranks)
-    return [*times, *({**key, "set_mib": size / _MIB, **row} for row in sent)]
+    return [*times, *({**key, "set_mib": size / _MIB, **row} for row in _sent(graphs, measured, ranks))]
 
 
 def _alone(many: Contender, ranks: int, settings: Settings) -> list[dict]:
-    """Measure collectives of several sizes, and say what the model that is fitted to the extremes says of each."""
+    """Measure collectives of several sizes, and add the figures of the model that is fitted to the extremes."""
     rows = []
     for operator in OPERATORS:
         seconds = {n * _FLOAT32: _collective(many, operator, n, settings) for n in settings.elements}
@@ -161,10 +149,10 @@ def _collective(many: Contender, operator: str, elements: int, settings: Setting
 
     def took(count: int) -> float:
         answers = many.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
-        return max(answer["seconds"] for answer in answers) / count
+        return max(answer["seconds"] for answer in answers)
 
-    count = max(2, round(settings.seconds / took(2)))
-    return [took(count) for _ in range(settings.rounds)]
+    count = repeats(took, settings.seconds, least=2)
+    return [took(count) / count for _ in range(settings.rounds)]
 
 
 class Burst(NamedTuple):
@@ -176,48 +164,37 @@ class Burst(NamedTuple):
 
 def _rounds(many: Contender, one: Contender, network: str, window: int, settings: Settings) -> dict[str, list[Burst]]:
     """Return the bursts of one process and of each way, one a round."""
-    ranks, batch = many.about["ranks"], BATCH[network]
     print(f"  windows of {window} ...", flush=True)
+    ask = partial(_burst, batch=BATCH[network])
+    bursts = {ONE: partial(ask, one, way=APART, window=many.about["ranks"] * window)}
     # A window of 1 of a process alone has no accumulators: it would not be comparable.
-    ways = [way for way in (APART, *WAYS) if way != APART or window > 1]
-    asked = {ONE: (one, APART, ranks * window), **{way: (many, way, window) for way in ways}}
-    requests = {name: {"way": way, "window": n, "batch": batch} for name, (_, way, n) in asked.items()}
-    windows = {name: _count(asked[name][0], request, settings.seconds) for name, request in requests.items()}
-    bursts: dict[str, list[Burst]] = {name: [] for name in asked}
-    for _ in range(settings.rounds):
-        for name, request in requests.items():
-            bursts[name].append(_burst(asked[name][0], request, windows[name]))
-    return bursts
+    ways = (APART, *WAYS) if window > 1 else WAYS
+    bursts.update({way: partial(ask, many, way=way, window=window) for way in ways})
+    return alternate(settings.rounds, {name: _ready(burst, settings.seconds) for name, burst in bursts.items()})
 
 
-def _count(contender: Contender, request: dict[str, Any], seconds: float) -> int:
-    """Return how many windows a burst has; compiles, if nothing has."""
-    took = _burst(contender, request, 1).seconds
-    if took < 10 * seconds:  # it may have been compiling
-        took = _burst(contender, request, 1).seconds
-    return max(1, round(seconds / took))
+def _ready(burst: Callable[..., Burst], seconds: float) -> Callable[[], Burst]:
+    """Compile, and return a burst of so many seconds."""
+    return partial(burst, windows=repeats(lambda windows: burst(windows=windows).seconds * windows, seconds))
 
 
-def _burst(contender: Contender, request: dict[str, Any], windows: int) -> Burst:
+def _burst(contender: Contender, *, windows: int, **request: Any) -> Burst:
     answer = contender.ask(what="train", windows=windows, **request)
     ranks = answer.get("ranks", [answer])
-    if not all(math.isfinite(each["loss"]) for each in ranks):
-        raise ContenderError(f"The contender '{contender.name}' must have a finite loss, but got {ranks}.")
+    for each in ranks:
+        check_loss(contender, each)
     # The last rank has ended; rank 0 has seen what all of them sent.
     return Burst(max(each["seconds"] for each in ranks) / windows, ranks[0]["sent"] / windows / len(ranks))
 
 
-def _times(bursts: Mapping[str, Sequence[Burst]]) -> list[dict[str, Any]]:
-    rows = []
-    for way, each in bursts.items():
-        ms = [1e3 * burst.seconds for burst in each]
-        ratio = statistics.median(mine.seconds / one.seconds for mine, one in zip(each, bursts[ONE]))
-        rows.append({"way": way, "ms": statistics.median(ms), "ms_min": min(ms), "ms_max": max(ms), "ratio": ratio})
-    return rows
+def _times(bursts: Mapping[str, Sequence[Burst]]) -> Iterator[dict[str, Any]]:
+    seconds = {way: [burst.seconds for burst in each] for way, each in bursts.items()}
+    for way, each in seconds.items():
+        yield {"way": way, **summary([1e3 * one for one in each], "ms"), "ratio": ratio(each, seconds[ONE])}
 
 
 def _predict(times: Sequence[dict], size: float, alone: Sequence[dict]) -> None:
-    """Add what the cost model says of each way, from what ranks take that do not speak and from collectives alone."""
+    """Add the cost model's figure for each way, from ranks that do not communicate and from collectives alone."""
     (fewer, less), (more, most) = sorted((row["window"], row["ms"]) for row in times if row["way"] == APART)[-2:]
     micro = (most - less) / (more - fewer)
     boundary = less - fewer * micro
@@ -225,16 +202,16 @@ def _predict(times: Sequence[dict], size: float, alone: Sequence[dict]) -> None:
     for row in times:
         if row["way"] in WAYS:
             ways = (row["way"], row["window"], size, row["ranks"], links.__getitem__)
-            speaking = 1e3 * scaling.speaking_seconds(*ways, scatters=False)
-            row["predicted_ms"] = row["window"] * micro + boundary + speaking
+            sending = 1e3 * scaling.sending_seconds(*ways, scatters=False)
+            row["predicted_ms"] = row["window"] * micro + boundary + sending
 
 
-def _sent(graphs: Mapping, seen: Mapping, windows: Sequence[int], ranks: int) -> Iterator[dict[str, Any]]:
+def _sent(graphs: Mapping, measured: Mapping, ranks: int) -> Iterator[dict[str, Any]]:
     """Yield what each way's graphs send for an update, and what went over the loopback device, at least."""
     for way, (first, *others) in graphs.items():
         if any(other != first for other in others):
             raise ContenderError(f"All ranks must have the same graphs, but got {graphs[way]}.")
-        for window in windows:
+        for window, bursts in measured.items():
             found = [*first["micro_batch"] * window, *first["update"]]
             # As the model counts: of an AllGather, the size is that of what comes out.
             sizes = [each["bytes"] * (ranks if each["operator"] == "AllGather" else 1) for each in found]
@@ -246,17 +223,16 @@ def _sent(graphs: Mapping, seen: Mapping, windows: Sequence[int], ranks: int) ->
                 **{operator: sum(each["operator"] == operator for each in found) for operator in OPERATORS},
                 "input_mib": sum(each["bytes"] for each in found) / _MIB,
                 "ring_mib": ring / _MIB,
-                "loopback_mib": min(burst.sent for burst in seen[window, way]) / _MIB,
+                "loopback_mib": min(burst.sent for burst in bursts[way]) / _MIB,
             }
 
 
-def _memory(network: str, settings: Settings) -> list[dict]:
-    """Return the peaks of fresh processes, first that of one alone."""
-    rows = []
+def _memory(session: Session, network: str, settings: Settings) -> Iterator[dict]:
+    """Yield the peaks of fresh processes, first that of one alone."""
     for ranks in (1, *settings.ranks):
         for way in settings.memory_ways if ranks > 1 else (APART,):
             print(f"{network}, memory of {ranks} ranks, {way} ...", flush=True)
-            with one_process(network) if ranks == 1 else job(network, ranks, (way,)) as contender:
+            with _job(session, network, ranks, (way,)) as contender:
                 request = {"way": way, "window": settings.memory_window, "batch": BATCH[network], "windows": 3}
                 contender.ask(what="train", **request)
                 answer = contender.ask(what="memory", way=way)
@@ -264,5 +240,26 @@ def _memory(network: str, settings: Settings) -> list[dict]:
             largest = max(answer.get("ranks", [answer]), key=lambda each: each["peak_mib"])
             kept = {name: largest[name] / size for name in KEPT}
             row = {"part": "memory", "network": network, "ranks": ranks, "window": settings.memory_window}
-            rows.append({**row, "way": way if ranks > 1 else ONE, "peak_mib": largest["peak_mib"], **kept})
-    return rows
+            yield {**row, "way": way if ranks > 1 else ONE, "peak_mib": largest["peak_mib"], **kept}
+
+
+def draw(figure: Any, rows: Sequence[dict]) -> None:
+    """Draw the ratio to one process over the window, a column for each network, and below it the peaks of memory."""
+    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
+    panels = plots.columns(above, part(rows, "time"))
+    for axes, network, mine in panels:
+        styles = dict(zip(sorted({row["ranks"] for row in mine}), ("-", "--", ":")))
+        lines = groups(mine, "way", "ranks")
+        for way, ranks in itertools.product(WAYS, styles):
+            style = {"linestyle": styles[ranks], "color": COLOURS[way], "label": f"{way}, {ranks} ranks"}
+            plots.line(axes, lines[way, ranks], "ratio", "o", **style)
+        plots.ratios_over_windows(axes, mine)
+        axes.axhline(1, color=COLOURS[ONE], linewidth=0.8)
+        axes.set_title(network)
+    panels[0][0].set_ylabel("time of an update / time of one process")
+    plots.legend(above, panels[0][0], 4)
+    peaks = [{**row, "name": f"{row['way']}, {row['ranks']}"} for row in part(rows, "memory")]
+    axes, colours = below.subplots(), [COLOURS[row["way"]] for row in peaks]
+    plots.bars(axes, peaks, "name", "peak_mib", "peak MiB of the largest rank", "{:,.0f}", color=colours)
+    axes.margins(x=0.1)
+    plots.bare(axes)

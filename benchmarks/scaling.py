@@ -1,8 +1,8 @@
-"""What does an update cost ranks that speak, on paper?
+"""The cost model of an update of several ranks: what is sent, kept, and how long it takes.
 
 Ranks in a ring: what has `size` bytes goes round in `ranks` pieces, once for each sum or copy that has to arrive
 everywhere. A hop takes a latency, and the piece's bytes at a bandwidth. Nothing here overlaps: as in `ms_accum`, the
-ranks speak when they have computed.
+ranks communicate when they have computed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ COLLECTIVES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ZeRO-1": ((), ("ReduceScatter", "AllGather")),
     "ZeRO-2": (("ReduceScatter",), ("AllGather",)),
 }
+WAYS = tuple(COLLECTIVES)
+# What a rank keeps of a parameter set.
+KEPT = ("parameters", "accumulators", "optimizer")
 # MindSpore's CPU has no ReduceScatter: ranks make all sums, and keep their own.
 WITHOUT_SCATTER = {"ReduceScatter": "AllReduce"}
 _ADAM = 2  # moments of a parameter
@@ -70,8 +73,8 @@ def sent_sets(way: str, window: int, ranks: int, scatters: bool = True) -> float
     return sum(sent(operator, 1, ranks) for operator in collectives(way, window, scatters))
 
 
-def speaking_seconds(way: str, window: int, size: float, ranks: int, link_of: LinkOf, scatters: bool = True) -> float:
-    """Return the seconds of an update in which ranks speak."""
+def sending_seconds(way: str, window: int, size: float, ranks: int, link_of: LinkOf, scatters: bool = True) -> float:
+    """Return the seconds of an update in which ranks communicate."""
     names = collectives(way, window, scatters)
     return sum(collective_seconds(operator, size, ranks, link_of(operator)) for operator in names)
 
@@ -88,9 +91,9 @@ def kept_sets(way: str, ranks: int) -> dict[str, float]:
     }
 
 
-def hiding_window(share: float, micro: float, speaking: float) -> int:
+def hiding_window(share: float, micro: float, sending: float) -> int:
     """Return the window from which one reduction takes no more than this share of the micro-batches' time."""
-    return max(1, math.ceil(speaking / (share * micro)))
+    return max(1, math.ceil(sending / (share * micro)))
 
 
 def critical_window(critical: float, ranks: int, rows: float) -> float:
@@ -98,10 +101,10 @@ def critical_window(critical: float, ranks: int, rows: float) -> float:
     return critical / (ranks * rows)
 
 
-def best_window(critical: float, ranks: int, rows: float, micro: float, speaking: float) -> float:
+def best_window(critical: float, ranks: int, rows: float, micro: float, sending: float) -> float:
     """Return the window with which a target is reached soonest.
 
     With a batch of B a target takes updates in proportion to 1 + B_crit / B (McCandlish et al., 2018). An update takes
-    N t_micro + t_speaking, and B = N W b: the product is least where N**2 = B_crit t_speaking / (W b t_micro).
+    N t_micro + t_sending, and B = N W b: the product is least where N**2 = B_crit t_sending / (W b t_micro).
     """
-    return math.sqrt(critical_window(critical, ranks, rows) * speaking / micro)
+    return math.sqrt(critical_window(critical, ranks, rows) * sending / micro)

@@ -1,4 +1,4 @@
-"""How long until the first update, and what does it go into?"""
+"""The benchmark `start`: seconds until the first update, and what they are spent on."""
 
 from __future__ import annotations
 
@@ -8,93 +8,73 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from . import mnist, results
-from .choosing import available, known, start
-from .contenders import ENTRIES, OURS, Entry
-from .process import ROOT, Contender, ContenderError, environment_of
-
-Command = tuple[str, Callable[..., float]]
+from . import mnist, plots
+from .contenders import ENTRIES, OURS, Entry, available
+from .options import Settings, chosen, known
+from .process import ROOT, ContenderError, environment_of
+from .runner import Session, alternate, ratio, summary
+from .tables import part
 
 TRAIN = "train.py"
-# All but train.py find their data ready in memory, and write no metrics.
-CONTENDERS = (TRAIN, OURS, "tutorial-functional", "tutorial-cells", "torch")
 STAGES = Entry(OURS, "mindspore", "start_ours.py")
 NETWORKS = ("lenet5", "mlp")
-WINDOWS = (2, 4, 16, 64)
 BATCH, SHORT_BATCH = 32, 7
-ROUNDS = 5
-COMMAND_COLUMNS = {"network": "", "contender": "", "seconds": ".2f", "min": ".2f", "max": ".2f", "ratio": ".2f"}
-STAGE_COLUMNS = {"network": "", "stage": "", "seconds": ".3f", "min": ".3f", "max": ".3f"}
-COMPILE_COLUMNS = {"network": "", "window": "d", "graphs": "d", "compile_s": ".2f", "window_s": ".3f"}
-TAIL_COLUMNS = {"tail_graphs": "d", "tail_s": ".3f", "short_graphs": "d", "short_s": ".2f"}
+TABLES = {
+    "command": (
+        "seconds from the command to the first update, in a window of 4; ratio: to train.py",
+        "network contender seconds:.2f min:.2f max:.2f ratio:.2f",
+    ),
+    "stage": ("ours, stage by stage", "network stage seconds:.3f min:.3f max:.3f"),
+    "compile": (
+        "ours, what is compiled: for the first window, a window with one micro-batch less, one with a short one",
+        "network window:d graphs:d compile_s:.2f window_s:.3f tail_graphs:d tail_s:.3f short_graphs:d short_s:.2f",
+    ),
+}
+# All contenders but train.py find their data ready in memory, and write no metrics.
+CONTENDERS = (TRAIN, OURS, "tutorial-functional", "tutorial-cells", "torch")
+FULL = Settings(NETWORKS[:1], (2, 4, 16, 64), rounds=5, contenders=CONTENDERS)
+SHORT = Settings(NETWORKS[:1], (1, 2), rounds=1, contenders=CONTENDERS[:2])
 
 
 def run(arguments: Namespace) -> None:
     """Measure commands, stages and compilation, print a table of each, and write the results."""
-    known("--networks", arguments.networks, NETWORKS)
+    settings = chosen(FULL, SHORT, arguments, NETWORKS)
     known("--contenders", arguments.contenders, [TRAIN, *(entry.name for entry in ENTRIES)])
     source = mnist.source(arguments.short)
     print(f"data: {source}", flush=True)
-    rounds = 1 if arguments.short else arguments.rounds or ROUNDS
-    windows = arguments.windows or ((1, 2) if arguments.short else WINDOWS)
-    versions: dict[str, str] = {}
-    commands_of = _chosen(arguments.contenders or (CONTENDERS[:2] if arguments.short else CONTENDERS))
-    commands, stages, compiles = [], [], []
+    record = {"data": source, "rounds": settings.rounds, "batch": BATCH, "window": 4, "short": arguments.short}
+    session = Session("start", arguments, record)
+    entries = available(ENTRIES, [name for name in settings.contenders if name != TRAIN])
     with mnist.files(arguments.short) as folder:
-        for network in arguments.networks or NETWORKS[:1]:
-            commands += _commands(commands_of, network, folder, rounds, versions)
-            stages += _stages(network, folder, rounds, versions)
-            compiles += [_compiles(network, window, folder) for window in windows]
-    print("\nseconds from the command to the first update, in a window of 4; ratio: to train.py")
-    results.show(commands, COMMAND_COLUMNS)
-    print("\nours, stage by stage")
-    results.show(stages, STAGE_COLUMNS)
-    print("\nours, what is compiled: for the first window, a window with one micro-batch less, one with a short one")
-    results.show(compiles, {**COMPILE_COLUMNS, **TAIL_COLUMNS})
-    settings = {"data": source, "rounds": rounds, "batch": BATCH, "window": 4, "short": arguments.short}
-    path = results.save("start", arguments.output, [*commands, *stages, *compiles], settings, versions)
-    if not arguments.short:
-        results.plot(path.with_suffix(".png"), lambda figure: _draw(figure, commands, stages))
+        for network in settings.networks:
+            commands = {entry.name: partial(_program, session, entry, network) for entry in entries}
+            if TRAIN in settings.contenders:
+                commands = {TRAIN: partial(_train, network, folder), **commands}
+            started = partial(_started, session, network, folder)
+            rows = [*_commands(commands, settings.rounds), *_stages(started, settings.rounds)]
+            rows += [_compiles(started, window) for window in settings.windows]
+            session.rows += [{"part": row.pop("part"), "network": network, **row} for row in rows]
+    session.finish(TABLES, draw)
 
 
-def _chosen(names: Sequence[str]) -> list[Command]:
-    """Return what the contenders of these names are measured with, as far as they can run here."""
-    entries = available(ENTRIES, [name for name in names if name != TRAIN])
-    programs = [(entry.name, partial(_program, entry)) for entry in entries]
-    return [*([(TRAIN, _train)] if TRAIN in names else ()), *programs]
+_summary = partial(summary, name="seconds", prefix="")
 
 
-def _commands(
-    commands: Sequence[Command], network: str, folder: Path, rounds: int, versions: dict[str, str]
-) -> list[dict[str, Any]]:
+def _commands(commands: Mapping[str, Callable[[], float]], rounds: int) -> Iterator[dict[str, Any]]:
     """Measure each command in its turn, after a round that fetches its files from the disk."""
-    seconds: dict[str, list[float]] = {name: [] for name, _ in commands}
-    for number in range(rounds + 1):
-        for name, first_update in commands:
-            once = first_update(network, folder, versions)
-            if number:
-                seconds[name].append(once)
-    return [_command_row(network, name, measured, seconds.get(TRAIN)) for name, measured in seconds.items()]
+    alternate(1, commands)
+    seconds = alternate(rounds, commands)
+    for name, each in seconds.items():
+        yield {"part": "command", "contender": name, **_summary(each), "ratio": ratio(each, seconds.get(TRAIN))}
 
 
-def _command_row(network: str, name: str, measured: list[float], ours: list[float] | None) -> dict[str, Any]:
-    ratio = statistics.median(one / our for one, our in zip(measured, ours)) if ours else None
-    row = {"part": "command", "network": network, "contender": name, **_summary(measured)}
-    return {**row, "ratio": ratio}
-
-
-def _summary(measured: Sequence[float]) -> dict[str, float]:
-    return {"seconds": statistics.median(measured), "min": min(measured), "max": max(measured)}
-
-
-def _train(network: str, folder: Path, versions: dict[str, str]) -> float:
+def _train(network: str, folder: Path) -> float:
     """Return the seconds from the command line to train.py's first line about an update."""
-    del versions  # those of ours
     with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, str(ROOT / "train.py"), f"--data_path={folder}", f"--model={network}"]
         command.append(f"--output_dir={output}")
@@ -110,47 +90,39 @@ def _train(network: str, folder: Path, versions: dict[str, str]) -> float:
     return seconds
 
 
-def _program(entry: Entry, network: str, folder: Path, versions: dict[str, str]) -> float:
-    """Return the seconds from a program's start to its answer about one window."""
-    del folder  # its data is made up
+def _program(session: Session, entry: Entry, network: str) -> float:
+    """Return the seconds from a program's start to its answer about one window, of data that is made up."""
     began = time.perf_counter()
-    with start(entry, "--network", network) as contender:
+    with session.start(entry, network=network) as contender:
         contender.ask(window=4, batch=BATCH, windows=1)
-        seconds = time.perf_counter() - began
-        versions.update(contender.about["versions"])
-    return seconds
+        return time.perf_counter() - began
 
 
-def _started(network: str, window: int, folder: Path) -> Contender:
-    flags = ("--network", network, "--window", str(window), "--data", str(folder), "--started", str(time.time()))
-    return start(STAGES, *flags)
+def _started(session: Session, network: str, folder: Path, window: int) -> Any:
+    return session.start(STAGES, network=network, window=window, data=folder, started=time.time())
 
 
-def _stages(network: str, folder: Path, rounds: int, versions: dict[str, str]) -> list[dict[str, Any]]:
+def _stages(started: Callable[[int], Any], rounds: int) -> Iterator[dict[str, Any]]:
     """Measure what train.py does one after the other, in fresh processes."""
-    seconds: dict[str, list[float]] = {}
+    measured = []
     for _ in range(rounds):
-        with _started(network, 4, folder) as contender:
-            versions.update(contender.about["versions"])
-            stages = {**contender.about["stages"], "first window": contender.ask(rows=[BATCH] * 4)["seconds"]}
-        for name, once in stages.items():
-            seconds.setdefault(name, []).append(once)
-    return [
-        {"part": "stage", "network": network, "stage": name, **_summary(measured)} for name, measured in seconds.items()
-    ]
+        with started(4) as contender:
+            first = contender.ask(rows=[BATCH] * 4)["seconds"]
+            measured.append({**contender.about["stages"], "first window": first})
+    for name in measured[0]:
+        yield {"part": "stage", "stage": name, **_summary([stages[name] for stages in measured])}
 
 
-def _compiles(network: str, window: int, folder: Path) -> dict[str, Any]:
+def _compiles(started: Callable[[int], Any], window: int) -> dict[str, Any]:
     """Count the graphs of a window's size, and time them: a first window less a later one."""
     full, tail = [BATCH] * window, [BATCH] * max(1, window - 1)
-    with _started(network, window, folder) as contender:
+    with started(window) as contender:
         first = contender.ask(rows=full)
         later = statistics.median(contender.ask(rows=full)["seconds"] for _ in range(5))
         shorter = contender.ask(rows=tail)
         uneven = contender.ask(rows=[*tail, SHORT_BATCH])
     return {
         "part": "compile",
-        "network": network,
         "window": window,
         "graphs": len(first["graphs"]),
         "compile_s": first["seconds"] - later,
@@ -162,17 +134,11 @@ def _compiles(network: str, window: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _draw(figure: Any, commands: list[dict[str, Any]], stages: list[dict[str, Any]]) -> None:
-    left, right = figure.subplots(1, 2)
-    _bars(left, "contender", commands, "s from the command to the first update")
-    _bars(right, "stage", stages, "s of each stage, ours")
-
-
-def _bars(axes: Any, key: str, rows: list[dict[str, Any]], label: str) -> None:
+def draw(figure: Any, rows: Sequence[dict]) -> None:
+    """Draw the first network's commands, and beside them our stages."""
     network = rows[0]["network"]
-    chosen = [row for row in rows if row["network"] == network]
-    bars = axes.barh([row[key] for row in chosen], [row["seconds"] for row in chosen])
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.set_xlabel(f"{label} ({network})")
+    mine = [row for row in rows if row["network"] == network]
+    left, right = figure.subplots(1, 2)
+    label = f"s from the command to the first update ({network})"
+    plots.bars(left, part(mine, "command"), "contender", "seconds", label)
+    plots.bars(right, part(mine, "stage"), "stage", "seconds", f"s of each stage, ours ({network})")

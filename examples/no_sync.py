@@ -1,4 +1,4 @@
-"""Two micro-batches in a window: a parameter moves at the window's end only, on all ranks in the same way.
+"""Two micro-batches in a window: a parameter changes only at the window's end, and equally on all ranks.
 
 python -m ms_accum.launch --nproc 2 -m examples.no_sync     (alone: python -m examples.no_sync)
 """
@@ -23,7 +23,7 @@ train_optim, train_clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
 
 
 def show(moment):
-    """Print the first elements of a parameter, and of its accumulator, which other ranks do not know."""
+    """Print the first elements of a parameter, and of its accumulator, which differs between ranks."""
     parameter, total = (each[0].asnumpy().flat[:3] for each in (optimizer.parameters, grad_sum))
     print(f"rank {group.rank}, {moment}: parameter {parameter.round(6)}, accumulator {total.round(6)}", flush=True)
 

@@ -24,7 +24,7 @@ accumulator = Accumulator(optimizer, accumulate_step)
 
 
 def forward_fn(data, label):
-    """Return the micro-batch's share of the window's loss."""
+    """Return the micro-batch's loss, divided by the size of the window."""
     return loss_fn(model(data), label) / accumulate_step
 
 
@@ -33,7 +33,7 @@ grad_fn = ms.value_and_grad(forward_fn, None, optimizer.parameters)
 
 @ms.jit
 def train_step(data, label):
-    """Run one micro-batch; every `accumulate_step` of them, the accumulator updates."""
+    """Run one micro-batch; after every `accumulate_step` micro-batches the accumulator updates."""
     loss, grads = grad_fn(data, label)
     accumulator(grads)
     return loss

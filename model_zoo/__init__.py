@@ -1,13 +1,12 @@
 """What is trained in the examples: small networks and their images.
 
-Nothing here imports `ms_accum`; scikit-learn and `download` are imported only where they are used.
+The networks and what they are trained with are here, their images in `model_zoo.data`. Nothing imports `ms_accum`.
 """
 
 from __future__ import annotations
 
 from model_zoo._check import DataError
-from model_zoo.dataset import create_dataset
-from model_zoo.download import DEFAULT_URL, DOWNLOADS, download_cifar10, download_mnist
+from model_zoo.data import DEFAULT_URL, DOWNLOADS, create_dataset, download_cifar10, download_mnist
 from model_zoo.lenet import LeNet5
 from model_zoo.mlp import MLP
 from model_zoo.models import MODELS

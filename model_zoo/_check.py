@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -40,6 +41,14 @@ def check_choice(function: str, name: str, value: Any, *, choices: tuple[str, ..
         raise ValueError(_message(function, name, rule, repr(value)))
 
 
+def check_seconds(function: str, name: str, value: Any) -> None:
+    """Raise unless `value` is a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(_message(function, name, "a number > 0", f"type {type(value).__name__}"))
+    if not 0 < value < math.inf:
+        raise ValueError(_message(function, name, "a number > 0", f"{value}"))
+
+
 def check_path(function: str, name: str, value: Any) -> Path:
     """Return `value` as a path with `~` expanded, or raise."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
@@ -63,6 +72,22 @@ def check_folder(function: str, root: Path, *, fetch: str) -> None:
     if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
         remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
     raise DataError(f"For '{function}', 'data_path' must be a folder, but got the file {quote(root)}. {remedy}")
+
+
+def locate(
+    root: Path,
+    usage: str | None,
+    find: Callable[[Path, str], tuple[Path, ...] | None],
+    *,
+    missing: Callable[[Path, tuple[str, ...]], str],
+) -> tuple[tuple[Path, ...], str]:
+    """Return the files of a split, of the first that is there without `usage`, and its name; or say what is missing."""
+    wanted = ("train", "test") if usage is None else (usage,)
+    for candidate in wanted:
+        paths = find(root, candidate)
+        if paths:
+            return paths, candidate
+    raise FileNotFoundError(missing(root, wanted))
 
 
 def quote(path: Path) -> str:

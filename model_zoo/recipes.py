@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from model_zoo.models import MODELS
 
@@ -65,6 +66,25 @@ def choose(dataset: str | None, model: str | None, data_path: str | None, downlo
     if not _fits(model, dataset):
         raise ValueError(f"argument --model: {model} does not take the images of {dataset}; {recipe.model} does")
     return dataset, model
+
+
+def filled_in(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a program's flags with what the data set's recipe says of those that were not given.
+
+    Raises:
+        ValueError: If they contradict each other.
+    """
+    dataset, model = choose(flags["dataset"], flags["model"], flags["data_path"], flags["download"])
+    recipe = RECIPES[dataset]
+    optimizer = flags["optimizer"] or recipe.optimizer
+    if optimizer in ADAPTIVE and flags["momentum"] is not None:
+        raise ValueError(f"argument --momentum: {optimizer} has none")
+    lr, weight_decay = recipe.rates(optimizer)
+    batch_size = min(recipe.batch_size, flags["effective_batch"] or recipe.batch_size)
+    defaults = {"epochs": recipe.epochs, "batch_size": batch_size, "lr": lr, "weight_decay": weight_decay}
+    defaults["momentum"] = 0.9
+    missing = {name: value for name, value in defaults.items() if flags[name] is None}
+    return {**flags, "dataset": dataset, "model": model, "optimizer": optimizer, **missing}
 
 
 def _fits(model: str, dataset: str) -> bool:

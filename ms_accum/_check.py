@@ -1,4 +1,4 @@
-"""How do we word a bad argument, and where is a warning said to come from?"""
+"""How are errors about arguments worded, and to which line of code are warnings attributed?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mindspore import nn, ops
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.ops.primitive import jit_context
 
-# Measured on the CPU wheel: these construct without complaint and fail inside their first update, after
-# the user has waited for a whole window. Each comes with the optimizer to take instead.
+# Tested with the CPU wheel: these optimizers are constructed without an error and fail in their first update, after
+# a complete window. Each is listed with an optimizer to use instead.
 _NOT_ON_CPU = {
     "mindspore.nn.optim.lamb.Lamb": "nn.AdamWeightDecay",
     "mindspore.nn.optim.lars.LARS": "nn.Momentum",
@@ -31,7 +31,7 @@ _DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
 
 
 def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
-    """Warn, as a line of whoever called the package."""
+    """Warn, with the line outside the package that called it as the source."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
@@ -39,13 +39,13 @@ def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
 
 
 def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
-    """Raise `error` in the one form that every message of this package has."""
+    """Raise `error` with a message in the form common to this package."""
     message = f"For '{owner}', '{name}' must be {rule}, but got {value}."
     raise error(f"{message} {remedy}".rstrip())
 
 
 def positive_int(owner: str, name: str, value: Any) -> int:
-    """Return `value` as an int, or raise because it is not an int >= 1."""
+    """Return `value` as an int, or raise an error if it is not an int >= 1."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         refuse(TypeError, owner, name, "an int >= 1", f"{value!r} ({type(value).__name__})")
     if value < 1:
@@ -54,7 +54,7 @@ def positive_int(owner: str, name: str, value: Any) -> int:
 
 
 def positive_number(owner: str, name: str, value: Any) -> float:
-    """Return `value` as a float, or raise because it is not a finite number above 0."""
+    """Return `value` as a float, or raise an error if it is not a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
         refuse(TypeError, owner, name, "a number > 0", f"{value!r} ({type(value).__name__})")
     value = float(value)
@@ -64,21 +64,21 @@ def positive_number(owner: str, name: str, value: Any) -> float:
 
 
 def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return `value`, or raise because it is none of `choices`."""
+    """Return `value`, or raise an error if it is not one of `choices`."""
     if value not in choices:
         refuse(ValueError, owner, name, "one of " + ", ".join(map(repr, choices)), repr(value))
     return value
 
 
 def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], rule: str) -> Any:
-    """Return `value`, or raise because it is not a `kind`, which `rule` says in words."""
+    """Return `value`, or raise an error if it is not a `kind`, which `rule` describes in words."""
     if not isinstance(value, kind):
         refuse(TypeError, owner, name, rule, type(value).__name__)
     return value
 
 
 def scheduler(owner: str, value: Any, optimizer: Any) -> Any:
-    """Return what sets the learning rate after each update, or refuse it; None is nobody."""
+    """Return the learning-rate scheduler, or raise an error if it is not valid; None means no scheduler."""
     if value is None:
         return value
     step = getattr(value, "step", None)
@@ -94,22 +94,22 @@ def scheduler(owner: str, value: Any, optimizer: Any) -> Any:
 
 
 def inner_of(value: Any) -> Any:
-    """Return the optimizer that does the work: the one inside, where the state is dealt out."""
+    """Return the optimizer that updates: for a `ZeroOptimizer` the one inside."""
     return getattr(value, "inner", value)
 
 
 def kind_of(value: Any) -> str:
-    """Return which optimizer it is, whoever keeps its state."""
+    """Return the optimizer's class name, for a `ZeroOptimizer` that of the optimizer inside."""
     return type(inner_of(value)).__name__
 
 
 def is_dealt_out(value: Any) -> bool:
-    """Return whether an optimizer has its state in parts on several ranks."""
+    """Return whether an optimizer's state is sharded over several ranks."""
     return inner_of(value) is not value and value.group is not None
 
 
 def optimizer(owner: str, value: Any) -> Any:
-    """Return `value`, or raise because it is no optimizer or one that this device can't run."""
+    """Return `value`, or raise an error if it is not an optimizer or does not run on this device."""
     instance(
         owner, "optimizer", inner_of(value), (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer"
     )
@@ -124,7 +124,7 @@ def optimizer(owner: str, value: Any) -> Any:
             rule = "one that MindSpore runs on CPU"
             refuse(ValueError, owner, "optimizer", rule, kind.__name__, f"Use {instead}, or another device.")
         if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
-            # No error here either: it runs and leaves the parameters as they are.
+            # MindSpore raises no error: the optimizer runs and does not change the parameters.
             remedy = f"Take graph mode, or mindspore.experimental.optim.{kind.__name__}."
             refuse(
                 ValueError,
@@ -135,14 +135,14 @@ def optimizer(owner: str, value: Any) -> Any:
                 remedy,
             )
         if isinstance(value, nn.AdaFactor) and value.is_group:
-            # No error here: it runs and leaves the parameters as they are.
+            # MindSpore raises no error here either: the parameters do not change.
             remedy = "Use it without groups, or nn.Adam."
             refuse(ValueError, owner, "optimizer", "one that trains", "AdaFactor with parameter groups", remedy)
     return value
 
 
 def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
-    """Refuse the optimizer of another network. One that trains more than the network shows is the user's business."""
+    """Raise an error if the optimizer has none of the network's parameters; it may have additional ones."""
     shown = {id(parameter) for parameter in network.get_parameters()}
     if shown and not any(id(parameter) in shown for parameter in optimizer.parameters):
         refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
@@ -150,7 +150,7 @@ def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
 
 @ops.constexpr
 def not_traced(owner: str) -> bool:
-    """Refuse MindSpore's tracing, in which branches are taken once and for all, and Parameters change twice."""
+    """Reject MindSpore's tracing, which fixes each branch as first taken, and changes Parameters twice."""
     if jit_context() is not None:
         raise RuntimeError(
             f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which follows one call "
@@ -160,7 +160,7 @@ def not_traced(owner: str) -> bool:
 
 
 def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
-    """Raise unless `tensors` are as many as the optimizer's parameters."""
+    """Raise an error unless there is the same number of tensors and of the optimizer's parameters."""
     if len(tensors) != len(parameters):
         raise ValueError(
             f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
@@ -169,10 +169,10 @@ def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = 
 
 
 def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
-    """Return `tensors`, which are as many as the optimizer's parameters, or raise unless they have their shapes.
+    """Return `tensors`, or raise an error if their shapes differ from those of the same number of parameters.
 
-    Runs on the host and, because shapes are constants there, while a graph is compiled; there MindSpore prints
-    warnings if what is returned isn't used.
+    Runs on the host and also while a graph is compiled, where shapes are constants. There MindSpore prints a
+    warning if the returned value is not used.
     """
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
@@ -184,7 +184,7 @@ def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: st
 
 
 def columns_taken(loss_fn: Any) -> range:
-    """Return how many columns a dataset may have for a loss: data, which the network takes, and what the loss does."""
+    """Return the allowed numbers of a dataset's columns: one for the network, and those that the loss takes."""
     if loss_fn is None:
         return range(1, _MANY)
     try:
@@ -196,12 +196,12 @@ def columns_taken(loss_fn: Any) -> range:
     if any(each.kind == each.VAR_POSITIONAL for each in parameters):
         return range(2, _MANY)
     places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    needed = max(2, sum(each.default is each.empty for each in places))  # what it need not be given is an option
+    needed = max(2, sum(each.default is each.empty for each in places))  # arguments with defaults are not columns
     return range(needed, needed + 1)
 
 
 def columns(owner: str, micro_batch: tuple, taken: range) -> None:
-    """Refuse a micro-batch of another number of columns."""
+    """Raise an error if a micro-batch has another number of columns."""
     if len(micro_batch) not in taken:
         most = "or more" if taken.stop == _MANY else ""
         rule = (

@@ -1,4 +1,4 @@
-"""How does a compiled step of one's own accumulate?"""
+"""How does a user's own compiled step accumulate gradients?"""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, ops
 
-from . import _check, _tree
-from ._state import new_grad_sum, seen, state, unique_name
-from .boundary import Boundary
-from .parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
-from .reduction import summing
-from .windows import is_full
+from . import _check
+from .network import tree
+from .network.accumulators import new_grad_sum, seen, state, unique_name
+from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
+from .ranks.reduction import summing
+from .window.boundary import Boundary
+from .window.ends import is_full
 
 REDUCTIONS = ("mean", "sum")
 
@@ -22,12 +23,12 @@ class Accumulator:
     r"""Accumulate the gradients of `accumulate_step` micro-batches, then update once.
 
     For the functional pattern: call it with a micro-batch's gradients inside the compiled train step.
-    With ``reduction="sum"``, MindSpore's tutorial pattern, the optimizer sees :math:`\sum_i g_i` and the
-    user divides each loss by `accumulate_step`. With ``reduction="mean"`` it sees
-    :math:`\sum_i w_i g_i / \sum_i w_i`, exact for uneven micro-batches and a shorter last window, and
-    the loss stays as it is.
+    With ``reduction="sum"``, MindSpore's tutorial pattern, the optimizer gets :math:`\sum_i g_i` and the
+    user divides each loss by `accumulate_step`. With ``reduction="mean"`` it gets
+    :math:`\sum_i w_i g_i / \sum_i w_i`, which is exact for uneven micro-batches and a short last window;
+    the loss is not divided.
 
-    A window whose gradient is not finite is skipped: the optimizer is not called, and `skipped` counts it.
+    A window whose gradient is not finite is skipped: the optimizer is not called, and `skipped` is increased.
 
     Args:
         optimizer (Optimizer): updates the parameters. Differentiate with respect to
@@ -36,24 +37,24 @@ class Accumulator:
         clip_norm (Optional[float]): bound of the global norm of the window's gradient.
             Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
-        group (Union[str, None, Group]): whose gradients a window's end sums: ``"auto"``, all that a launcher started;
-            ``None``, its own. For "sum" divide by the micro-batches of all ranks. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether they are summed in every call, which all ranks make together; with a
-            `ZeroOptimizer` each keeps its part of the sums only. Default: ``False``.
+        group (Union[str, None, Group]): the ranks whose gradients are summed at a window's end: ``"auto"``, all that a
+            launcher started; ``None``, no others. For "sum" divide by all ranks' micro-batches. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether gradients are summed in every call, which all ranks must make; with a
+            `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
-        - **weight** (Union[Tensor, float], optional) - what the micro-batch counts for, with
-          ``reduction="mean"``: its rows or tokens. Default: ``None``, 1, which is exact only for
-          micro-batches of equal size. It multiplies the gradients, so a gradient that is NaN stays NaN with weight 0.
+        - **weight** (Union[Tensor, float], optional) - the weight of the micro-batch with
+          ``reduction="mean"``: its rows or tokens. Default: ``None``, weight 1, which is exact only for
+          micro-batches of equal size. It multiplies the gradients, so a NaN gradient stays NaN with weight 0.
 
     Outputs:
         Tensor of bool, whether this call updated the parameters.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is out of its range, `weight` comes with ``reduction="sum"``, or the
-            gradients don't fit the optimizer's parameters.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, `weight` is given with ``reduction="sum"``, or the
+            gradients do not match the optimizer's parameters.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -101,9 +102,9 @@ class Accumulator:
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         self._group = group_of(owner, group)
         how = summing(owner, _check.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
-        # Alone, a window's only micro-batch need not be added to anything, unless its gradients are those of rows.
-        holds = window > 1 or self._group is not None or any(map(_tree.gives_rows, networks_of(optimizer.parameters)))
-        multiply = _tree.multiply_in_place if holds else _tree.multiply
+        # In a single process a window of 1 needs no accumulators, unless its gradients are sparse.
+        holds = window > 1 or self._group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
+        multiply = tree.multiply_in_place if holds else tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
         self._sums = how.of_micro_batch
         name = unique_name("accumulator")
@@ -122,9 +123,9 @@ class Accumulator:
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         _check.not_traced("Accumulator")
-        grads = tuple(grads)  # `ms.grad` gives a list where it was given one
+        grads = tuple(grads)  # `ms.grad` returns a list if it was given one
         _check.as_many("Accumulator", "grads", grads, self._parameters)
-        grads = _check.same_layout("Accumulator", "grads", _tree.dense(grads, self._parameters), self._parameters)
+        grads = _check.same_layout("Accumulator", "grads", tree.dense(grads, self._parameters), self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if self._grad_sum is None:
@@ -138,11 +139,11 @@ class Accumulator:
 
     def _add(self, grads: Any, weight: Any) -> None:
         if self._sums is not None:
-            grads = self._sums(grads if weight is None else _tree.multiply(grads, weight))[0]
+            grads = self._sums(grads if weight is None else tree.multiply(grads, weight))[0]
         if weight is None or self._sums is not None:
-            _tree.add(self._grad_sum, grads)
+            tree.add(self._grad_sum, grads)
         else:
-            _tree.add_weighted(self._grad_sum, grads, weight)
+            tree.add_weighted(self._grad_sum, grads, weight)
         if self._weight_sum is not None:
             ops.assign_add(self._weight_sum, ops.cast(1.0 if weight is None else weight, ms.float32))
         ops.assign_add(self._micro_batches, 1)
@@ -161,30 +162,30 @@ class Accumulator:
         return updated
 
     def _clear(self) -> None:
-        _tree.clear(self._grad_sum)
+        tree.clear(self._grad_sum)
         ops.assign(self._micro_batches, Tensor(0, ms.int32))
         if self._weight_sum is not None:
             ops.assign(self._weight_sum, Tensor(0.0, ms.float32))
 
     def flush(self) -> bool:
-        """Update with the micro-batches of an unfinished window; call it outside the compiled step.
+        """Update with the micro-batches of an open window; call it outside the compiled step.
 
-        With ``reduction="sum"`` a shorter window counts for less: the losses were divided by `accumulate_step`.
+        With ``reduction="sum"`` a short window has a smaller gradient: the losses were divided by `accumulate_step`.
 
         Returns:
-            bool, whether the parameters were updated: False for an empty window.
+            bool, whether the parameters were updated; False for an empty window.
         """
         held = total([self.micro_batches], self._group)
         return held != [0] and bool(self._end_compiled())
 
     def clear(self) -> None:
-        """Forget an unfinished window; call it outside the compiled step."""
+        """Discard an open window; call it outside the compiled step."""
         if self.micro_batches:
             self._clear()
 
     @property
     def accumulate_step(self) -> int:
-        """int, the window's size. It may be set between two windows; nothing is compiled anew."""
+        """int, the window's size. It may be set between two windows, without a new compilation."""
         return seen(self._accumulate_step, int)
 
     @accumulate_step.setter
@@ -201,7 +202,7 @@ class Accumulator:
 
     @property
     def clip_norm(self) -> float | None:
-        """Optional[float], the bound of the window's gradient; it is compiled in."""
+        """Optional[float], the bound of the window's gradient; a constant of the compiled graph."""
         return self._boundary.clip_norm
 
     @property
@@ -211,7 +212,7 @@ class Accumulator:
 
     @property
     def micro_batches(self) -> int:
-        """int, the micro-batches that the window holds."""
+        """int, the micro-batches in the window."""
         return seen(self._micro_batches, int)
 
     @property

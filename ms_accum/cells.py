@@ -1,8 +1,8 @@
-"""What is compiled?
+"""Which Cells are compiled?
 
-Three Cells, a graph each, and only the first holds a forward: random layers keep their state in the
-compiled graph, so a second forward would repeat the first one's masks. They are separate because the
-host decides when a window ends; a branch in the first graph would be paid by every micro-batch.
+Three Cells, one graph each. Only the first has a forward: random layers keep their state in the
+compiled graph, so a second forward graph would repeat the masks. They are separate because the
+host decides when a window ends; a branch in the first graph would cost time in every micro-batch.
 """
 
 from __future__ import annotations
@@ -10,79 +10,44 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
-from . import _check, _tree
-from ._state import agreed
-from .boundary import Boundary
-from .parallel import AUTO, begin_with, group_of, take_from_rank_0
-from .reduction import Summing, summing
-
-_SPARSE = "Outside a graph MindSpore gives sparse ones without their rows: take graph mode, or nn.Embedding."
-
-
-class LossAndGradients(nn.Cell):
-    """Loss and gradients of a network, the gradients scaled where it is free: at the loss."""
-
-    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
-        super().__init__(auto_prefix=False)
-        _check.optimizer(owner, optimizer)
-        self.owner = owner
-        self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
-        _check.trains(owner, optimizer, network)
-        self.sens = _check.positive_number(owner, "sens", sens)
-        self.parameters = tuple(optimizer.parameters)
-        self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
-
-    def forward(self, scale: Any, *inputs: Any) -> Any:
-        loss = self.network(*inputs)
-        if isinstance(loss, (tuple, list, dict)):
-            raise TypeError(
-                f"For '{self.owner}', the network must return its loss alone, but got several values. "
-                "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
-            )
-        if loss.ndim != 0:
-            raise ValueError(
-                f"For '{self.owner}', the loss must be a scalar, but got shape {loss.shape}. "
-                "Give the loss function reduction='mean' or 'sum'."
-            )
-        return loss * scale, loss
-
-    def construct(self, scale: Any, *inputs: Any) -> Any:
-        if self.sens != 1.0:  # known when it is compiled: a kernel less
-            scale = scale * self.sens
-        (_, loss), grads = self.differentiate(scale, *inputs)
-        grads = _tree.dense(grads, self.parameters)
-        grads = _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
-        return loss, grads
+from . import _check
+from .loss.gradients import LossAndGradients
+from .network import tree
+from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
+from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
+from .ranks.reduction import Summing, summing
+from .window.boundary import Boundary
+from .window.running import Accumulating, Immediate
 
 
 class TrainForwardBackward(nn.Cell):
-    """Run one micro-batch and add its gradients into `grad_sum`.
+    """Run one micro-batch and add its gradients to `grad_sum`.
 
     Args:
         network (Cell): from a micro-batch's columns to its loss, a scalar.
-        optimizer (Optimizer): the gradients are those of ``optimizer.parameters``, in that order.
+        optimizer (Optimizer): gradients are computed for ``optimizer.parameters``, in that order.
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators, one for each parameter.
-        sens (float): the scale of the loss, which an optimizer's `loss_scale` takes out. Default: 1.0.
-        weight_sum (Optional[Parameter]): float32 scalar that sums the weights; with it gradients are
-            weighted, for the exact mean. Default: ``None``, gradients add up as they are.
+        sens (float): the loss scale; the optimizer's `loss_scale` divides by it. Default: 1.0.
+        weight_sum (Optional[Parameter]): float32 scalar for the sum of the weights; with it gradients are
+            weighted, for the exact mean. Default: ``None``, gradients are added without weights.
         group (Union[str, None, Group]): see :class:`TrainOptim`. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether each micro-batch's gradients are summed over the ranks before they are
-            added; then `TrainOptim` is told the same. With a `ZeroOptimizer` on several ranks the accumulators are
-            those of this rank's parts, ``optimizer.inner.parameters``. Default: ``False``, a window's are.
+            added; `TrainOptim` needs the same value. With a `ZeroOptimizer` on several ranks the accumulators have the
+            shapes of this rank's parts, ``optimizer.inner.parameters``. Default: ``False``, once per window.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
-        - **weight** (Union[Tensor, float], optional) - with `weight_sum`, what the micro-batch counts
-          for. Default: ``None``, the rows of the first column.
+        - **weight** (Union[Tensor, float], optional) - with `weight_sum`, the weight of the
+          micro-batch. Default: ``None``, the rows of the first column.
 
     Outputs:
-        Tensor, the loss of the micro-batch as the network returns it.
+        Tensor, the loss of the micro-batch as returned by the network.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If `grad_sum` does not fit the optimizer's parameters, or the loss is no scalar.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `grad_sum` does not match the optimizer's parameters, or the loss is not a scalar.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -136,35 +101,35 @@ class TrainForwardBackward(nn.Cell):
         loss, grads = self.loss_and_gradients(scale, *inputs)
         if self.sums is not None:
             grads = self.sums(grads)[0]
-        _tree.add(self.grad_sum, grads)
+        tree.add(self.grad_sum, grads)
         return loss
 
 
 class TrainOptim(nn.Cell):
-    """End a window: give the optimizer the gradient that `grad_sum` holds, if it is finite.
+    """End a window: update with the gradient in `grad_sum` if it is finite.
 
-    It may divide `grad_sum` in place: clear it before the next window.
+    `grad_sum` may be divided in place: clear it before the next window.
 
     Args:
         optimizer (Optimizer): updates the parameters.
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
-        weight_sum (Optional[Parameter]): the sum of the weights, to divide by. Default: ``None``,
-            the optimizer sees the sum.
+        weight_sum (Optional[Parameter]): the sum of the weights, used as divisor. Default: ``None``,
+            the optimizer gets the sum.
         clip_norm (Optional[float]): bound of the gradient's global norm. Default: ``None``.
-        group (Union[str, None, Group]): whose gradients are summed first: ``"auto"``, those of the process group
-            this process belongs to, or ``None``, its own only. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether `grad_sum` holds their sums already. Default: ``False``.
+        group (Union[str, None, Group]): the ranks whose gradients are summed first: ``"auto"``, the process group of
+            this process, or ``None``, only this process. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether `grad_sum` already holds sums over the ranks. Default: ``False``.
 
     Inputs:
-        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same go.
+        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same communication.
 
     Outputs:
-        tuple[Tensor], whether the parameters were updated, and the norm before clipping; and the figures' sum if
-        there are figures.
+        tuple[Tensor], whether the parameters were updated, and the norm before clipping; with figures also their
+        sum.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If `grad_sum` does not fit the optimizer's parameters, or `clip_norm` is not above 0.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `grad_sum` does not match the optimizer's parameters, or `clip_norm` is not above 0.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -189,7 +154,7 @@ class TrainOptim(nn.Cell):
         _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
-        multiply = _tree.multiply_in_place
+        multiply = tree.multiply_in_place
         self.boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
         if how.at_the_end is not None:
             take_from_rank_0(optimizer.parameters)
@@ -202,11 +167,11 @@ class TrainOptim(nn.Cell):
 
 
 class TrainClear(nn.Cell):
-    """Empty the accumulators.
+    """Set the accumulators to zero.
 
     Args:
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
-        zeros (Any): accepted from programs written for the tutorial, not needed. Default: ``None``.
+        zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
 
     Outputs:
@@ -226,21 +191,13 @@ class TrainClear(nn.Cell):
         self.weight_sum = hidden(weight_sum)
 
     def construct(self) -> Any:
-        return emptied(_tree.clear, self.grad_sum, self.weight_sum)
-
-
-def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
-    """Empty the accumulators in one of the ways of `_tree`."""
-    empty(grad_sum)
-    if weight_sum:
-        ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
-    return True
+        return emptied(tree.clear, self.grad_sum, self.weight_sum)
 
 
 def _check_accumulators(
     owner: str, grad_sum: Any, optimizer: Any, how: Summing, weight_sum: Any, sync_every_micro_batch: bool
 ) -> None:
-    """Raise unless accumulators are what a Cell needs, and what the other one thinks that they are."""
+    """Raise an error unless the accumulators fit this Cell, and the Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
     _check.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
@@ -249,6 +206,26 @@ def _check_accumulators(
     agreed(owner, grad_sum, sync_every_micro_batch=sync_every_micro_batch, **given)
 
 
-def hidden(weight_sum: ms.Parameter | None) -> tuple:
-    """Wrap a Parameter so that a Cell doesn't count it among its own weights."""
-    return () if weight_sum is None else (weight_sum,)
+def runner_of(
+    network: nn.Cell,
+    optimizer: Any,
+    reduction: str,
+    clip_norm: float | None,
+    *,
+    accumulates: bool = True,
+    group: Group | None = None,
+    sync_every_micro_batch: bool = False,
+    wait: bool = True,
+) -> Accumulating | Immediate:
+    """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
+    if not accumulates:
+        return Immediate(network, optimizer, clip_norm)
+    name = unique_name("gradient_accumulation")
+    where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
+    grad_sum = new_grad_sum(name, summing("GradientAccumulation", optimizer, group, sync_every_micro_batch).like)
+    weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
+    forward_backward = TrainForwardBackward(
+        network, optimizer, grad_sum, loss_scale(optimizer), weight_sum=weight_sum, **where
+    )
+    optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, **where)
+    return Accumulating(forward_backward, optim, TrainClear(grad_sum, weight_sum=weight_sum), optimizer, wait=wait)

@@ -1,32 +1,33 @@
-"""How does a run go?"""
+"""How does a training run proceed?"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
 
 from . import _check
-from ._as_found import start_training
-from ._batches import Position, batches_per_epoch, epochs_of, start_of
-from ._heartbeat import heartbeat
 from .accumulator import REDUCTIONS
-from .checkpoint import CheckpointError, check_path, save_model
-from .checkpointer import NO_WISHES, Checkpointer
-from .metrics import SkippedInARow, UpdateRecord
-from .objective import Objective
-from .open_window import OpenWindow
-from .parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
-from .reduction import summing
-from .report import Reporter, progress
-from .trained import SETTING, Trained
-from .training_state import TrainingState, capture, restore, warn_about_random_layers
-from .windows import TAILS, planned, window_ends
+from .cells import runner_of
+from .loss.objective import Objective
+from .network.as_found import start_training
+from .program.report import Reporter, progress
+from .ranks.heartbeat import heartbeat
+from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
+from .ranks.reduction import summing
+from .saving.checkpoint import check_path, save_model
+from .saving.checkpointer import NO_WISHES, Checkpointer
+from .saving.run_state import RunState
+from .saving.trained import Trained
+from .saving.training_state import TrainingState
+from .window.batches import Data, Position
+from .window.ends import TAILS, planned, window_ends
+from .window.open_window import OpenWindow
+from .window.record import SkippedInARow, UpdateRecord
 
 _OWNER = "GradientAccumulation"
 _COUNTERS = ("updates", "skipped", "updated")
@@ -36,36 +37,36 @@ Reporters = Sequence[Reporter]
 class GradientAccumulation:
     r"""Train a network with windows of micro-batches.
 
-    The optimizer sees :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the whole window, also when
-    micro-batches differ in size or the last window is shorter. A window whose gradient is not finite is skipped and
-    counted; after 10 in a row the run stops.
+    The optimizer gets :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the window, also if
+    micro-batches differ in size or the last window is short. A window whose gradient is not finite is skipped and
+    counted; after 10 in a row the run stops with an error.
 
     Args:
         network (Cell): the network to train.
-        loss_fn (Union[Cell, Callable, None]): from the network's output and the columns behind the first, mostly one,
-            the label, to a scalar. ``None``: the network returns its loss itself, from any number of columns.
+        loss_fn (Union[Cell, Callable, None]): from the network's output and the columns after the first, usually one,
+            the label, to a scalar. ``None``: the network returns the loss itself, from any number of columns.
         optimizer (Optimizer): updates the parameters.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
             ``"mean"``.
-        tail (str): what becomes of a last window shorter than the others: ``"flush"`` updates with what is there,
-            ``"carry"`` goes on with it in the next epoch, ``"drop"`` forgets it. Default: ``"flush"``.
+        tail (str): treatment of a last, shorter window: ``"flush"`` updates with it,
+            ``"carry"`` continues it in the next epoch, ``"drop"`` discards it. Default: ``"flush"``.
         clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
-        weight (Union[None, float, Tensor, Callable]): what a micro-batch counts for: a number, or a function of its
-            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 passes it over. Default: ``None``, what
-            MindSpore's losses average over (elements, or labels by their class weights), and rows with other losses.
-        check (str): ``"first"``: where `weight` is a guess, the first micro-batch is cut in two, and a warning says if
-            its loss is not the mean of theirs. ``"off"``: not. Default: ``"first"``.
+        weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
+            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips it. Default: ``None``, what
+            MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
+        check (str): ``"first"``: if `weight` is a guess, the first micro-batch is split in two parts; a warning follows
+            if its loss is not the weighted mean of theirs. ``"off"``: no check. Default: ``"first"``.
         wait (bool): whether, on CPU in graph mode, up to 8 micro-batches are run in one call, which is faster. Not for
             loaders that set Parameters of the network between micro-batches. Default: ``True``.
-        group (Union[str, None, Group]): who trains together, each with its own data, by gradients that are summed when
-            a window ends: ``"auto"``, all that a launcher started, or ``None``, this process. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether they are summed in every micro-batch, which sends more; with a
-            `ZeroOptimizer` each keeps its part of the sums only. Default: ``False``.
-        scheduler (Optional[LRScheduler]): MindSpore's experimental, stepped after each update. Default: ``None``.
+        group (Union[str, None, Group]): the processes that train together, each on its own data; their gradients are
+            summed at a window's end: ``"auto"``, all that a launcher started; ``None``, only this. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether gradients are summed in every micro-batch, which sends more data; with a
+            `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
+        scheduler (Optional[LRScheduler]): MindSpore's experimental one, stepped after each update. Default: ``None``.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is out of its range, or the loss doesn't go with `reduction`.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or the loss does not fit `reduction`.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -111,12 +112,15 @@ class GradientAccumulation:
         _check.trains(_OWNER, optimizer, self._forward)
         self._trained = Trained(self._forward, optimizer, _check.scheduler(_OWNER, scheduler, optimizer))
         self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
-        how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch, "wait": wait}
-        self._window = OpenWindow(self._objective, optimizer, bound, **how)
+        how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
+        how["wait"] = _check.instance(_OWNER, "wait", wait, bool, "a bool")
+        runner = partial(runner_of, self._forward, optimizer, reduction, bound, **how)
+        self._window = OpenWindow(self._objective, optimizer, runner, self._group)
+        self._saved = RunState(network, self._trained, self._window)
         self.updates = 0
         """int, the updates so far."""
         self.skipped = 0
-        """int, those whose gradient was not finite, or in which nothing counted."""
+        """int, windows without an update: their gradient was not finite, or all their weights were 0."""
         self.updated = False
         """bool, whether the last micro-batch ended with an update."""
 
@@ -134,27 +138,27 @@ class GradientAccumulation:
         """Train for some epochs and save the model.
 
         Args:
-            epoch (int): how many epochs.
+            epoch (int): number of epochs.
             train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
-                or dicts, whose order of keys is that of the first.
-            mini_steps (Optional[int]): micro-batches in a window. 1 accumulates nothing.
+                or dicts, whose key order is that of the first dict.
+            mini_steps (Optional[int]): micro-batches in a window. A window of 1 accumulates nothing.
             micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
-                each batch is a window, split into micro-batches of so many rows.
-            report (Optional[Sequence[Reporter]]): told of each update. Default: ``None``, a progress bar on a terminal
-                and a line an update elsewhere. ``()``: nobody.
-            ckpt_path (Optional[str]): where to save the model. ``None``: nowhere. Default: the tutorial's name.
-            checkpointer (Optional[Checkpointer]): saves the run's state, and resumes one. Default: ``None``.
+                each batch is a window, split into micro-batches of this number of rows.
+            report (Optional[Sequence[Reporter]]): called at each update. Default: ``None``, a progress bar on a
+                terminal, else one line per update. ``()``: no reports.
+            ckpt_path (Optional[str]): where to save the model. ``None``: not saved. Default: the tutorial's name.
+            checkpointer (Optional[Checkpointer]): saves the run's state, or resumes a run. Default: ``None``.
 
         Raises:
-            TypeError: If an argument is of the wrong kind.
-            ValueError: If an argument is out of its range, the dataset is empty, or no window would fill.
-            RuntimeError: If the window's size changes inside a window, no gradient is finite any more, or ranks differ.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range, the dataset is empty, or no window would fill.
+            RuntimeError: If the window's size changes inside a window, gradients stay non-finite, or ranks differ.
             CheckpointError: If the state to resume can't be read, or is of another run.
-            Stopped: If the `checkpointer` was asked to stop; the state is saved.
+            Stopped: If the `checkpointer` got a request to stop; the state is saved.
         """
         _check.positive_int("train_process", "epoch", epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
-        windows = self.planned_updates(epoch, train_dataset, mini_steps)  # a resumed run's may be others
+        windows = self.planned_updates(epoch, train_dataset, mini_steps)  # a resumed run may have another number
         tail, splits = self._tail if checkpointer else "", self._in_step and mini_steps is None
         check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
         check_path("train_process", ckpt_path, self._network)
@@ -164,14 +168,15 @@ class GradientAccumulation:
             if checkpointer is not None:
                 closing.enter_context(checkpointer.share(self._group))
             settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
-            at, windows = self._begin(epoch, train_dataset, checkpointer, settings)
+            data = Data(train_dataset, self._ranks)
+            at, windows = self._begin(epoch, data, checkpointer, settings)
             for reporter in reporters:
                 reporter.start(None if windows is None else windows - at.windows)
                 closing.callback(reporter.close)
             if checkpointer is not None:
                 closing.enter_context(checkpointer.saving_at_the_end(partial(self._state, at), self._window))
             self._ended_at = time.perf_counter()
-            for batches in epochs_of(train_dataset, epoch, at):
+            for batches in data.epochs(epoch, at):
                 self._run_epoch(at, ends(batches, self.micro_batches), reporters, checkpointer)
                 at.next_epoch()
         if not at.windows and self._tail == "drop":
@@ -180,40 +185,40 @@ class GradientAccumulation:
             save_model(self._network, ckpt_path)
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: int | None = None) -> int | None:
-        """Return how many updates `train_process` would make with these arguments.
+        """Return the number of updates that `train_process` would make with these arguments.
 
         Args:
             epoch, train_dataset: as for `train_process`.
             mini_steps (Optional[int]): micro-batches in a window. ``None``: each batch is a window.
 
         Returns:
-            Optional[int], None for a dataset that doesn't know its size.
+            Optional[int], None for a dataset of unknown size.
 
         Raises:
             ValueError: If the dataset is empty, or no window would ever fill.
         """
         _check.positive_int("planned_updates", "epoch", epoch)
-        batches = batches_per_epoch(train_dataset)
+        batches = Data(train_dataset).batches
         return planned("train_process", batches, mini_steps, self._tail, epoch, held=self.micro_batches)
 
     def flush(self) -> bool:
-        """Update with the micro-batches that ``tail="carry"`` left over, and return whether: not if there are none."""
+        """Update with the micro-batches left over by ``tail="carry"``; return whether there was an update."""
         if total([self.micro_batches], self._group) == [0]:
             return False
         self._end_window(Position(epoch=0), (), None)
         return self.updated
 
     def clear(self) -> None:
-        """Forget the micro-batches of an unfinished window."""
+        """Discard the micro-batches of an open window."""
         self._window.clear()
 
     @property
     def micro_batches(self) -> int:
-        """int, the micro-batches that the window holds."""
+        """int, the micro-batches in the window."""
         return self._window.micro_batches
 
     def _run_epoch(self, at: Position, data: Iterable, reporters: Reporters, states: Checkpointer | None) -> None:
-        """Run what is left of an epoch."""
+        """Run the rest of an epoch."""
         for micro_batch, ends in data:
             self._window.add(micro_batch)
             heartbeat().beat()
@@ -223,7 +228,7 @@ class GradientAccumulation:
             if ends:
                 self._end_window(at, reporters, states)
             elif states is not None:
-                wishes = states.wishes()  # kept, if ranks have to agree on them when the window ends
+                wishes = states.wishes()  # with several ranks kept until the window ends, where ranks sum them
                 if self._group is None:
                     states.after_micro_batch(self.updates, True, partial(self._state, at), wishes)
         if self.micro_batches and self._tail == "flush":
@@ -250,49 +255,38 @@ class GradientAccumulation:
             states.after_micro_batch(self.updates, False, partial(self._state, at), wishes)
 
     def _state(self, at: Position) -> TrainingState:
-        accumulators, window = self._window.state()
-        facts = {"at": asdict(at), "window": window, "skips": self._skips.count}
-        facts |= {name: getattr(self, name) for name in _COUNTERS}
-        return capture({**self._trained.parameters(), **accumulators}, facts)
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return self._saved.take(at, {**counters, "skips": self._skips.count})
 
-    def _begin(self, epochs: int, dataset: Any, states: Checkpointer | None, settings: dict) -> tuple[Position, Any]:
-        """Return where the run begins or goes on, on all ranks, and how many windows it has, if that is known."""
-        at = replace(start_of(dataset, self._ranks), held=self.micro_batches)
+    def _begin(self, epochs: int, data: Data, states: Checkpointer | None, settings: dict) -> tuple[Position, Any]:
+        """Return the position where all ranks begin or resume, and the number of windows, None if unknown."""
+        at = data.start(held=self.micro_batches)
         if states is not None:
-            wait_for_all(self._group)  # rank 0 may still be writing what is to be found
-            at = self._resume(epochs, dataset, states, {**settings, **self._settings}) or at
-        batches = batches_per_epoch(dataset)
+            wait_for_all(self._group)  # rank 0 may still be writing the state to resume
+            at = self._resume(epochs, data, states, {**settings, **self._settings}) or at
+        batches = data.batches
         windows = planned("train_process", batches, settings["mini_steps"], self._tail, epochs, held=at.held)
         facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
-        if self._in_step:  # of the dataset: a position that was resumed is rank 0's
+        if self._in_step:  # from the dataset: a resumed position has rank 0's number
             facts |= {"batches in an epoch": batches, **self._window.counts}
         meet("train_process", self._group, facts, self._forward)
         return at, windows
 
-    def _resume(self, epochs: int, dataset: Any, states: Checkpointer, settings: dict) -> Position | None:
-        """Take over the state that the checkpointer finds, and return where it was."""
-        held = self._trained.parameters()  # refuses what can't be saved now, not at the first save
+    def _resume(self, epochs: int, data: Data, states: Checkpointer, settings: dict) -> Position | None:
+        """Load the state found by the checkpointer, and return its position; None if there is no state."""
+        self._saved.check()
         found = states.find(settings)
         if found is None:
             return None
-        facts, window = found.state.facts, found.state.facts["window"]
-        at = Position(**facts["at"])
-        if at.begun > epochs:
-            raise CheckpointError(f"'{found.path}' is in epoch {at.begun}, and 'epoch' is {epochs}. Make it more.")
-        warn_about_random_layers(self._network)
-        parameters = {**held, **self._window.accumulators(window["micro_batches"])}
-        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
-        self._window.load(window)
-        vars(self).update({name: facts[name] for name in _COUNTERS})
-        self._skips.count = facts["skips"]
-        if found.changed and self._window.size is None:  # it may hold a part of a batch that is another one now
-            self.clear()
-        return at.in_batches_of(dataset, self._ranks) if found.changed else at
+        at = self._saved.put_back(found, epochs, data)
+        vars(self).update({name: found.state.facts[name] for name in _COUNTERS})
+        self._skips.count = found.state.facts["skips"]
+        return at
 
     def _open(self, window: int | None) -> None:
-        """Get ready for windows of this size; None stands for windows of whole batches."""
+        """Prepare for windows of this size; None means that each batch is a window."""
         if self._tail != "carry" or self._window.size is None:
-            self.clear()  # an interrupted run left them, and nothing may leak into this one
+            self.clear()  # left over by an interrupted run; must not enter this run
         self._window.open(window)
         self._skips = SkippedInARow(_OWNER)
         start_training(self._network, self._forward)

@@ -2,10 +2,10 @@
 
     python -m ms_accum.launch --nproc 2 train.py --epochs 3
 
-MindSpore's dynamic cluster is a scheduler and workers that find it by their environment. This starts them as `msrun`
-does, but with this interpreter, a free port, and exit codes that say what happened: when a rank ends badly, the
-others are ended and the exit code is that rank's. A signal is handed on to the ranks, each once: they have sessions
-of their own, so that Ctrl-C in a terminal reaches nobody but the launcher. One machine; for several there is `msrun`.
+MindSpore's dynamic cluster consists of a scheduler and workers, which find it through environment variables. This
+starts them like `msrun`, but with this interpreter, a free port, and meaningful exit codes: if a rank fails, the
+others are ended and the exit code is that rank's. Each signal is forwarded to the ranks once: they run in their own
+sessions, so Ctrl-C in a terminal reaches only the launcher. One machine only; for several use `msrun`.
 A rank computes on the device of its number, as with `msrun` (Ascend and GPU not run here).
 """
 
@@ -23,27 +23,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ._heartbeat import read
-from ._member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
-from ._relay import Relay, complain, say
-from ._streams import open_streams
-from .signals import CODES, WORDS, Asked, heard
+from .program.main import DISK, USAGE
+from .program.signals import CODES, WORDS, Asked, heard
+from .program.streams import open_streams
+from .ranks.heartbeat import read
+from .ranks.member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
+from .ranks.relay import Relay, complain, say
 
-USAGE, DISK = 2, 5  # as in `program`, which would import MindSpore
 _WITHOUT = "without the scheduler no rank goes on: they are asked to save their state, and to end"
 LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
-"""float, seconds: how often ranks are looked at, what they have after a second signal, and when one is late.
+"""float, seconds: between two checks of the ranks, allowed after a second signal, and after which a rank is late.
 
 MindSpore's CPU lets a rank wait for half a minute.
 """
 
 
 class Job:
-    """The ranks of a program, and the scheduler by which they find each other.
+    """The ranks of a program, and the scheduler through which they find each other.
 
     Args:
-        command (Sequence[str]): what each rank runs, after the interpreter.
-        nproc (int): how many ranks.
+        command (Sequence[str]): the command of each rank, after the interpreter.
+        nproc (int): number of ranks.
         logs (Path): the folder of their logs.
     """
 
@@ -65,7 +65,7 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        """End whatever is left: the scheduler, ranks, and processes that ranks have started."""
+        """Kill all remaining processes: the scheduler, ranks, and processes started by ranks."""
         for member in self._members:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(member.process.pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ class Job:
         self._port.close()
 
     def drain(self) -> None:
-        """Wait until what rank 0 has said is shown."""
+        """Wait until the output of rank 0 is shown."""
         if self._relay:
             self._relay.drain(LAST)
 
@@ -83,17 +83,17 @@ class Job:
         return [worker for worker in self.workers if worker.running()]
 
     def failed(self, asked: bool) -> Member | None:
-        """Return who ended badly, a rank if there is one; who ended as it was asked to did not.
+        """Return the member that failed, a rank if there is one; ending by a requested signal is no failure.
 
-        The scheduler's end means something while all ranks run, or where they can't end without it: it goes when one
-        has gone.
+        The scheduler's failure counts only while all ranks run, or if they can't end without it: after a rank ends,
+        the scheduler ends, too.
         """
         alone = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
         left = [*self.workers, *(self._members if alone else ())]
         return next((each for each in left if each.failed() and not (asked and each.code() in WORDS)), None)
 
     def late(self, failed: Member) -> str | None:
-        """Say which rank the failed one may have waited for in vain: the one that is farthest behind it."""
+        """Return a text about the rank for which the failed one may have waited in vain: the one farthest behind."""
         own = read(heartbeat_of(failed.log))
         others = [worker for worker in self.workers if worker is not failed]
         beats = [(beat, worker.name, worker.running()) for worker in others if (beat := read(heartbeat_of(worker.log)))]
@@ -102,20 +102,20 @@ class Job:
         (done, age, _), name, runs = min(beats)
         if not runs:
             return f"{name} had ended before, after {done:,} micro-batches, and {failed.name} had done {own.done:,}"
-        if age < PATIENCE:  # the failed one had another reason
+        if age < PATIENCE:  # the failed rank had another reason
             return None
         so_far = f"it had done {done:,} micro-batches, the last {age:.0f} s before"
         return f"{name} was late: {so_far}, and {failed.name} {own.done:,}"
 
     def stranded(self) -> bool:
-        """Return whether all that is left are programs that have ended, in processes that can't without a scheduler."""
+        """Return whether the remaining programs have all ended, but their processes hang without the scheduler."""
         if self._members[0].running():
             return False
         beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
         return all(beat is not None and beat.over for beat in beats)
 
     def send(self, number: int) -> None:
-        """Send a signal to the ranks, not to what they started: that is theirs to end."""
+        """Send a signal to the ranks, not to processes that they started: ranks must end those."""
         for worker in self.running():
             worker.process.send_signal(number)
 
@@ -128,16 +128,16 @@ class Job:
             heartbeat_of(log).unlink(missing_ok=True)
             self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
             self._members.append(self.workers[-1])
-        # Its threads begin after the last fork.
+        # Made here, because its threads must start after the last fork.
         self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
 
 
 class Ending:
-    """How a job ends: by itself, by signals, or because one of its ranks failed. Each is written here once.
+    """How a job ends: by itself, by signals, or because one of its ranks failed. Each way is written only here.
 
     Args:
-        job (Job): what ends.
-        grace (float): seconds that the others have when a rank has failed.
+        job (Job): the job.
+        grace (float): seconds that the other ranks have to end after a rank has failed.
     """
 
     def __init__(self, job: Job, grace: float):
@@ -152,21 +152,21 @@ class Ending:
 
     @property
     def overdue(self) -> bool:
-        """bool, whether the ranks that are left have had their time. Who saves after a signal has no end of it."""
+        """bool, whether the time of the remaining ranks is over. After a first signal there is no limit for saving."""
         return time.monotonic() > self._deadline or (self._failed is not None and self._job.stranded())
 
     def look(self) -> None:
-        """See whether a rank has failed. The first to fail says why the job did; the others are asked to end."""
+        """Check whether a rank has failed. The first failure is the job's; the other ranks are sent SIGTERM."""
         failed = None if self._failed else self._job.failed(self._asked)
         if failed is None:
             return
         if not self._asked and failed.process.returncode in WORDS:
-            # It heard a signal that we did not: so have the others, or they stop with it, and may still be saving.
+            # It received a signal that the launcher did not. The others got it too, or stop with it and may be saving.
             self._signal = Asked(next(number for number, code in CODES.items() if code == failed.code()))
             return
-        # Read before anybody is asked to end: a rank that ends writes so, and then looks as if it had been in time.
+        # Read this before ranks are sent a signal: an ending rank writes to its file and would then not look late.
         more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
-        if not self._asked:  # those that were sent a signal know; a second one would keep ours from saving their state
+        if not self._asked:  # after a first signal, a second one would keep our programs from saving their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
         self._deadline = min(self._deadline, time.monotonic() + self._grace)
@@ -177,7 +177,7 @@ class Ending:
             complain(more)
 
     def hand_on(self, number: int) -> None:
-        """Hand a signal on; who was asked to end before has to do so at once."""
+        """Forward a signal; ranks that already received one must now end at once."""
         if self._signal is not None and not self._signal.at_once(number):
             return
         if self._asked:
@@ -186,7 +186,7 @@ class Ending:
         self._job.send(number)
 
     def code(self) -> int:
-        """Say what is to be said at the end, and return the exit code: a failure's, else the signal's."""
+        """Print the final messages, and return the exit code: that of the failed rank, else that of the signal."""
         for worker in self._job.running() if not self._job.stranded() else ():
             complain(f"{worker.name} did not end within {self._grace:g} s and was killed")
         self.look()
@@ -200,7 +200,7 @@ class Ending:
 
 
 def watch(job: Job, received: Sequence[int], grace: float) -> int:
-    """Hand signals on, end the ranks when one has failed, and return the exit code."""
+    """Forward signals, end the other ranks after a failure, and return the exit code."""
     ending, handed = Ending(job, grace), 0
     while job.running() and not ending.overdue:
         ending.look()
@@ -221,10 +221,10 @@ def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags that are read in one way only, whose errors are one line."""
+    """A parser without abbreviations, with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse flags in one line."""
+        """Print an error of one line for wrong flags, and exit."""
         complain(message)
         sys.exit(USAGE)
 
@@ -245,7 +245,7 @@ def seconds(text: str) -> float:
 
 
 def flags() -> Parser:
-    """Return the launcher's flags; whatever stands behind the program's name is the program's."""
+    """Return the launcher's flags; everything after the program's name belongs to the program."""
     usage = (
         "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS] (script.py | -m module) [its flags]"
     )
@@ -266,7 +266,7 @@ def flags() -> Parser:
 
 
 def log_folder(path: str | None, nproc: int) -> Path:
-    """Make the folder of the logs, without logs of ranks that an earlier job had and this one has not."""
+    """Create the log folder; remove logs of an earlier job's ranks that this job does not have."""
     if path is None:
         os.makedirs("logs", exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))

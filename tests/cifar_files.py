@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_zoo.cifar import FILES, RECORD, TOP
+from model_zoo.data.cifar import FILES, RECORD, TOP
 
 
 def make_records(rows: int, seed: int) -> np.ndarray:

@@ -10,8 +10,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 import ms_accum.accumulator
-import ms_accum.windows
-from ms_accum import GradientAccumulation, _tree
+import ms_accum.window.ends
+from ms_accum import GradientAccumulation
+from ms_accum.network import tree
 
 
 class Slope(nn.Cell):
@@ -133,9 +134,9 @@ def _one_late(micro_batches, window):
 
 # What is broken on purpose, to see that a check notices: (module, name, what it becomes).
 MUTATIONS = {
-    "no division": [(_tree, "multiply", _no_division), (_tree, "multiply_in_place", _no_division)],
-    "no clear": [(_tree, "clear", _no_clear), (_tree, "cancel", _no_clear)],
-    "one late": [(ms_accum.windows, "is_full", _one_late), (ms_accum.accumulator, "is_full", _one_late)],
+    "no division": [(tree, "multiply", _no_division), (tree, "multiply_in_place", _no_division)],
+    "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
+    "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.accumulator, "is_full", _one_late)],
 }
 
 

@@ -6,9 +6,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
-import ms_accum._tree as tree
+import ms_accum.network.tree as tree
 from ms_accum import GradientAccumulation
-from ms_accum.trials import peak_of
+from ms_accum.fitting.trials import peak_of
 
 kind = sys.argv[1]
 if kind == "zeros":  # a mutant: the accumulators are emptied with a set of zeros

@@ -25,10 +25,10 @@ from ms_accum import (
     Stopped,
     TrainOptim,
     ZeroOptimizer,
-    parallel,
     total,
 )
-from ms_accum.metrics import evaluate_together
+from ms_accum.evaluation import evaluate_together
+from ms_accum.ranks import parallel
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.

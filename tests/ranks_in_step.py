@@ -25,9 +25,8 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
-    parallel,
-    reduction,
 )
+from ms_accum.ranks import parallel, reduction
 from reference import digest
 
 N = ranks.N

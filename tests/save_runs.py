@@ -16,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from mindspore import nn
 
-from ms_accum import Checkpointer, training_state
-from ms_accum._batches import Position
-from ms_accum._files import remove_leftovers
-from ms_accum.checkpoint import CheckpointError, load_parameters, save_model
+from ms_accum import Checkpointer
+from ms_accum.saving import training_state
+from ms_accum.saving.checkpoint import CheckpointError, load_parameters, save_model
+from ms_accum.saving.files import remove_leftovers
+from ms_accum.window.batches import Position
 
 SIZE = 500
 # Of a run that has only begun.

@@ -10,7 +10,8 @@ from mindspore.common.initializer import initializer
 
 import ms_accum.accumulator
 from helpers import Slope, batches, cross_entropy, forward_of, joined, mutate, values
-from ms_accum import Accumulator, _tree, split_batch
+from ms_accum import Accumulator, split_batch
+from ms_accum.network import tree
 from reference import clip, digest, global_norm, miss, window_gradient
 
 DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
@@ -254,7 +255,7 @@ def in_half_precision(total, gradient):
 
 
 def add_in_half_precision(total, gradients):
-    return _tree._map(in_half_precision, total, gradients)
+    return tree._map(in_half_precision, total, gradients)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
 
 @pytest.mark.slow
 def test_a_sum_in_float16_is_noticed(monkeypatch):
-    monkeypatch.setattr(_tree, "add", add_in_half_precision)
+    monkeypatch.setattr(tree, "add", add_in_half_precision)
     fed = Fed(4096)
     gradients = as_gradients(1e-4, dtype=ms.float16)
     for _ in range(4096):
@@ -408,7 +409,7 @@ def test_the_window_after_a_skipped_one_is_clean(poison):
 
 
 def cleared_by_multiplication(total):
-    return _tree._map(times_zero, total)
+    return tree._map(times_zero, total)
 
 
 def times_zero(total):
@@ -416,7 +417,7 @@ def times_zero(total):
 
 
 def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
-    monkeypatch.setattr(_tree, "clear", cleared_by_multiplication)
+    monkeypatch.setattr(tree, "clear", cleared_by_multiplication)
     fed = Fed(2, reduction="mean")
     fed.feed(np.nan, 1, 2, 4)
     assert fed.accumulator.skipped == 2

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import speed
-from benchmarks.choosing import available, start
-from benchmarks.contenders import ENTRIES, OURS, UNTUNED, WITH_UNTUNED, check_same_size
+from benchmarks.contenders import ENTRIES, OURS, UNTUNED, WITH_UNTUNED, available, check_same_size, start
 from benchmarks.environments import python
 from benchmarks.process import Contender, ContenderError
-from benchmarks.results import machine, save, show
+from benchmarks.results import machine, save
+from benchmarks.tables import show
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'programs')!r})\nfrom protocol import serve\n"
@@ -102,9 +102,16 @@ def test_an_unknown_name_is_one_line_and_exit_code_2(arguments, word):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["accuracy", "--help"]])
+def test_help_is_printed(arguments):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "seconds to 98.5 % on MNIST" in done.stdout
+
+
 def test_a_missing_environment_is_said_in_one_line(monkeypatch, capsys):
-    for module in ("contenders", "choosing"):
-        monkeypatch.setattr(f"benchmarks.{module}.python", lambda kind: "python" if kind == "mindspore" else None)
+    monkeypatch.setattr("benchmarks.contenders.python", lambda kind: "python" if kind == "mindspore" else None)
     assert {entry.environment for entry in available(ENTRIES, None)} == {"mindspore"}
     said = capsys.readouterr().out.splitlines()
     assert said == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
@@ -270,7 +277,7 @@ def test_a_record_is_saved_with_the_machine(tmp_path):
 
 
 def test_a_table_is_aligned(capsys):
-    show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], {"name": "", "ms": ".1f", "of": "d"})
+    show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], "name ms:.1f of:d")
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
 
 

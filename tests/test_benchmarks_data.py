@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import accuracy, data, mnist, start
-from benchmarks.choosing import known, unused
-from benchmarks.choosing import start as launch
 from benchmarks.contenders import OURS
+from benchmarks.contenders import start as launch
 from benchmarks.environments import python
+from benchmarks.options import known, unused
+from benchmarks.runner import Session
 from idx_files import fingerprints, write_mnist, zipped
 from model_zoo import create_dataset
 
@@ -105,9 +106,9 @@ def test_accuracy_runs(tmp_path):
 @pytest.mark.parametrize("program", accuracy.PROGRAMS, ids=lambda program: program.name)
 def test_each_program_of_accuracy_learns(program, tmp_path):
     folder = write_mnist(tmp_path, train=640, test=100)
-    versions = {}
-    rows = accuracy._train(program, 1, folder, 15, versions)
-    assert [row["epoch"] for row in rows] == list(range(1, 16)) and versions
+    session = Session("accuracy", Namespace(output=tmp_path), {})
+    rows = accuracy._train(session, program, 1, folder, 15)
+    assert [row["epoch"] for row in rows] == list(range(1, 16)) and session.versions
     assert rows[-1]["accuracy"] > 0.9
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)

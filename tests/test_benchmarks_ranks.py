@@ -7,10 +7,10 @@ from argparse import Namespace
 import pytest
 
 from benchmarks import ranks, scaling
-from benchmarks.choosing import start
-from benchmarks.contenders import Entry
+from benchmarks.contenders import Entry, start
 from benchmarks.process import ContenderError
-from benchmarks.ranks import APART, KEPT, ONE, WAYS
+from benchmarks.ranks import APART, ONE
+from benchmarks.scaling import KEPT, WAYS
 from test_benchmarks import RECORD, benchmark
 
 pytestmark = pytest.mark.several

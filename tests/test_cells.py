@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, mutate, values
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
-from ms_accum._state import state
+from ms_accum.network.accumulators import state
 from reference import digest, gradient_miss, miss
 
 

@@ -55,7 +55,7 @@ def docstrings():
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = []
     for package in (ms_accum, model_zoo):
-        names = [package.__name__, *(f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__))]
+        names = [package.__name__, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
         for name in names:
             module = importlib.import_module(name)
             found += [test for test in finder.find(module, name, module=module) if test.examples]
@@ -141,7 +141,7 @@ def test_python_blocks(name, results):
 
 
 def test_the_examples_are_found():
-    assert {"ms_accum.accumulator.Accumulator", "ms_accum.windows.split_batch", "model_zoo.lenet.LeNet5"} <= set(
+    assert {"ms_accum.accumulator.Accumulator", "ms_accum.window.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
         DOCTESTS
     )
 

@@ -11,7 +11,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
-import ms_accum.weights
+import ms_accum.loss.weights
 from helpers import (
     Recorder,
     Slope,
@@ -128,7 +128,7 @@ def test_whole_batches_are_windows():
 
 
 def test_whole_batches_that_are_not_weighted_are_noticed(monkeypatch):
-    monkeypatch.setattr(ms_accum.weights.Weight, "of", lambda self, micro_batch: 1.0)
+    monkeypatch.setattr(ms_accum.loss.weights.Weight, "of", lambda self, micro_batch: 1.0)
     model = slope_driver()
     run(model, [(Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)], micro_batch_size=2)
     assert miss([seen_gradient(model)], [[4.0]], 1e-5) >= 100

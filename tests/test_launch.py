@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from helpers import gone
-from ms_accum._end_with import end_with
-from ms_accum._heartbeat import read
-from ms_accum._member import HOST, cluster, free_port
+from ms_accum.ranks.end_with import end_with
+from ms_accum.ranks.heartbeat import read
+from ms_accum.ranks.member import HOST, cluster, free_port
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,7 +294,7 @@ def test_the_schedulers_end_is_an_error(tmp_path):
 @pytest.mark.parametrize("over", [True, False])
 def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_path, over):
     """Their processes would wait for it, and for ever, when MindSpore closes."""
-    beats = "from ms_accum._heartbeat import Heartbeat\nheart = Heartbeat()\nheart.beat()\n"
+    beats = "from ms_accum.ranks.heartbeat import Heartbeat\nheart = Heartbeat()\nheart.beat()\n"
     waits = "def ask(number, frame):\n    open(f'asked{rank}', 'w').close()\n"
     ends = "    time.sleep(0.3)\n" + ("    heart._write(b'over', 20)\n" if over else "")
     waits += ends + "signal.signal(signal.SIGTERM, ask)\nopen(f'ready{rank}', 'w').close()\n"
@@ -312,7 +312,7 @@ def test_who_was_late_is_said(tmp_path, age):
     """A rank that waits in vain ends with an error that names nobody. What holds its output leaves the other one time
     to end before it is complete."""
     source = """
-from ms_accum._heartbeat import Heartbeat
+from ms_accum.ranks.heartbeat import Heartbeat
 heart = Heartbeat()
 for _ in range(1200 - 200 * rank):
     heart.beat()
@@ -391,7 +391,7 @@ def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
 
 def test_who_ended_before_is_said(tmp_path):
     source = """
-from ms_accum._heartbeat import Heartbeat
+from ms_accum.ranks.heartbeat import Heartbeat
 heart = Heartbeat()
 for _ in range(5 - 2 * rank):
     heart.beat()
@@ -408,7 +408,7 @@ sys.exit("RuntimeError: waited")
 def test_a_scheduler_that_goes_after_a_rank_ends_what_can_not(tmp_path):
     """Nobody has failed, and what is left is over."""
     source = """
-from ms_accum._heartbeat import Heartbeat
+from ms_accum.ranks.heartbeat import Heartbeat
 heart = Heartbeat()
 heart.beat()
 open(f"ready{rank}", "w").close()
@@ -515,7 +515,7 @@ def test_a_folder_of_logs_that_cannot_be(tmp_path):
 # A cluster
 
 SUM = """
-from ms_accum.signals import SIGNALS
+from ms_accum.program.signals import SIGNALS
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 import mindspore as ms
 import numpy as np

@@ -6,84 +6,26 @@ Each rule is a function from a source text to what is wrong with it; each is fed
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = sorted((ROOT / "ms_accum").glob("*.py"))
-ZOO = sorted((ROOT / "model_zoo").glob("*.py"))
-BENCHMARKS = [path for folder in ("", "programs") for path in sorted((ROOT / "benchmarks" / folder).glob("*.py"))]
+LIBRARY = sorted((ROOT / "ms_accum").rglob("*.py"))
+ZOO = sorted((ROOT / "model_zoo").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 PROGRAMS = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), *BENCHMARKS]
 
-# A module imports modules of earlier layers only; `_check`, which all may import, imports none.
-LAYERS = (
-    (
-        "_check",
-        "_as_found",
-        "_bytes",
-        "_checkpoint_file",
-        "_end_with",
-        "_files",
-        "_first_update",
-        "_heartbeat",
-        "_learning_rate",
-        "_random",
-        "_relay",
-        "_state",
-        "_streams",
-        "_tree",
-        "averages",
-        "batch_norm",
-        "out_of_memory",
-        "runtime",
-        "signals",
-        "windows",
-    ),
-    (
-        "_batches",
-        "_member",
-        "_parts",
-        "additivity",
-        "boundary",
-        "checkpoint",
-        "memory",
-        "parallel",
-        "trials",
-    ),
-    (
-        "_facts",
-        "batch_size",
-        "launch",
-        "metrics",
-        "reduction",
-        "trained",
-        "weights",
-        "zero",
-    ),
-    (
-        "accumulator",
-        "cells",
-        "report",
-        "training_state",
-    ),
-    (
-        "driver_cells",
-        "plan",
-        "program",
-        "state_folder",
-    ),
-    (
-        "objective",
-        "running",
-    ),
-    ("open_window",),
-    ("checkpointer",),
-    ("driver",),
-    ("__init__",),
-)
-LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
+FACES = [ROOT / package / "__init__.py" for package in ("ms_accum", "model_zoo")]
+
+# The rooms by floors, from the ground; TOP are the modules that users import. A room imports rooms of lower floors.
+TOP = "top"
+FLOORS = (("network",), ("ranks",), ("loss", "fitting"), ("window",), ("saving",), ("program",), (TOP,))
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MODULES_IN_A_ROOM = range(4, 10)
+EVERYWHERE = "_check"  # may be imported by all, and imports none
 OUTSIDE = ("model_zoo", "train", "eval", "examples", "benchmarks", "tests")
 
 BASES = {
@@ -106,34 +48,37 @@ BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, *DEFINITIONS)
 MAX_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 300, 40, 3
 
 
-def imported(tree):
-    """Yield every imported module as an absolute name, those of `ms_accum` as "ms_accum.<module>"."""
+def imported(tree, package="ms_accum"):
+    """Yield every imported module as an absolute name; relative ones are seen from `package`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = "ms_accum" if node.level else ""
-            module = ".".join(filter(None, (package, node.module)))
-            if module != "ms_accum":
-                yield module
-            else:
-                # A name that is no module is taken from __init__.
-                yield from (f"ms_accum.{a.name if a.name in LAYER else '__init__'}" for a in node.names)
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else ()
+            module = ".".join(filter(None, (*above, node.module)))
+            # A room lets its modules be imported, and nothing else; the package, what is public.
+            rooms = ("ms_accum", *(f"ms_accum.{room}" for room in FLOOR))
+            yield from (f"{module}.{alias.name}" for alias in node.names) if module in rooms else (module,)
 
 
-def wrong_imports(source, module):
-    """Say which imports of a module of `ms_accum` point against the order of LAYERS."""
+def room_of(module):
+    """Return the room of "ms_accum.<room>.<module>"."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOOR else TOP
+
+
+def wrong_imports(source, room, module=""):
+    """Say which imports of a module of `ms_accum` do not go down."""
     wrong = []
-    for name in imported(ast.parse(source)):
+    for name in imported(ast.parse(source), "ms_accum" if room == TOP else f"ms_accum.{room}"):
         package, _, target = name.partition(".")
         if package in OUTSIDE:
-            wrong.append(f"{module} imports {name}")
-        if package != "ms_accum":
+            wrong.append(f"{name} is not a part of the package")
+        if package != "ms_accum" or (target.split(".")[0] == EVERYWHERE and module != EVERYWHERE):
             continue
-        target = target or "__init__"
-        allowed = module != "_check" if target == "_check" else LAYER.get(target, 99) < LAYER[module]
-        if not allowed:
-            wrong.append(f"{module} imports {target}")
+        other = room_of(name)
+        if module == EVERYWHERE or (other != room and FLOOR[other] >= FLOOR[room]):
+            wrong.append(f"{name}, of {other}")
     return wrong
 
 
@@ -240,19 +185,28 @@ def of(length):
 ELIFS = "def f():\n    if a:\n        x\n" + "    elif b:\n        x\n" * MAX_NESTING
 
 
+# What is looked for, where, and how to mend it.
 RULES = {
-    "imports ms_accum": (library_imports, ZOO),
-    "asks no question": (no_question, [path for path in LIBRARY + ZOO if path.stem != "__init__"]),
-    "takes remainders": (modulo, [path for path in LIBRARY if path.stem != "windows"]),
-    "has long functions": (long_functions, LIBRARY + ZOO + PROGRAMS),
-    "is long": (too_long, LIBRARY + ZOO + PROGRAMS),
-    "nests deeply": (deep_nesting, LIBRARY + ZOO + PROGRAMS),
-    "inherits": (strange_bases, LIBRARY),
-    "is dangerous": (dangerous, LIBRARY + ZOO + PROGRAMS),
-    "asserts": (asserts, LIBRARY + ZOO),
+    "imports ms_accum": (library_imports, ZOO, "hand in what it needs: model_zoo is of use without ms_accum"),
+    "asks no question": (
+        no_question,
+        [path for path in LIBRARY + ZOO if path not in FACES],
+        "let its docstring begin with the one question it answers",
+    ),
+    "takes remainders": (
+        modulo,
+        [path for path in LIBRARY if path.stem != "ends"],
+        "ask window/ends.py, which alone decides where a window ends",
+    ),
+    "has long functions": (long_functions, LIBRARY + ZOO + PROGRAMS, "take a step with a name of its own out"),
+    "is long": (too_long, LIBRARY + ZOO + PROGRAMS, "it answers two questions: make it two modules"),
+    "nests deeply": (deep_nesting, LIBRARY + ZOO + PROGRAMS, "make the inner block a function"),
+    "inherits": (strange_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
+    "is dangerous": (dangerous, LIBRARY + ZOO + PROGRAMS, "parse data, start programs with lists of arguments"),
+    "asserts": (asserts, LIBRARY + ZOO, "raise an error that says the rule, what arrived and the way out"),
 }
 PLANTED = {
-    "imports ms_accum": ["import ms_accum", "def f():\n    from ms_accum.windows import is_full"],
+    "imports ms_accum": ["import ms_accum", "def f():\n    from ms_accum.window.ends import is_full"],
     "asks no question": ["x = 1", '"""What is it."""', '"""It is.\n\nIs it?"""'],
     "takes remainders": ["a % b", "a // 2", "a %= 2", "a //= 2", "'%d' % (a % 2)", "divmod(a, b)", "ops.mod(a, b)"],
     "has long functions": [of(MAX_FUNCTION_LINES + 1), of(MAX_FUNCTION_LINES + 1) + "\ndef f():\n    pass"],
@@ -276,7 +230,7 @@ PLANTED = {
     "asserts": ["def f(x):\n    assert x"],
 }
 FINE = {
-    "imports ms_accum": ["import ms_accumulator", "from model_zoo.idx import read_images"],
+    "imports ms_accum": ["import ms_accumulator", "from model_zoo.data.mnist import load_mnist"],
     "asks no question": ['"""What is it?\n\nThis."""'],
     "takes remainders": ["'%s' % a", "f'{a}%' % b", "a / b", "a & b"],
     "has long functions": [of(MAX_FUNCTION_LINES)],
@@ -289,15 +243,16 @@ FINE = {
 
 
 def each_rule_and_file():
-    for rule, (check, paths) in RULES.items():
+    for rule, (check, paths, remedy) in RULES.items():
         for path in paths:
             name = path.relative_to(ROOT).as_posix()
-            yield pytest.param(check, path, id=f"{name}-{rule}")
+            yield pytest.param(check, path, remedy, id=f"{name}-{rule}")
 
 
-@pytest.mark.parametrize(("check", "path"), list(each_rule_and_file()))
-def test_nothing_in(check, path):
-    assert check(path.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize(("check", "path", "remedy"), list(each_rule_and_file()))
+def test_nothing_in(check, path, remedy):
+    wrong = check(path.read_text(encoding="utf-8"))
+    assert not wrong, f"{path.relative_to(ROOT)}: {'; '.join(wrong)}. To mend it: {remedy}."
 
 
 @pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in PLANTED[rule]])
@@ -310,53 +265,140 @@ def test_what_is_fine_is_left_alone(rule, source):
     assert RULES[rule][0](source) == []
 
 
-def test_every_module_has_its_layer():
-    assert sorted(path.stem for path in LIBRARY) == sorted(LAYER)
+# The rooms
 
 
-def test_architecture_shows_the_layers():
+def room_of_file(path):
+    return TOP if path.parent.name == "ms_accum" else path.parent.name
+
+
+def arrows():
+    """Return which room imports which other."""
+    made = set()
+    for path in LIBRARY:
+        room = room_of_file(path)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = imported(tree, "ms_accum" if room == TOP else f"ms_accum.{room}")
+        made |= {(room, room_of(name)) for name in names if name.startswith("ms_accum.")}
+    return {(room, other) for room, other in made if other not in (room, TOP)}
+
+
+@pytest.mark.parametrize("room", [room for room in FLOOR if room != TOP])
+def test_a_room_is_one(room):
+    names = [path.stem for path in LIBRARY if room_of_file(path) == room]
+    assert len(names) - 1 in MODULES_IN_A_ROOM, f"{room}/ has {len(names) - 1} modules: merge some, or make two rooms"
+    body = ast.parse((ROOT / "ms_accum" / room / "__init__.py").read_text(encoding="utf-8")).body
+    assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{room}/__init__.py is its docstring and nothing else"
+
+
+@pytest.mark.parametrize("room", [room for room in FLOOR if room != TOP])
+def test_a_room_says_which_rooms_it_imports(room):
+    text = (ROOT / "ms_accum" / room / "__init__.py").read_text(encoding="utf-8")
+    said = re.search(r"Imports ([^.]*)\.", " ".join(text.split()))[1]
+    made = {other for each, other in arrows() if each == room}
+    assert set(re.findall(r"`(\w+)`", said)) == made, f"{room}/__init__.py must say: {sorted(made)}"
+
+
+def within(room):
+    """Return, for each module of a room, those of the room that it imports."""
+    paths = [path for path in LIBRARY if room_of_file(path) == room and path not in FACES]
+    package = "ms_accum" if room == TOP else f"ms_accum.{room}"
+    return {
+        path.stem: {
+            name.removeprefix(f"{package}.").split(".")[0]
+            for name in imported(ast.parse(path.read_text(encoding="utf-8")), package)
+            if name.startswith(package) and room_of(name) == room
+        }
+        for path in paths
+    }
+
+
+@pytest.mark.parametrize("room", FLOOR)
+def test_no_modules_of_a_room_import_each_other(room):
+    try:
+        graphlib.TopologicalSorter(within(room)).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"{' -> '.join(error.args[1])}: move what both need into a module of its own")
+
+
+def test_a_circle_is_found():
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({**within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}).prepare()
+
+
+def test_nothing_inside_imports_the_package_itself():
+    for path in LIBRARY:
+        room = room_of_file(path)
+        names = imported(ast.parse(path.read_text(encoding="utf-8")), "ms_accum" if room == TOP else f"ms_accum.{room}")
+        modules = {each.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for each in LIBRARY}
+        rooms = {f"ms_accum.{other}" for other in FLOOR}
+        strange = [name for name in names if name.startswith("ms_accum") and name not in modules | rooms]
+        parents = [name for name in strange if name.rpartition(".")[0] not in modules]
+        assert not parents, f"{path.relative_to(ROOT)} imports {parents}: import it from its module"
+
+
+def test_every_folder_is_a_room():
+    assert sorted({room_of_file(path) for path in LIBRARY}) == sorted(FLOOR), "give it its floor in FLOORS"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_go_down(path):
+    wrong = wrong_imports(path.read_text(encoding="utf-8"), room_of_file(path), path.stem)
+    remedy = "hand it in from above, or move what both need to a lower floor"
+    assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}. To mend it: {remedy}."
+
+
+@pytest.mark.parametrize(
+    ("room", "module", "source"),
+    [
+        (TOP, "_check", "from .window import ends"),
+        (TOP, "_check", "from . import _check"),
+        ("network", "tree", "from ..window.ends import is_full"),
+        ("network", "tree", "from .. import _check, driver"),
+        ("loss", "weights", "from ..fitting import memory"),
+        ("window", "running", "from ..cells import TrainOptim"),
+        ("window", "running", "def f():\n    from ..driver import GradientAccumulation"),
+        ("window", "running", "import ms_accum.cells"),
+        ("saving", "trained", "from ms_accum.program.report import Bar"),
+        ("saving", "trained", "from ms_accum import Accumulator"),
+        ("program", "steps", "from ..evaluation import evaluate"),
+        ("program", "steps", "from model_zoo import MLP"),
+        (TOP, "driver", "import train"),
+    ],
+)
+def test_an_import_the_wrong_way_is_found(room, module, source):
+    assert len(wrong_imports(source, room, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("network", "from .. import _check"),
+        ("window", "from .. import _check\nfrom ..network import tree\nfrom .boundary import Boundary"),
+        (TOP, "from .window.ends import is_full\nfrom . import _check"),
+        ("program", "import ms_accumulator, training, os.path\nfrom . import report"),
+    ],
+)
+def test_an_import_the_right_way_is_left_alone(room, source):
+    assert wrong_imports(source, room) == []
+
+
+# What ARCHITECTURE.md draws
+
+
+def reached(arrows, start):
+    """Return all that can be reached along the arrows."""
+    found, left = set(), [start]
+    while left:
+        left += [end for begin, end in arrows if begin == left[0] and end not in found]
+        found.update(end for begin, end in arrows if begin == left[0])
+        del left[0]
+    return found
+
+
+def test_architecture_draws_the_rooms_as_they_are():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
-    shown = {module: int(number) - 1 for number, names in rows for module in re.findall(r"\w+", names)}
-    assert shown == {module: number for module, number in LAYER.items() if module != "__init__"}
-
-
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
-def test_imports_point_one_way(path):
-    assert wrong_imports(path.read_text(encoding="utf-8"), path.stem) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("_check", "from . import windows"),
-        ("_check", "from . import _check"),
-        ("_tree", "from .windows import is_full"),
-        ("windows", "from . import _check, _tree"),
-        ("weights", "from .metrics import evaluate"),
-        ("accumulator", "def f():\n    from .driver import GradientAccumulation"),
-        ("accumulator", "import ms_accum.cells"),
-        ("cells", "from ms_accum.report import Bar"),
-        ("cells", "from ms_accum import Accumulator"),
-        ("driver", "from . import GradientAccumulation"),
-        ("driver", "import ms_accum"),
-        ("program", "from model_zoo import MLP"),
-        ("program", "import train"),
-        ("report", "from .unheard_of import x"),
-    ],
-)
-def test_an_import_the_wrong_way_is_found(module, source):
-    assert len(wrong_imports(source, module)) == 1
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("windows", "from . import _check"),
-        ("cells", "from . import _check, _tree\nfrom .boundary import Boundary"),
-        ("__init__", "from .driver import GradientAccumulation"),
-        ("report", "import ms_accumulator, training, os.path"),
-    ],
-)
-def test_an_import_the_right_way_is_left_alone(module, source):
-    assert wrong_imports(source, module) == []
+    drawn, made = set(re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)), arrows()
+    assert drawn <= made, "draw no arrow that the code has not"
+    assert all(other in reached(drawn, room) for room, other in made), "draw the arrows that are missing"
+    assert all(FLOOR[room] > FLOOR[other] for room, other in drawn)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted([*(ROOT / "ms_accum").glob("*.py"), *(ROOT / "model_zoo").glob("*.py")])
+SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py")])
 
 HOST = "runs on the host, whatever the device"
 # Every API that does not claim both Ascend and GPU, and why it may be called all the same.

@@ -38,14 +38,12 @@ def test_what_is_sent():
 
 
 def test_where_accumulating_stops_paying():
-    assert scaling.hiding_window(0.05, micro=1.0, speaking=0.5) == 10
-    assert scaling.hiding_window(0.05, micro=1.0, speaking=0.0) == 1
+    assert scaling.hiding_window(0.05, micro=1.0, sending=0.5) == 10
+    assert scaling.hiding_window(0.05, micro=1.0, sending=0.0) == 1
     assert scaling.critical_window(1000, ranks=10, rows=20) == 5
     windows = [number / 100 for number in range(1, 2000)]
     time = {n: (1 + 1000 / (n * 10 * 20)) * (n * 1.0 + 0.8) for n in windows}
-    assert scaling.best_window(1000, 10, 20, micro=1.0, speaking=0.8) == pytest.approx(
-        min(time, key=time.get), abs=0.02
-    )
+    assert scaling.best_window(1000, 10, 20, micro=1.0, sending=0.8) == pytest.approx(min(time, key=time.get), abs=0.02)
 
 
 def test_a_ring_goes_through_its_slowest_link():

@@ -1,58 +1,31 @@
-"""Ours: how long does a window take in `ms_accum`'s driver?"""
+"""Ours: windows of the driver, `ms_accum.GradientAccumulation`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
 import networks_ms
-from workload import run
-
-from ms_accum import GradientAccumulation, UpdateRecord, __version__, tune_cpu
-
-
-class LastLoss:
-    """A reporter that keeps what the others print."""
-
-    loss = 0.0
-
-    def start(self, updates: int | None) -> None:
-        """Nothing to say."""
-
-    def update(self, record: UpdateRecord) -> None:
-        """Keep the loss of the window."""
-        self.loss = record.loss
-
-    def close(self) -> None:
-        """Nothing to say."""
+from ours import VERSIONS, LastLoss, driver, tuned
+from workload import Network, Train, Trainer, run
 
 
-class Driver:
-    """`GradientAccumulation.train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
+def make(network: Network, untuned: bool = False) -> Trainer:
+    """Return `train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
+    trained = networks_ms.make(network)
+    model, last = driver(trained if untuned else tuned(trained)), LastLoss()
 
-    versions = {"ms_accum": __version__, **networks_ms.VERSIONS}
-    load = staticmethod(networks_ms.tensors)
+    def windows_of(window: int) -> Train:
+        def train(windows: Sequence[Any]) -> float:
+            """Run an epoch of these windows."""
+            dataset = [micro_batch for each in windows for micro_batch in each]
+            model.train_process(1, dataset, mini_steps=window, report=(last,), ckpt_path=None)
+            return last.loss
 
-    def __init__(self, arguments: argparse.Namespace):
-        network = networks_ms.make(arguments.network)
-        if not arguments.untuned:
-            tune_cpu(network)
-        self.parameters = networks_ms.size(network)
-        self._model = GradientAccumulation(network, networks_ms.loss(), networks_ms.momentum(network))
-        self._window = 0
-        self._last = LastLoss()
+        return train
 
-    def set_window(self, window: int) -> None:
-        """Set `mini_steps` of what follows."""
-        self._window = window
-
-    def train(self, windows: Sequence[Any]) -> float:
-        """Run an epoch of these windows."""
-        dataset = [micro_batch for window in windows for micro_batch in window]
-        self._model.train_process(1, dataset, mini_steps=self._window, report=(self._last,), ckpt_path=None)
-        return self._last.loss
+    return Trainer(VERSIONS, networks_ms.size(trained), networks_ms.tensors, windows_of)
 
 
 if __name__ == "__main__":
-    run(Driver, "--untuned")
+    run(make)

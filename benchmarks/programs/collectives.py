@@ -1,9 +1,10 @@
-"""Which collectives are in what was compiled, what do they send, and how long does one take alone?"""
+"""The collectives of a compiled graph, what they send, and the time of one alone."""
 
 from __future__ import annotations
 
 import math
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.train import anf_ir_pb2
 
 from ms_accum import Group
-from ms_accum.parallel import wait_for_all
+from ms_accum.ranks.parallel import wait_for_all
 
 _FLOAT32 = 4
 _OPERATORS = ("AllReduce", "AllGather", "ReduceScatter")
@@ -41,31 +42,28 @@ def _input_bytes(node: Any, ranks: int) -> float:
     return came * {"AllGather": 1 / ranks, "ReduceScatter": ranks}.get(node.op_type, 1)
 
 
-class Alone:
-    """A collective of so many float32, with nothing else going on.
+@lru_cache(None)
+def _cell(operator: str) -> nn.Cell:
+    return _Collective(getattr(ops, operator)())
 
-    Args:
-        group (Group): the ranks.
+
+def alone(group: Group, operator: str, elements: int, count: int) -> dict[str, Any]:
+    """Return the seconds that so many collectives of float32 take with nothing else going on.
+
+    `elements` are those of what comes out.
     """
-
-    def __init__(self, group: Group):
-        self._group = group
-        self._cells = {name: _Collective(getattr(ops, name)()) for name in ("AllReduce", "AllGather")}
-
-    def __call__(self, operator: str, elements: int, count: int) -> dict[str, Any]:
-        """Return the seconds that so many take; `elements` are those of what comes out."""
-        own = round(elements / self._group.size) if operator == "AllGather" else elements
-        row, cell = Tensor(np.ones(own, np.float32)), self._cells[operator]
-        cell(row).asnumpy()  # compiled here
-        wait_for_all(self._group)
-        began = time.perf_counter()
-        for _ in range(count):
-            cell(row).asnumpy()
-        return {"seconds": time.perf_counter() - began}
+    own = round(elements / group.size) if operator == "AllGather" else elements
+    row, cell = Tensor(np.ones(own, np.float32)), _cell(operator)
+    cell(row).asnumpy()  # compiled here
+    wait_for_all(group)
+    began = time.perf_counter()
+    for _ in range(count):
+        cell(row).asnumpy()
+    return {"seconds": time.perf_counter() - began}
 
 
 def loopback_bytes() -> int:
-    """Return what this machine has sent to itself since it started, 0 where nobody counts."""
+    """Return what this machine has sent to itself since it started, 0 where it is not counted."""
     try:
         lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,20 +1,18 @@
-"""What does each piece of a window cost in `ms_accum`, and what would other ways to run it?"""
+"""Ours: each piece of a window alone, and other ways to run a window that were rejected."""
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
 from mindspore import Tensor, nn, ops
-from protocol import serve
-from workload import NETWORKS, micro_batches
+from ours import VERSIONS, driver, tuned
+from protocol import flags_of, serve, timed
+from workload import Network, micro_batches
 
-from ms_accum import GradientAccumulation, __version__, tune_cpu
-from ms_accum.running import TOGETHER, Accumulating
+from ms_accum.cells import runner_of
+from ms_accum.window.running import TOGETHER, Accumulating
 
 _ADD = ops.HyperMap()
 
@@ -72,99 +70,83 @@ class While(nn.Cell):
         return loss, ended
 
 
-class Pieces:
-    """All of them for one network; each call runs a piece some times and returns the seconds."""
+class Windows:
+    """Our Cells, called in several ways; each returns the last loss.
 
-    def __init__(self, name: str, window: int):
-        network = networks_ms.make(name)
-        tune_cpu(network)
-        optimizer = networks_ms.momentum(network)
-        forward = nn.WithLossCell(network, networks_ms.loss())
-        self._driver = GradientAccumulation(network, networks_ms.loss(), optimizer)
-        self._data = networks_ms.tensors(micro_batches(name, 8 if name == "transformer" else 32, window))
-        self._window = window
-        self._weight = Tensor(1.0, ms.float32)
-        self._ours, looped = (Accumulating(forward, optimizer, "mean", None) for _ in range(2))
-        self._returned, self._add_up = Returned(forward, optimizer), AddUp(self._ours._optim.grad_sum)
-        self._while = While(looped)
-        self._stacked = [ops.stack(column) for column in zip(*self._data)]
-        plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
-        # By name: what is run, and how many micro-batches that are.
-        self._pieces: dict[str, tuple[Callable[[], Any], int]] = {
-            "plain": (lambda: plain(*self._data[0]), 1),
-            "accumulate": (self._accumulate, TOGETHER),
-            "plain, optimizer": (lambda: updating(*self._data[0]), 1),
-            "update": (self._update, 1),
-            "window, ours": (self._ours_together, window),
-            "window, driver": (self._drive, window),
-            "window, one by one": (self._one_by_one, window),
-            "window, gradients returned": (self._return, window),
-            "window, one graph": (self._loop, window),
-        }
-        self.parameters = networks_ms.size(network)
+    Args:
+        ours (Accumulating): the Cells.
+        data (list[tuple]): the micro-batches of a window.
+    """
 
-    def __call__(self, what: str, count: int) -> dict[str, float]:
-        run, held = self._pieces[what]
-        began = time.perf_counter()
-        for _ in range(count):
-            _wait(run())
-        seconds = time.perf_counter() - began
-        self._ours.clear()
+    def __init__(self, ours: Accumulating, data: list[tuple]):
+        self._ours, self._data, self._weight = ours, data, Tensor(1.0, ms.float32)
+
+    def add(self, count: int) -> Any:
+        """Run the first micro-batch so often, and no update."""
+        return [self._ours.add(self._data[0], self._weight) for _ in range(count)][-1]
+
+    def update(self) -> Any:
+        """Run a window of one."""
+        return self._ended(self.add(1))
+
+    def window(self) -> Any:
+        """Run the window as the driver does, several micro-batches in one call."""
+        return self._ended([self._ours.add(micro_batch, self._weight) for micro_batch in self._data][-1])
+
+    def one_by_one(self) -> Any:
+        """Run the window with a call for each micro-batch."""
+        add = self._ours._forward_backward
+        return self._ended([add(*micro_batch, weight=self._weight) for micro_batch in self._data][-1])
+
+    def returned(self, differentiate: nn.Cell, add_up: nn.Cell) -> Any:
+        """Run the window with two graphs, of which one adds up what the other returns."""
+        for micro_batch in self._data:
+            loss, grads = differentiate(*micro_batch)
+            add_up(*grads)
+        return self._ended(loss)
+
+    def _ended(self, loss: Any) -> Any:
+        self._ours.end()
+        return loss
+
+
+def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
+    """Make the pieces, outside the measured time."""
+    trained = tuned(networks_ms.make(network))
+    optimizer = networks_ms.momentum(trained)
+    forward = nn.WithLossCell(trained, networks_ms.loss())
+    data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))
+    train = driver(trained, optimizer).train_process
+    ours, looped = (runner_of(forward, optimizer, "mean", None) for _ in range(2))
+    returned, add_up, one_graph = Returned(forward, optimizer), AddUp(ours._optim.grad_sum), While(looped)
+    stacked = [*(ops.stack(column) for column in zip(*data)), Tensor(1.0, ms.float32)]
+    plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
+    windows = Windows(ours, data)
+    # By name: what is run, and how many micro-batches that are.
+    pieces: dict[str, tuple[Callable[[], Any], int]] = {
+        "plain": (lambda: plain(*data[0]), 1),
+        "accumulate": (lambda: windows.add(TOGETHER), TOGETHER),
+        "plain, optimizer": (lambda: updating(*data[0]), 1),
+        "update": (windows.update, 1),
+        "window, ours": (windows.window, window),
+        "window, driver": (lambda: train(1, data, window, report=(), ckpt_path=None), window),
+        "window, one by one": (windows.one_by_one, window),
+        "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
+        "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
+    }
+
+    def burst(what: str, count: int) -> dict[str, float]:
+        run, held = pieces[what]
+        seconds, _ = timed(lambda: [_wait(run()) for _ in range(count)])
+        ours.clear()
         return {"seconds": seconds, "micro_batches": held * count}
 
-    @property
-    def names(self) -> Sequence[str]:
-        """What can be asked for."""
-        return list(self._pieces)
-
-    def _accumulate(self) -> Any:
-        """Run as many micro-batches as are run together, and no update."""
-        return [self._ours.add(self._data[0], self._weight) for _ in range(TOGETHER)][-1]
-
-    def _update(self) -> Any:
-        loss = self._ours.add(self._data[0], self._weight)
-        self._ours.end()
-        return loss
-
-    def _ours_together(self) -> Any:
-        losses = [self._ours.add(micro_batch, self._weight) for micro_batch in self._data]
-        self._ours.end()
-        return losses[-1]
-
-    def _one_by_one(self) -> Any:
-        for micro_batch in self._data:
-            loss = self._ours._forward_backward(*micro_batch, weight=self._weight)
-        self._ours.end()
-        return loss
-
-    def _return(self) -> Any:
-        for micro_batch in self._data:
-            loss, grads = self._returned(*micro_batch)
-            self._add_up(*grads)
-        self._ours.end()
-        return loss
-
-    def _loop(self) -> Any:
-        return self._while(*self._stacked, self._weight, Tensor(self._window, ms.int32))[0]
-
-    def _drive(self) -> None:
-        self._driver.train_process(1, self._data, self._window, report=(), ckpt_path=None)
+    return {"versions": VERSIONS, "parameters": networks_ms.size(trained), "pieces": list(pieces)}, burst
 
 
 def _wait(result: Any) -> None:
-    if result is not None:
+    if isinstance(result, Tensor):
         result.asnumpy()
 
 
-def build() -> tuple[dict, Callable[..., dict]]:
-    """Make the pieces, outside the measured time."""
-    pieces = Pieces(arguments.network, arguments.window)
-    versions = {"ms_accum": __version__, **networks_ms.VERSIONS}
-    return {"versions": versions, "parameters": pieces.parameters, "pieces": pieces.names}, pieces
-
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--network", choices=NETWORKS, required=True)
-parser.add_argument("--window", type=int, default=4)
-arguments = parser.parse_args()
-serve(build)
+serve(build, **flags_of(build))

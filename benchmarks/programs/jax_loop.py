@@ -1,29 +1,25 @@
-"""How long does a window take in JAX, with `optax.MultiSteps` or with `lax.scan`?"""
+"""JAX: windows with `optax.MultiSteps`, or with `lax.scan`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
 import networks_jax
 import optax
-from workload import LEARNING_RATE, MOMENTUM, run
+from workload import LEARNING_RATE, MOMENTUM, Network, Train, Trainer, one_by_one, run
 
 
-class _Trainer:
-    """What both have: parameters, their optimizer, and a compiled function that is called with donated buffers."""
+class Loop:
+    """Parameters, the optimizer's state, and a compiled function that is called with both as donated buffers."""
 
-    versions = {"jax": jax.__version__, "optax": optax.__version__}
-
-    def __init__(self, arguments: argparse.Namespace):
-        self._params, logits = networks_jax.make(arguments.network)
-        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self._params))
+    def __init__(self, network: str, scan: bool):
+        self._params, logits = networks_jax.make(network)
+        self._scans = scan
         # XLA's convolutions on CPU want the channels last.
-        self._axes = (0, 2, 3, 1) if arguments.network == "lenet5" else None
+        self._axes = (0, 2, 3, 1) if network == "lenet5" else None
 
         def loss_fn(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
             losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, inputs), targets)
@@ -31,52 +27,48 @@ class _Trainer:
 
         self._loss_and_grad = jax.value_and_grad(loss_fn)
 
-    def _column(self, inputs: Any) -> Any:
-        return inputs.transpose(self._axes) if self._axes else inputs
+    @property
+    def size(self) -> int:
+        """How many numbers are trained."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self._params))
 
+    def load(self, micro_batches: Sequence[tuple]) -> list:
+        """Return the window as arrays, for the scan as one pair of stacked ones."""
+        columns = [
+            (inputs.transpose(self._axes) if self._axes else inputs, targets) for inputs, targets in micro_batches
+        ]
+        if self._scans:
+            return [tuple(map(jnp.stack, zip(*columns)))]
+        return [(jnp.asarray(inputs), jnp.asarray(targets)) for inputs, targets in columns]
 
-class MultiSteps(_Trainer):
-    """One call a micro-batch; the optimizer wrapper counts and updates in the compiled function."""
-
-    def set_window(self, window: int) -> None:
-        """Wrap the optimizer and compile anew; a window of 1 needs no wrapper."""
+    def windows_of(self, window: int) -> Train:
+        """Start the optimizer anew, and compile for this size of the window; one of 1 needs no wrapper."""
         optimizer = optax.sgd(LEARNING_RATE, MOMENTUM)
-        if window > 1:
+        if window > 1 and not self._scans:
             optimizer = optax.MultiSteps(optimizer, every_k_schedule=window)
         self._state = optimizer.init(self._params)
+        update = self._scan(optimizer, window) if self._scans else self._micro_step(optimizer)
+        compiled = jax.jit(update, donate_argnums=(0, 1))
 
-        @partial(jax.jit, donate_argnums=(0, 1))
+        def step(inputs: jax.Array, targets: jax.Array) -> jax.Array:
+            self._params, self._state, loss = compiled(self._params, self._state, inputs, targets)
+            return loss
+
+        return one_by_one(step, wait=lambda: jax.block_until_ready(self._params))
+
+    def _micro_step(self, optimizer: Any) -> Callable[..., tuple]:
+        """One call a micro-batch; the optimizer wrapper counts and updates in the compiled function."""
+
         def micro_step(params: Any, state: Any, inputs: jax.Array, targets: jax.Array) -> tuple:
             loss, grads = self._loss_and_grad(params, inputs, targets)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, loss
 
-        self._micro_step = micro_step
+        return micro_step
 
-    def load(self, micro_batches: Sequence[tuple]) -> list:
-        """Return the window as arrays."""
-        return [(jnp.asarray(self._column(inputs)), jnp.asarray(targets)) for inputs, targets in micro_batches]
+    def _scan(self, optimizer: Any, window: int) -> Callable[..., tuple]:
+        """One call a window: a loop over its stacked micro-batches, and the update, in one compiled function."""
 
-    def train(self, windows: Sequence[Any]) -> float:
-        """Run these windows; the loss is read once for each."""
-        shown = 0.0
-        for window in windows:
-            for inputs, targets in window:
-                self._params, self._state, loss = self._micro_step(self._params, self._state, inputs, targets)
-            shown = float(loss)
-        jax.block_until_ready(self._params)
-        return shown
-
-
-class Scan(_Trainer):
-    """One call a window: a loop over its stacked micro-batches, and the update, in one compiled function."""
-
-    def set_window(self, window: int) -> None:
-        """Start the optimizer anew; the function compiles by itself for the window's shape."""
-        optimizer = optax.sgd(LEARNING_RATE, MOMENTUM)
-        self._state = optimizer.init(self._params)
-
-        @partial(jax.jit, donate_argnums=(0, 1))
         def update(params: Any, state: Any, inputs: jax.Array, targets: jax.Array) -> tuple:
             def add(grad_sum: Any, micro_batch: tuple) -> tuple:
                 loss, grads = self._loss_and_grad(params, *micro_batch)
@@ -87,22 +79,14 @@ class Scan(_Trainer):
             updates, state = optimizer.update(mean, state, params)
             return optax.apply_updates(params, updates), state, losses[-1]
 
-        self._update = update
+        return update
 
-    def load(self, micro_batches: Sequence[tuple]) -> tuple:
-        """Return the window as two stacked arrays."""
-        inputs, targets = zip(*micro_batches)
-        return jnp.stack([self._column(column) for column in inputs]), jnp.stack(targets)
 
-    def train(self, windows: Sequence[Any]) -> float:
-        """Run these windows; the loss is read once for each."""
-        shown = 0.0
-        for inputs, targets in windows:
-            self._params, self._state, loss = self._update(self._params, self._state, inputs, targets)
-            shown = float(loss)
-        jax.block_until_ready(self._params)
-        return shown
+def make(network: Network, scan: bool = False) -> Trainer:
+    """Return the loop with MultiSteps, or with `--scan`."""
+    loop = Loop(network, scan)
+    return Trainer({"jax": jax.__version__, "optax": optax.__version__}, loop.size, loop.load, loop.windows_of)
 
 
 if __name__ == "__main__":
-    run(lambda arguments: (Scan if arguments.scan else MultiSteps)(arguments), "--scan")
+    run(make)

@@ -1,4 +1,4 @@
-"""How do PyTorch's users read MNIST?
+"""MNIST as PyTorch's users read it.
 
 As `torchvision.datasets.MNIST` with Resize, ToTensor and Normalize: all bytes in memory, the transforms on each image
 when it is asked for. Not with torchvision itself: its wheel does not load beside every build of PyTorch, and its

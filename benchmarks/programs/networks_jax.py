@@ -1,4 +1,4 @@
-"""What are the networks in JAX?
+"""The workload's networks in JAX.
 
 Plain functions of a tree of parameters, without a library of layers.
 """

@@ -1,15 +1,16 @@
-"""What are the networks in MindSpore?"""
+"""The workload's networks in MindSpore, with their loss, optimizer and Tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
+import workload
 from mindspore import Parameter, Tensor, nn, ops
-from workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH
+from workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH, Network, Trainer
 
 from model_zoo import LeNet5
 
@@ -93,6 +94,18 @@ def tensors(micro_batches: Sequence[tuple]) -> list[tuple[Tensor, Tensor]]:
 def size(network: nn.Cell) -> int:
     """Return how many numbers are trained."""
     return sum(parameter.size for parameter in network.trainable_params())
+
+
+def anew(step_of: Callable[[nn.Cell, int], Callable[..., Any]]) -> Callable[[Network], Trainer]:
+    """Return what makes a Trainer whose step is built anew for each size of the window, a constant of its graph."""
+
+    def start(network: Network) -> Trainer:
+        def windows_of(window: int) -> Callable:
+            return workload.one_by_one(step_of(make(network), window), wait=ms.runtime.synchronize)
+
+        return Trainer(VERSIONS, size(make(network)), tensors, windows_of)
+
+    return start
 
 
 VERSIONS = {"mindspore": ms.__version__, "numpy": np.__version__}

@@ -1,4 +1,4 @@
-"""How is a job of several ranks asked as if it were one program?
+"""A job of several ranks, asked as if it were one program.
 
 The launcher gives ranks no stdin and shows what rank 0 says only. So they connect to a socket, each is sent every
 request, and an answer is the list of theirs, by rank.
@@ -6,7 +6,6 @@ request, and an answer is the list of theirs, by rank.
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from protocol import serve
+from protocol import flags_of, serve
 
 _PROGRAM = Path(__file__).with_name("ranks_ours.py")
 _LOOK = 1.0  # seconds: how often to see whether the job has ended
@@ -67,14 +66,10 @@ class Job:
         sys.exit(self._launcher.wait(_END) or 1)
 
 
-def build() -> tuple[dict, Callable[..., dict]]:
+def build(ranks: int, folder: str, network: str, ways: list) -> tuple[dict, Callable[..., dict]]:
     """Start the job."""
-    job = Job(arguments.ranks, arguments.folder, flags)
+    job = Job(ranks, folder, ["--network", network, "--ways", *ways])
     return job.about, job
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--ranks", type=int, required=True)
-parser.add_argument("--folder", required=True)
-arguments, flags = parser.parse_known_args()
-serve(build)
+serve(build, **flags_of(build))

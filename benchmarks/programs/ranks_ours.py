@@ -1,52 +1,40 @@
-"""One of several ranks, or the process that is compared with them: how long do its windows take, one way and another?
+"""Ours: one of several ranks, or the process that is compared with them, training in each way in turn.
 
 All ways are trained in turn by one process, on one network, so that they share the machine's moods.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
 import numpy as np
-from accum import LastLoss
-from collectives import Alone, bytes_of, collectives_of, loopback_bytes
+from collectives import alone, bytes_of, collectives_of, loopback_bytes
 from mindspore import Tensor, nn
-from protocol import peak_mib, serve, serve_at
-from workload import NETWORKS, micro_batches
+from ours import VERSIONS, LastLoss, driver, tuned
+from protocol import flags_of, peak_mib, serve
+from workload import Network, micro_batches
 
-from ms_accum import GradientAccumulation, Group, ZeroOptimizer, __version__, own_group, tune_cpu
-from ms_accum.parallel import wait_for_all
-
-_RATE = 1e-4
+from ms_accum import Group, ZeroOptimizer, own_group
+from ms_accum.ranks.parallel import wait_for_all
 
 
 def _adam(parameters: list) -> nn.Optimizer:
-    return nn.Adam(parameters, _RATE)
+    return nn.Adam(parameters, 1e-4)
 
 
-def _driver(network: nn.Cell, optimizer: Any, **options: Any) -> GradientAccumulation:
-    return GradientAccumulation(network, networks_ms.loss(), optimizer, **options)
-
-
-def _plain(network: nn.Cell, **options: Any) -> GradientAccumulation:
-    return _driver(network, _adam(network.trainable_params()), **options)
-
-
-def _zero(network: nn.Cell, **options: Any) -> GradientAccumulation:
-    return _driver(network, ZeroOptimizer(_adam, network.trainable_params()), **options)
-
-
-WAYS: dict[str, Callable[[nn.Cell], GradientAccumulation]] = {
-    "apart": lambda network: _plain(network, group=None),
-    "window's end": _plain,
-    "every micro-batch": lambda network: _plain(network, sync_every_micro_batch=True),
-    "ZeRO-1": _zero,
-    "ZeRO-2": lambda network: _zero(network, sync_every_micro_batch=True),
+_OFTEN = {"sync_every_micro_batch": True}
+# The optimizer, and the options of the driver.
+WAYS: dict[str, tuple[Callable[[list], Any], dict[str, Any]]] = {
+    "apart": (_adam, {"group": None}),
+    "window's end": (_adam, {}),
+    "every micro-batch": (_adam, _OFTEN),
+    "ZeRO-1": (partial(ZeroOptimizer, _adam), {}),
+    "ZeRO-2": (partial(ZeroOptimizer, _adam), _OFTEN),
 }
 
 
@@ -68,30 +56,25 @@ class Rank:
     """The network, each way to train it, and the answers about them."""
 
     def __init__(self, network: str, ways: Sequence[str]):
-        self._name, self._network = network, networks_ms.make(network)
-        tune_cpu(self._network)
+        self._name, self._network = network, tuned(networks_ms.make(network))
         self.group = own_group()
-        self._models = {way: WAYS[way](self._network) for way in ways}
-        self._key: tuple[int, int] | None = None
-        self._window: list[Any] = []
+        parameters, made = self._network.trainable_params(), {way: WAYS[way] for way in ways}
+        self._models = {way: driver(self._network, make(parameters), **more) for way, (make, more) in made.items()}
+        self._data = lru_cache(1)(self._window)
         self._answers: dict[str, Callable[..., dict]] = {
             "train": self._train,
             "graphs": self._graphs,
             "memory": self._memory,
+            **({"alone": partial(alone, self.group)} if self.group else {}),
         }
-        if self.group:
-            self._answers["alone"] = Alone(self.group)
-        self.about = {
-            "versions": {"ms_accum": __version__, **networks_ms.VERSIONS},
-            "rank": self.group.rank if self.group else 0,
-            "parameters": networks_ms.size(self._network),
-        }
+        own = {"rank": self.group.rank if self.group else 0, "parameters": networks_ms.size(self._network)}
+        self.about = {"versions": VERSIONS, **own}
 
     def __call__(self, what: str, **request: Any) -> dict[str, Any]:
         return self._answers[what](**request)
 
     def _train(self, way: str, window: int, batch: int, windows: int) -> dict[str, float]:
-        """Train some windows; what ranks tell each other before the first is not measured."""
+        """Train some windows; what ranks exchange before the first is not measured."""
         data, last = Timed(self._data(window, batch) * windows), LastLoss()
         data.group = self.group
         self._models[way].train_process(1, data, window, report=(last,), ckpt_path=None)
@@ -99,14 +82,10 @@ class Rank:
         wait_for_all(self.group)  # what the others still send counts too
         return {"seconds": seconds, "loss": last.loss, "sent": loopback_bytes() - data.sent}
 
-    def _data(self, window: int, batch: int) -> list[Any]:
+    def _window(self, window: int, batch: int) -> list[Any]:
         """Return this rank's window: the ranks' windows together are that of one process."""
-        if self._key != (window, batch):
-            rank, ranks = self.group or (0, 1)
-            pool = micro_batches(self._name, batch, window * ranks)
-            self._window = networks_ms.tensors(pool[rank::ranks])
-            self._key = (window, batch)
-        return self._window
+        rank, ranks = self.group or (0, 1)
+        return networks_ms.tensors(micro_batches(self._name, batch, window * ranks)[rank::ranks])
 
     def _graphs(self, way: str, batch: int) -> dict[str, list]:
         """Compile a window's graphs one by one and return the collectives in them, those of a micro-batch and the rest.
@@ -115,16 +94,14 @@ class Rank:
         is looked at as that of one, and the optimizer, which is in a branch, as a graph of its own.
         """
         ranks = self.group.size if self.group else 1
-        model, windows = self._models[way], self._models[way]._window._cells
+        windows, optimizer = self._models[way]._window._cells, self._models[way]._trained.optimizer
         self._train(way, 1, batch, 1)
         windows._forward_backward(*self._data(1, batch)[0], weight=Tensor(1.0, ms.float32))
         windows.clear()
         update = [windows._optim]
-        if isinstance(model._trained.optimizer, ZeroOptimizer):
-            model._trained.optimizer(
-                tuple(Tensor(np.zeros(p.shape, np.float32)) for p in model._trained.optimizer.parameters)
-            )
-            update.append(model._trained.optimizer)
+        if isinstance(optimizer, ZeroOptimizer):
+            optimizer(tuple(Tensor(np.zeros(p.shape, np.float32)) for p in optimizer.parameters))
+            update.append(optimizer)
         return {
             "micro_batch": collectives_of(windows._forward_backward, ranks),
             "update": [each for cell in update for each in collectives_of(cell, ranks)],
@@ -143,18 +120,10 @@ class Rank:
         }
 
 
-def build() -> tuple[dict, Callable[..., dict]]:
-    """Make the ways, outside the measured time."""
-    rank = Rank(arguments.network, arguments.ways)
+def build(network: Network, ways: list, address: str = "") -> tuple[dict, Callable[..., dict]]:
+    """Make the ways, outside the measured time. `address` is the socket where requests come from, default: stdin."""
+    rank = Rank(network, ways)
     return rank.about, rank
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--network", choices=NETWORKS, required=True)
-parser.add_argument("--ways", choices=WAYS, nargs="+", required=True)
-parser.add_argument("--address", help="the socket where requests come from, default: stdin")
-arguments = parser.parse_args()
-if arguments.address:
-    serve_at(arguments.address, build)
-else:
-    serve(build)
+serve(build, **flags_of(build))

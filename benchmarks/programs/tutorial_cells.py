@@ -1,15 +1,13 @@
-"""MindSpore's r1.0 tutorial: how long does a window take with its three Cells?"""
+"""MindSpore's r1.0 tutorial: windows with its three Cells."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
 import networks_ms
 from mindspore import ParameterTuple, nn, ops
-from workload import run
+from workload import Network, Trainer, one_by_one, run
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
 _clear_op = ops.MultitypeFuncGraph("clear_op")
@@ -76,39 +74,24 @@ class TrainClear(nn.Cell):
         return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
 
 
-class Cells:
-    """The tutorial's `GradientAccumulation`, which sums the gradients of a window."""
+def make(network: Network) -> Trainer:
+    """Return the tutorial's `GradientAccumulation`, which sums the gradients of a window; the host counts."""
+    trained = networks_ms.make(network)
+    optimizer = networks_ms.momentum(trained)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
+    with_loss = nn.WithLossCell(trained, networks_ms.loss())
+    train_forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum).set_train()
+    train_optim = TrainOptim(optimizer, grad_sum).set_train()
+    train_clear = TrainClear(grad_sum, zeros).set_train()
 
-    versions = networks_ms.VERSIONS
-    load = staticmethod(networks_ms.tensors)
+    def end() -> None:
+        train_optim()
+        train_clear()
 
-    def __init__(self, arguments: argparse.Namespace):
-        network = networks_ms.make(arguments.network)
-        self.parameters = networks_ms.size(network)
-        optimizer = networks_ms.momentum(network)
-        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-        zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
-        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        with_loss = nn.WithLossCell(network, loss_fn)
-        self._train_forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum).set_train()
-        self._train_optim = TrainOptim(optimizer, grad_sum).set_train()
-        self._train_clear = TrainClear(grad_sum, zeros).set_train()
-
-    def set_window(self, window: int) -> None:
-        """Nothing to do: the host counts."""
-
-    def train(self, windows: Sequence[Any]) -> float:
-        """Run these windows; the loss is read once for each, as the tutorial prints it."""
-        shown = 0.0
-        for window in windows:
-            for micro_batch in window:
-                loss = self._train_forward_backward(*micro_batch)
-            shown = float(loss.asnumpy())
-            self._train_optim()
-            self._train_clear()
-        ms.runtime.synchronize()
-        return shown
+    train = one_by_one(train_forward_backward, end, ms.runtime.synchronize)
+    return Trainer(networks_ms.VERSIONS, networks_ms.size(trained), networks_ms.tensors, lambda window: train)
 
 
 if __name__ == "__main__":
-    run(Cells)
+    run(make)

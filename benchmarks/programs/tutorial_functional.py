@@ -1,4 +1,4 @@
-"""MindSpore's 2.x tutorial: how long does a window take with its `Accumulator`?
+"""MindSpore's 2.x tutorial: windows with its `Accumulator`.
 
 Rewritten after the tutorial, with what is slow in it: the boundary is an `if` on a tensor in the compiled function,
 `clip_norm` is accepted and ignored, and a second set of zeros is there to clear with.
@@ -6,9 +6,7 @@ Rewritten after the tutorial, with what is slow in it: the boundary is an `if` o
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
@@ -39,47 +37,25 @@ class Accumulator:
         return True
 
 
-class Functional:
-    """A compiled train step that calls the accumulator."""
+def step(network: nn.Cell, window: int) -> Callable[..., Any]:
+    """Return a compiled train step that calls the accumulator; its loss is divided by the window's size."""
+    accumulator = Accumulator(networks_ms.momentum(network), window)
+    loss_fn = nn.CrossEntropyLoss()
 
-    versions = networks_ms.VERSIONS
-    load = staticmethod(networks_ms.tensors)
+    def forward_fn(data: Any, label: Any) -> Any:
+        return loss_fn(network(data), label) / window
 
-    def __init__(self, arguments: argparse.Namespace):
-        self._name = arguments.network
-        self.parameters = networks_ms.size(networks_ms.make(self._name))
+    grad_fn = ms.value_and_grad(forward_fn, None, network.trainable_params())
 
-    def set_window(self, window: int) -> None:
-        """Build everything anew: the window's size is a constant of the graph."""
-        network = networks_ms.make(self._name)
-        optimizer = networks_ms.momentum(network)
-        accumulator = Accumulator(optimizer, window)
-        loss_fn = nn.CrossEntropyLoss()
+    @ms.jit
+    def train_step(data: Any, label: Any) -> Any:
+        loss, grads = grad_fn(data, label)
+        accumulator(grads)
+        return loss
 
-        def forward_fn(data: Any, label: Any) -> Any:
-            return loss_fn(network(data), label) / window
-
-        grad_fn = ms.value_and_grad(forward_fn, None, network.trainable_params())
-
-        @ms.jit
-        def train_step(data: Any, label: Any) -> Any:
-            loss, grads = grad_fn(data, label)
-            accumulator(grads)
-            return loss
-
-        network.set_train()
-        self._train_step = train_step
-
-    def train(self, windows: Sequence[Any]) -> float:
-        """Run these windows; the loss is read once for each."""
-        shown = 0.0
-        for window in windows:
-            for data, label in window:
-                loss = self._train_step(data, label)
-            shown = float(loss.asnumpy()) * len(window)
-        ms.runtime.synchronize()
-        return shown
+    network.set_train()
+    return train_step
 
 
 if __name__ == "__main__":
-    run(Functional)
+    run(networks_ms.anew(step))

@@ -1,20 +1,19 @@
-"""What is trained, and how is a burst of it timed?
+"""The workload that every framework trains, and the timing of a burst of it.
 
 The same arrays for every framework: NumPy is the one library that all of their environments have.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import time
-from collections.abc import Sequence
-from typing import Any, Callable, Protocol
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Callable, Literal, NamedTuple
 
 import numpy as np
-from protocol import serve
+from protocol import flags_of, serve, timed
 
-NETWORKS = ("lenet5", "mlp", "transformer", "mlp12m", "mlp50m")
+Network = Literal["lenet5", "mlp", "transformer", "mlp12m", "mlp50m"]
 TOKENS, VOCABULARY, WIDTH, HEADS, LAYERS = 64, 256, 128, 4, 4
 MLP_WIDTH = {"mlp": 512, "mlp12m": 3072, "mlp50m": 6700}
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -24,62 +23,64 @@ _POOL = 16  # micro-batches made beforehand, which a burst goes round and round
 _WRONG = 0.2  # of the targets, so that gradients never die out into denormal numbers, on which a CPU is slow
 
 MicroBatch = tuple[np.ndarray, np.ndarray]
+Train = Callable[[Sequence[Any]], float]
 
 
-class Trainer(Protocol):
+class Trainer(NamedTuple):
     """One framework's program of gradient accumulation."""
 
-    versions: dict[str, str]
+    versions: Mapping[str, str]
+    """Of the libraries."""
     parameters: int
-
-    def set_window(self, window: int) -> None:
-        """Get ready for windows of so many micro-batches, from fresh weights or not."""
-
-    def load(self, micro_batches: Sequence[MicroBatch]) -> Any:
-        """Return a window of arrays as the framework wants to have it."""
-
-    def train(self, windows: Sequence[Any]) -> float:
-        """Train, with an update after each window, and return the last loss; nothing is left in the queue."""
+    """How many numbers are trained."""
+    load: Callable[[Sequence[MicroBatch]], Any]
+    """Turns a window of arrays into the framework's own."""
+    windows_of: Callable[[int], Train]
+    """Prepares windows of so many micro-batches, from fresh weights or not. Returns the function that trains some: an
+    update after each window, and nothing left in the queue when it returns the last loss."""
 
 
-def run(make: Callable[[argparse.Namespace], Trainer], *flags: str) -> None:
-    """Be a program that trains `--network` in bursts; `flags` are those of its own, true if given."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--network", choices=NETWORKS, required=True)
-    for flag in flags:
-        parser.add_argument(flag, action="store_true")
-    arguments = parser.parse_args()
+def one_by_one(
+    step: Callable[..., Any], end: Callable[[], Any] | None = None, wait: Callable[[], Any] | None = None
+) -> Train:
+    """Return the usual loop: `step` with each micro-batch, the loss read once for each window, then its `end`."""
+
+    def train(windows: Sequence[Any]) -> float:
+        shown = 0.0
+        for window in windows:
+            for micro_batch in window:
+                loss = step(*micro_batch)
+            shown = float(loss)
+            if end:
+                end()
+        if wait:
+            wait()
+        return shown
+
+    return train
+
+
+def run(make: Callable[..., Trainer]) -> None:
+    """Be a program that trains `--network` in bursts; the flags are the parameters of `make`."""
+    flags = flags_of(make)
 
     def build() -> tuple[dict, Callable[..., dict]]:
-        trainer = make(arguments)
-        about = {"versions": trainer.versions, "parameters": trainer.parameters}
-        return about, Bursts(trainer, arguments.network)
+        trainer = make(**flags)
+
+        @lru_cache(1)
+        def prepared(window: int, batch: int) -> tuple[Train, list]:
+            pool = micro_batches(flags["network"], batch, max(_POOL, window))
+            windows = [pool[i : i + window] for i in range(0, len(pool) - window + 1, window)]
+            return trainer.windows_of(window), [trainer.load(each) for each in windows]
+
+        def burst(window: int, batch: int, windows: int) -> dict[str, float]:
+            train, ready = prepared(window, batch)
+            seconds, loss = timed(train, list(itertools.islice(itertools.cycle(ready), windows)))
+            return {"seconds": seconds, "loss": loss}
+
+        return {"versions": trainer.versions, "parameters": trainer.parameters}, burst
 
     serve(build)
-
-
-class Bursts:
-    """Some windows at a time, timed, on data that is ready."""
-
-    def __init__(self, trainer: Trainer, network: str):
-        self._trainer, self._network = trainer, network
-        self._key: tuple[int, int] | None = None
-        self._windows: list[Any] = []
-
-    def __call__(self, window: int, batch: int, windows: int) -> dict[str, float]:
-        self._prepare(window, batch)
-        chosen = list(itertools.islice(itertools.cycle(self._windows), windows))
-        began = time.perf_counter()
-        loss = self._trainer.train(chosen)
-        return {"seconds": time.perf_counter() - began, "loss": loss}
-
-    def _prepare(self, window: int, batch: int) -> None:
-        if self._key == (window, batch):
-            return
-        pool = micro_batches(self._network, batch, max(_POOL, window))
-        self._trainer.set_window(window)
-        self._windows = [self._trainer.load(pool[i : i + window]) for i in range(0, len(pool) - window + 1, window)]
-        self._key = (window, batch)
 
 
 def micro_batches(network: str, batch: int, count: int) -> list[MicroBatch]:

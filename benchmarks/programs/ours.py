@@ -1,0 +1,40 @@
+"""The parts of `ms_accum` that several programs of ours share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networks_ms
+from mindspore import nn
+
+from ms_accum import GradientAccumulation, UpdateRecord, __version__, tune_cpu
+
+VERSIONS = {"ms_accum": __version__, **networks_ms.VERSIONS}
+
+
+class LastLoss:
+    """A reporter that keeps what the others print."""
+
+    loss = 0.0
+
+    def start(self, updates: int | None) -> None:
+        """Nothing to print."""
+
+    def update(self, record: UpdateRecord) -> None:
+        """Keep the loss of the window."""
+        self.loss = record.loss
+
+    def close(self) -> None:
+        """Nothing to print."""
+
+
+def driver(network: nn.Cell, optimizer: Any = None, **options: Any) -> GradientAccumulation:
+    """Return the driver of a network, with the workload's loss and optimizer unless another is given."""
+    optimizer = networks_ms.momentum(network) if optimizer is None else optimizer
+    return GradientAccumulation(network, networks_ms.loss(), optimizer, **options)
+
+
+def tuned(network: nn.Cell) -> nn.Cell:
+    """Return the network, after `tune_cpu`."""
+    tune_cpu(network)
+    return network

@@ -1,0 +1,124 @@
+"""The runner: it starts contenders, has them take turns, and collects the rows of a benchmark."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Callable, TypeVar
+
+from .contenders import Entry, start
+from .plots import plot
+from .process import Contender, ContenderError
+from .results import save
+from .tables import part, show
+
+T = TypeVar("T")
+Draw = Callable[[Any, "list[dict]"], None]
+# By the part of the rows, or "" for all: the title, and the columns.
+Tables = Mapping[str, "tuple[str, str]"]
+
+
+class Session:
+    """One run of a benchmark: what it has measured so far, and what becomes of it.
+
+    Args:
+        name (str): of the benchmark, and of the files with its results.
+        arguments (Namespace): with `output` and `short`.
+        settings (Mapping[str, Any]): to be recorded.
+    """
+
+    def __init__(self, name: str, arguments: Namespace, settings: Mapping[str, Any]):
+        self.rows: list[dict[str, Any]] = []
+        self.versions: dict[str, str] = {}
+        self._name, self._arguments, self._settings = name, arguments, settings
+
+    @contextmanager
+    def start(self, entry: Entry, **flags: object) -> Iterator[Contender]:
+        """Start a contender with these flags and record its versions; at the end it is gone."""
+        given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+        with start(entry, *given) as contender:
+            self.versions.update(contender.about.get("versions", {}))
+            yield contender
+
+    @contextmanager
+    def stopped(self, entries: Sequence[Entry], **flags: object) -> Iterator[list[Contender]]:
+        """Start several that are stopped but for their bursts: spinning threads of one would disturb the others."""
+        with ExitStack() as running:
+            contenders = []
+            for entry in entries:
+                contenders.append(running.enter_context(self.start(entry, **flags)))
+                contenders[-1].stop()
+            yield contenders
+
+    def save(self) -> Path:
+        """Write the rows so far, and return the file's path."""
+        return save(self._name, self._arguments.output, self.rows, self._settings, self.versions)
+
+    def finish(self, tables: Tables, draw: Draw, *, note: str = "", size: tuple[float, float] = (9.0, 5.0)) -> None:
+        """Print the tables and a note below them, and write JSON and plot."""
+        for name, (title, columns) in tables.items():
+            if title:
+                print(f"\n{title}")
+            show(part(self.rows, name) if name else self.rows, columns)
+        if note:
+            print(note)
+        path = self.save()
+        if not self._arguments.short:
+            plot(path.with_suffix(".png"), lambda figure: draw(figure, self.rows), size)
+
+
+def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """Run each burst once a round, A B C A B C, and return what each gave in the rounds.
+
+    What slows the machine for a while slows them all: compare them within a round.
+    """
+    given: dict[str, list[T]] = {name: [] for name in bursts}
+    for _ in range(rounds):
+        for name, burst in bursts.items():
+            given[name].append(burst())
+    return given
+
+
+def awake(contender: Contender, **request: Any) -> dict[str, Any]:
+    """Wake a stopped contender for one request, and return the answer."""
+    contender.go()
+    answer = contender.ask(**request)
+    contender.stop()
+    return answer
+
+
+def check_loss(contender: Contender, answer: Mapping[str, Any]) -> None:
+    """Raise unless the loss of an answer is finite: NaN is faster or slower than numbers."""
+    if not math.isfinite(answer["loss"]):
+        raise ContenderError(f"The contender '{contender.name}' must have a finite loss, but got {answer['loss']}.")
+
+
+def repeats(run: Callable[[int], float], seconds: float, least: int = 1) -> int:
+    """Compile, and return how often something runs in so many seconds; `run(count)` returns the seconds of so often."""
+    run(least)
+    count = least
+    while True:
+        took = run(count)
+        if took > seconds / 4:
+            return max(least, round(count * seconds / took))
+        count *= 4
+
+
+def summary(measured: Sequence[float], name: str, prefix: str | None = None) -> dict[str, float]:
+    """Return columns of a row: the median under this name, and `prefix`min and `prefix`max; default: name_."""
+    prefix = f"{name}_" if prefix is None else prefix
+    return {name: statistics.median(measured), f"{prefix}min": min(measured), f"{prefix}max": max(measured)}
+
+
+def ratios(measured: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [mine / theirs for mine, theirs in zip(measured, other)]
+
+
+def ratio(measured: Sequence[float], other: Sequence[float] | None) -> float | None:
+    """Return the median of the rounds' ratios, None where there is nothing to compare with."""
+    return statistics.median(ratios(measured, other)) if other else None

@@ -1,0 +1,161 @@
+"""What are the batches?"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import mindspore as ms
+from mindspore.dataset import GeneratorDataset
+
+from model_zoo._check import check_bool, check_choice, check_int, check_path
+from model_zoo.data.batches import Batches, Epochs, Order
+from model_zoo.data.cifar import SIDE, load_cifar10
+from model_zoo.data.digits import load_digits_split
+from model_zoo.data.images import Split
+from model_zoo.data.mnist import load_mnist
+
+_NAME = "create_dataset"
+
+
+def create_dataset(
+    data_path: str | PathLike[str] | None = None,
+    batch_size: int = 32,
+    repeat_size: int = 1,
+    num_parallel_workers: int = 1,
+    *,
+    usage: str | None = None,
+    image_size: int = 32,
+    shuffle: bool | None = None,
+    seed: int | None = None,
+    drop_remainder: bool = False,
+    num_shards: int = 1,
+    shard_id: int = 0,
+    dataset: str | None = None,
+) -> GeneratorDataset:
+    """Create batches of handwritten digits, MNIST from a folder or the embedded ones, or of CIFAR-10.
+
+    The columns are `image`, float32 of shape (N, 1, image_size, image_size), or (N, 3, 32, 32) of
+    CIFAR-10, normalised, and `label`, int32 of shape (N,). CIFAR-10's training images are cropped at
+    random from their padded copies, and mirrored at random; how is a function of (seed, pass, row),
+    so that each row is moved alike whatever the batch size, the shards, and where a run is resumed.
+
+    The first iterator made from the dataset begins with epoch 0, the next one with epoch 1, and so on;
+    an iterator over several epochs counts on from its first. `dataset.source.next_epoch` is the epoch the
+    next iterator begins with; to resume, set it with `dataset.source.begin_with_epoch(number)`.
+
+    Args:
+        data_path (str): Folder of MNIST's four IDX files, as MindSpore's tutorials (``train/`` and
+            ``test/``, or one of the two), torchvision or gunzip leave them, or of CIFAR-10's binary
+            files. Default: ``None``, the 1,797 digits that scikit-learn ships.
+        batch_size (int): Rows per batch. Default: ``32``.
+        repeat_size (int): Passes over the rows per epoch. Default: ``1``.
+        num_parallel_workers (int): Accepted for the tutorials' sake; one is enough. Default: ``1``.
+        usage (str): ``"train"`` or ``"test"``. Default: ``None``, the split the folder holds (of
+            both, train).
+        image_size (int): Side of the images: 32 for LeNet5, 28 for MLP; CIFAR-10's are
+            always 32. Default: ``32``.
+        shuffle (bool): Whether each epoch has an order of its own. Default: ``None``, the training
+            split only.
+        seed (int): Seed of the order, and of crops and mirrorings. Default: ``None``,
+            `mindspore.get_seed()`, or 0 without one.
+        drop_remainder (bool): Whether a last, shorter batch is left out. Default: ``False``.
+        num_shards (int): Number of shards of the rows. Default: ``1``.
+        shard_id (int): The shard to take: every num_shards-th row of the epoch's order, so each row
+            is in exactly one shard and sizes differ by at most one. Default: ``0``.
+        dataset (str): ``"mnist"``, ``"digits"`` or ``"cifar10"``. Default: ``None``, MNIST with a
+            `data_path`, the digits without.
+
+    Returns:
+        GeneratorDataset, the batches.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of range; its kind DataError: if a file is damaged.
+        FileNotFoundError: If the folder or one of its files is missing.
+
+    Supported Platforms:
+        ``CPU`` (``GPU`` and ``Ascend``: not run here)
+
+    Examples:
+        >>> from model_zoo import create_dataset
+        >>> train = create_dataset(batch_size=32, seed=1)
+        >>> train.get_dataset_size()
+        45
+        >>> image, label = next(train.create_tuple_iterator(num_epochs=1))
+        >>> image.shape, label.shape
+        ((32, 1, 32, 32), (32,))
+    """
+    counts = {"batch_size": batch_size, "repeat_size": repeat_size, "num_shards": num_shards}
+    _check_counts({**counts, "num_parallel_workers": num_parallel_workers})
+    check_int(_NAME, "shard_id", shard_id, low=0, high=num_shards - 1)
+    check_int(_NAME, "image_size", image_size, low=8, high=128)
+    check_bool(_NAME, "drop_remainder", drop_remainder)
+    _check_split(usage, shuffle)
+    seed = check_int(_NAME, "seed", ms.get_seed() or 0 if seed is None else seed, low=0)
+
+    dataset = _check_dataset(dataset, data_path, image_size)
+    split = _load(dataset, data_path, usage)
+    shuffle = split.usage == "train" if shuffle is None else shuffle
+    _check_rows(split, batch_size, num_shards=num_shards, drop_remainder=drop_remainder)
+    source = Batches(
+        split.resized(image_size),
+        Order(len(split.labels), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id),
+        batch_size=batch_size,
+        repeat_size=repeat_size,
+        drop_remainder=drop_remainder,
+        moves_seed=seed if dataset == "cifar10" and split.usage == "train" else None,
+    )
+    batches = GeneratorDataset(source, ["image", "label"], sampler=Epochs(source), num_parallel_workers=1)
+    # To MindSpore each of our batches is one row: get_batch_size() would answer 1.
+    batches.copy_batch_size(batch_size)
+    return batches
+
+
+def _check_counts(counts: dict[str, int]) -> None:
+    for name, count in counts.items():
+        check_int(_NAME, name, count, low=1)
+
+
+def _check_split(usage: str | None, shuffle: bool | None) -> None:
+    if usage is not None:
+        check_choice(_NAME, "usage", usage, choices=("train", "test"))
+    if shuffle is not None:
+        check_bool(_NAME, "shuffle", shuffle)
+
+
+def _check_dataset(dataset: str | None, data_path: object, image_size: int) -> str:
+    """Return which data set is meant, or refuse arguments that contradict each other."""
+    if dataset is None:
+        return "digits" if data_path is None else "mnist"
+    check_choice(_NAME, "dataset", dataset, choices=("mnist", "digits", "cifar10"))
+    if (dataset == "digits") != (data_path is None):
+        rule = "be None for the embedded digits" if dataset == "digits" else f"be the folder of dataset='{dataset}'"
+        raise ValueError(f"For '{_NAME}', 'data_path' must {rule}, but got {data_path!r}.")
+    if dataset == "cifar10" and image_size != SIDE:
+        raise ValueError(f"For '{_NAME}', 'image_size' must be {SIDE} for dataset='cifar10', but got {image_size}.")
+    return dataset
+
+
+def _load(dataset: str, data_path: str | PathLike[str] | None, usage: str | None) -> Split:
+    """Return the split asked for, at its own size."""
+    if dataset == "digits":
+        return load_digits_split(usage)
+    load = {"mnist": load_mnist, "cifar10": load_cifar10}[dataset]
+    return load(check_path(_NAME, "data_path", data_path), usage)
+
+
+def _check_rows(split: Split, batch_size: int, *, num_shards: int, drop_remainder: bool) -> None:
+    """Refuse a batch larger than the data, with the smallest shard's answer on every rank."""
+    rows = len(split.labels) // num_shards
+    if rows < 1:
+        raise ValueError(
+            f"For '{_NAME}', 'num_shards' must be <= {len(split.labels)}, the number of "
+            f"{split.usage} images, but got {num_shards}."
+        )
+    # A test split is only read: one short batch of all there is does no harm, unless it is dropped.
+    if batch_size > rows and (split.usage == "train" or drop_remainder):
+        whose = f"{split.usage} images" + (" of a shard" if num_shards > 1 else "")
+        raise ValueError(
+            f"For '{_NAME}', 'batch_size' must be <= {rows}, the number of {whose}, but got "
+            f"{batch_size}: a batch larger than the dataset."
+        )

@@ -1,0 +1,156 @@
+"""Where does a folder keep MNIST, and is each of its files sound?
+
+Every number in the header of an IDX file is a claim. Nothing is allocated or returned before it agrees with the size
+that the file really has, so a header of 2**32-1 images costs 16 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo._check import DataError, check_folder, locate, quote
+from model_zoo.data.cifar import holds_cifar10
+from model_zoo.data.images import Split
+
+SIDE, CLASSES = 28, 10
+# The constants of MindSpore's tutorials: mean and standard deviation of MNIST's training pixels.
+_MEAN, _STD = 0.1307, 0.3081
+_PREFIX = {"train": "train", "test": "t10k"}
+_GZIP = b"\x1f\x8b"
+_KINDS = {b"\x00\x00\x08\x03": "images", b"\x00\x00\x08\x01": "labels"}
+_FETCH = "for example with 'train.py --download'"
+_REMEDY = f"Remove it and fetch MNIST again, {_FETCH}."
+
+
+def load_mnist(root: Path, usage: str | None) -> Split:
+    """Read one split of MNIST from a folder in any of the usual layouts.
+
+    Args:
+        root (Path): The folder.
+        usage (str): ``"train"``, ``"test"``, or None for the split it holds (of both, train).
+
+    Returns:
+        Split, checked.
+
+    Raises:
+        FileNotFoundError: If the folder or a file of the split is missing.
+        DataError: If `root` is a file, or a file is damaged, or the two do not belong together.
+    """
+    check_folder("create_dataset", root, fetch=f"fetch MNIST into it, {_FETCH}")
+    (images_path, labels_path), usage = locate(root, usage, find_split, missing=_missing)
+    images, labels = _read(images_path, "images", item=(SIDE, SIDE)), _read(labels_path, "labels", item=())
+    if labels.max() >= CLASSES:
+        where = int(labels.argmax())
+        raise _bad(labels_path, f"hold labels 0 to {CLASSES - 1}", f"label {labels[where]} at row {where}")
+    if len(images) != len(labels):
+        raise DataError(
+            f"For 'create_dataset', the files {quote(images_path)} and {quote(labels_path)} must "
+            f"hold equally many items, but got {len(images)} images and {len(labels)} labels. "
+            "One of them belongs to another data set: fetch both again."
+        )
+    return Split(usage, images, labels.astype(np.int32), mean=_MEAN, std=_STD)
+
+
+def find_split(root: Path, usage: str) -> tuple[Path, ...] | None:
+    """Return the split's image and label file, or None where one of them is missing."""
+    for folder in _folders(root, usage):
+        images, labels = _find(folder, usage, "images-idx3"), _find(folder, usage, "labels-idx1")
+        if images and labels:
+            return images, labels
+    return None
+
+
+def _missing(root: Path, wanted: tuple[str, ...]) -> str:
+    """Word what is missing: one file of a pair, unpacked files, or everything."""
+    folders = [(folder, usage) for usage in wanted for folder in _folders(root, usage)]
+    for folder, usage in folders:
+        for there, absent in (("images-idx3", "labels-idx1"), ("labels-idx1", "images-idx3")):
+            present = _find(folder, usage, there)
+            if present:
+                path = folder / f"{_PREFIX[usage]}-{absent}-ubyte"
+                return (
+                    f"For 'create_dataset', the file {quote(path)} is missing beside "
+                    f"'{present.name}'. Fetch MNIST again, {_FETCH}."
+                )
+    for folder, usage in folders:
+        packed = folder / f"{_PREFIX[usage]}-images-idx3-ubyte.gz"
+        if packed.is_file():
+            return (
+                f"For 'create_dataset', the files of 'data_path' must be unpacked, but got "
+                f"{quote(packed)}. Run gunzip on the .gz files in that folder."
+            )
+    if holds_cifar10(root):
+        return (
+            f"For 'create_dataset', 'data_path' must hold MNIST, but got {quote(root)} with CIFAR-10. "
+            "Say so: dataset='cifar10', or '--dataset cifar10'."
+        )
+    names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
+    return (
+        f"For 'create_dataset', 'data_path' must hold MNIST's {names} (in the folder itself, in "
+        f"train/ and test/, or in MNIST/raw/), but got {quote(root)} without it. "
+        f"Fetch MNIST, {_FETCH}."
+    )
+
+
+def _folders(root: Path, usage: str) -> tuple[Path, ...]:
+    """Return where a split may be: tutorial, flat, torchvision (three ways in), unzipped here."""
+    places = (usage, "", "raw", "MNIST/raw", f"MNIST_Data/{usage}")
+    return tuple(root / place for place in places)
+
+
+def _find(folder: Path, usage: str, kind: str) -> Path | None:
+    """Return the file under its name with a dash (the original) or a dot (some unpackers)."""
+    stem = f"{_PREFIX[usage]}-{kind}-ubyte"
+    for name in (stem, stem.replace("-idx", ".idx")):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _read(path: Path, kind: str, *, item: tuple[int, ...]) -> np.ndarray:
+    """Return the items, when header and size agree that there are that many."""
+    length = 8 + 4 * len(item)
+    with open(path, "rb") as file:
+        header = file.read(length)
+        _check_magic(path, kind, header=header)
+        if len(header) < length:
+            raise _bad(path, f"begin with a header of {length} bytes", f"{len(header)}")
+        count, *shape = struct.unpack(f">{1 + len(item)}I", header[4:])
+        if tuple(shape) != item:
+            raise _bad(path, f"hold images of {SIDE}x{SIDE}", "x".join(map(str, shape)))
+        behind = os.fstat(file.fileno()).st_size - length
+        _check_count(path, kind, claimed=count, size=math.prod(item), behind=behind)
+        items = np.fromfile(file, np.uint8, count=behind)
+    # Short only if the file shrank in this moment.
+    _check_count(path, kind, claimed=count, size=math.prod(item), behind=len(items))
+    return items.reshape(count, *item)
+
+
+def _check_magic(path: Path, kind: str, *, header: bytes) -> None:
+    """Refuse a file that is empty or of another kind, saying what it is where that is known."""
+    if not header:
+        raise _bad(path, f"be an IDX file of {kind}", "an empty file")
+    if header.startswith(_GZIP):
+        raise _bad(path, f"be an IDX file of {kind}", "a gzip file", remedy="Run gunzip on it.")
+    found = _KINDS.get(header[:4])
+    if found != kind:
+        got = f"a file of {found}" if found else f"a file that begins with 0x{header[:4].hex()}"
+        raise _bad(path, f"be an IDX file of {kind}", got)
+
+
+def _check_count(path: Path, kind: str, *, claimed: int, size: int, behind: int) -> None:
+    """Compare the header's count with the bytes that are behind it."""
+    if claimed == 0:
+        raise _bad(path, f"hold at least one of its {kind}", "a header that announces 0")
+    if behind != claimed * size:
+        rule = f"hold the {claimed} {kind} its header announces ({claimed * size} bytes)"
+        raise _bad(path, rule, f"{behind} bytes behind the header")
+
+
+def _bad(path: Path, rule: str, got: str, *, remedy: str = _REMEDY) -> DataError:
+    return DataError(f"For 'create_dataset', the file {quote(path)} must {rule}, but got {got}. {remedy}")

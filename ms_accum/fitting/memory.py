@@ -1,0 +1,141 @@
+"""How much memory does training need?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import mindspore as ms
+from mindspore import Tensor, nn
+
+from .. import _check
+from ..network.as_found import left_as_found
+from ..network.parameters import without
+from . import amounts
+
+_OWNER = "memory_report"
+_FLOAT32 = 4
+
+
+class MemoryReport(NamedTuple):
+    """The memory that training needs, in bytes. Printed, it is a table in MiB."""
+
+    parameters: int
+    """int, all parameters of the network, trained or not."""
+    gradients: int
+    """int, one gradient for each parameter of the optimizer, in the parameter's type."""
+    accumulators: int
+    """int, one float32 accumulator for each of these parameters; 0 for a window of 1."""
+    optimizer_state: int
+    """int, all else that the optimizer keeps: moments, counters, a schedule."""
+    activations: int | None
+    """Optional[int], tensors that a forward keeps for its backward. None: not requested, or not measurable."""
+    total: int
+    """int, the sum of the known amounts."""
+
+    def __str__(self) -> str:
+        rows = {name: "unknown" if size is None else amounts.mib(size) for name, size in self._asdict().items()}
+        names, sizes = max(map(len, rows)), max(map(len, rows.values()))
+        return "\n".join(f"{name:{names}}  {size:>{sizes}}" for name, size in rows.items())
+
+
+def memory_report(
+    network: nn.Cell,
+    optimizer: Any,
+    *,
+    mini_steps: int,
+    micro_batch: Any = None,
+    loss_fn: Callable | None = None,
+) -> MemoryReport:
+    """Report the memory that training needs, before it begins. Nothing is trained or changed.
+
+    To measure activations, one micro-batch runs forward and backward in PyNative mode, with a hook that gets
+    the tensors kept in between. This is a lower bound of the memory that grows with the micro-batch: gradients flowing
+    back need more, and the executor frees memory late. Measured peaks on CPU are in docs/memory.md.
+
+    Args:
+        network (Cell): the network to train.
+        optimizer (Optimizer): its optimizer.
+        mini_steps (int): micro-batches in a window. A window of 1 has no accumulators.
+        micro_batch (Union[None, Tensor, tuple, list]): the columns of a sample micro-batch. Default: ``None``,
+            activations stay unknown.
+        loss_fn (Union[Cell, Callable, None]): from the network's output and the label to the loss.
+            Default: ``None``, the network returns the loss itself.
+
+    Returns:
+        MemoryReport, bytes by purpose.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If `mini_steps` is less than 1, or the optimizer does not run on this device.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_accum import memory_report
+        >>> from model_zoo import MLP
+        >>> net = MLP()
+        >>> print(memory_report(net, nn.Adam(net.trainable_params()), mini_steps=4))
+        parameters        2.55 MiB
+        gradients         2.55 MiB
+        accumulators      2.55 MiB
+        optimizer_state   5.11 MiB
+        activations        unknown
+        total            12.77 MiB
+    """
+    _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
+    trained = _check.optimizer(_OWNER, optimizer).parameters
+    window = _check.positive_int(_OWNER, "mini_steps", mini_steps)
+    activations = None
+    if micro_batch is not None:
+        with left_as_found(network, trained, training=True):
+            activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
+    parts = (
+        _size(network.get_parameters()),
+        _size(trained),
+        _FLOAT32 * sum(parameter.size for parameter in trained) if window > 1 else 0,
+        _size(without(optimizer.get_parameters(), trained)),
+        activations,
+    )
+    return MemoryReport(*parts, total=sum(part or 0 for part in parts))
+
+
+def _size(parameters: Any) -> int:
+    return sum(parameter.size * parameter.itemsize for parameter in parameters)
+
+
+def _columns(micro_batch: Any) -> tuple:
+    columns = micro_batch if isinstance(micro_batch, (tuple, list)) else (micro_batch,)
+    return tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
+
+
+def _kept_for_backward(network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence) -> int | None:
+    """Return the bytes kept between forward and backward, each storage counted once; None if the hook was not called.
+
+    Parameters and the micro-batch itself are not counted. Under `ms.jit` MindSpore does not call the hook.
+    """
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> int:
+        saved.append(tensor)
+        return len(saved) - 1  # returning the tensor would make a reference cycle with the graph
+
+    def forward(*inputs: Any) -> Any:
+        with ms.saved_tensors_hooks(pack, saved.__getitem__):
+            return network(*inputs) if loss_fn is None else loss_fn(network(inputs[0]), *inputs[1:])
+
+    loss, _ = ms.value_and_grad(forward, None, parameters)(*columns)
+    loss.asnumpy()  # PyNative runs asynchronously: wait until it is done
+    there = _storages((*network.get_parameters(), *columns))
+    kept = {pointer: size for pointer, size in _storages(saved).items() if pointer not in there}
+    seen = bool(saved)
+    saved.clear()
+    return sum(kept.values()) if seen else None
+
+
+def _storages(tensors: Sequence) -> dict[int, int]:
+    """Return the bytes of each storage by its address; tensors may share a storage."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

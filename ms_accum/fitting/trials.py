@@ -1,0 +1,164 @@
+"""Does a micro-batch fit into memory, tried in a separate process?"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, NoReturn
+
+import mindspore as ms
+
+from .. import _check
+from ..ranks.end_with import end_with
+from .out_of_memory import is_out_of_memory, says_out_of_memory
+
+# Seconds between two checks of a trial's memory: at 5 GB/s it can exceed its limit by 50 MB.
+_SECONDS = 0.01
+# Bytes above the limit at which a trial ends itself, in case its parent does not; and bytes above the limit that it may
+# map: this counts also unused memory, such as MindSpore's pools of a gigabyte each, and stacks.
+_SLACK, _MAPPED = 2**28, 2**32
+
+
+class Trial(NamedTuple):
+    """The result of a trial."""
+
+    rows: int
+    """int, the rows of its micro-batch."""
+    peak: int | None
+    """Optional[int], bytes: the peak, or the memory used when it was killed. None: out of memory, amount unknown."""
+    fits: bool
+    """bool, whether it succeeded within its limit."""
+
+
+def on_host() -> bool:
+    """Return whether networks use the host's memory."""
+    return ms.get_context("device_target") == "CPU"
+
+
+def peak_of(process: int | str) -> int:
+    """Return the peak memory of a process so far, in bytes; 0 if the process has ended."""
+    # Not ru_maxrss: a child process inherits its parent's value.
+    return _kilobytes(f"/proc/{process}/status", "VmHWM")
+
+
+def available_memory() -> int:
+    """Return the bytes of the machine's memory that are available now."""
+    return _kilobytes("/proc/meminfo", "MemAvailable")
+
+
+def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | None) -> Trial:
+    """Call `trial(rows)` in a new process, and kill it when its memory exceeds `limit` bytes.
+
+    Args:
+        owner (str): the name used in error messages.
+        trial (Callable): the function to run. The new process imports it, so it must be at a module's top level.
+        rows (int): rows of a micro-batch.
+        limit (Optional[int]): bytes of the process on CPU, else of the device's memory. ``None``: all of the device's.
+
+    Raises:
+        TypeError: If the trial can't be sent to another process.
+        RuntimeError: If it fails for another reason than memory.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile("r", errors="replace") as log:
+        held = limit if on_host() else None
+        process = context.Process(target=_child, args=(trial, rows, held, log.name, sender, os.getpid()))
+        _start(owner, process)
+        sender.close()
+        try:
+            end, *facts = _watch(process, receiver, held)
+        finally:
+            process.kill()
+            process.join()
+            receiver.close()
+        if end == "died" and (process.exitcode == -signal.SIGKILL or says_out_of_memory(log.read())):
+            end = "memory"
+    if end == "peak":
+        return Trial(rows, facts[0], limit is None or facts[0] <= limit)
+    if end in ("error", "died"):
+        _fail(owner, rows, *(facts or (f"a process that ended with exit code {process.exitcode}",)))
+    return Trial(rows, facts[0] if facts else None, False)
+
+
+def _start(owner: str, process: Any) -> None:
+    try:
+        process.start()
+    except Exception as error:  # Python versions raise different errors for what can't be pickled
+        rule = "a function at a module's top level, which a new process can import"
+        _check.refuse(TypeError, owner, "trial", rule, f"one that can't be sent there ({error})")
+
+
+def _watch(process: Any, receiver: Any, limit: int | None) -> tuple:
+    """Wait for the child's report and return it; if there is none, return how the child ended."""
+    while not receiver.poll(_SECONDS):
+        used = peak_of(process.pid) if limit is not None else 0
+        if limit is not None and used > limit:
+            return "killed", used
+    try:
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        return ("died",)
+
+
+def _child(trial: Callable[[int], Any], rows: int, limit: int | None, log: str, report: Any, parent: int) -> None:
+    """Run the trial and report its peak, an out-of-memory error or another error; its output goes into a log.
+
+    The child ends with its parent, and also limits its own memory, in case the parent cannot stop it.
+    """
+    ask = end_with(parent)
+    if ask is not None:
+        ask()
+    if limit is not None:
+        threading.Thread(target=_keep_below, args=(limit + _SLACK,), daemon=True).start()
+        _map_no_more_than(limit + _MAPPED)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        trial(rows)
+        report.send(("peak", peak_of("self") if on_host() else ms.runtime.max_memory_allocated()))
+    except BaseException as error:
+        if is_out_of_memory(error):
+            report.send(("memory",))
+        else:
+            text = str(error).strip().split("\n")[0]
+            report.send(("error", f"{type(error).__name__}: {text}", traceback.format_exc()))
+
+
+def _keep_below(limit: int) -> None:
+    """Kill this process when its peak memory exceeds `limit` bytes."""
+    while peak_of("self") <= limit:
+        time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _map_no_more_than(limit: int) -> None:
+    """Let allocations fail after `limit` more bytes, if the system can: the thread that checks may not get to run."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # Windows has none
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (_kilobytes("/proc/self/status", "VmData") + limit, hard))
+
+
+def _fail(owner: str, rows: int, what: str, details: str = "") -> NoReturn:
+    message = f"For '{owner}', 'trial' must be a function that runs with {rows} rows in a new process, but got {what}."
+    raise RuntimeError(message) from (RuntimeError(details) if details else None)
+
+
+def _kilobytes(path: str, name: str) -> int:
+    try:
+        found = re.search(rf"^{name}:\s+(\d+) kB$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0

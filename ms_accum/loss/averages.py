@@ -1,0 +1,144 @@
+"""By what is a mean loss divided?"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+from mindspore import mint, nn, ops
+
+Count = Callable[..., float]
+
+
+class Average(NamedTuple):
+    """The number by which a loss divides its sum."""
+
+    counted: Count
+    """Returns this number for a micro-batch's columns."""
+    known: bool
+    """Whether the loss is known to divide by it. Otherwise it is a guess: the rows."""
+
+
+def average_of(loss_fn: Any) -> Average:
+    """Return what a loss function averages over."""
+    kind, options = _kind_and_options(loss_fn)
+    if kind not in _COUNTS:
+        return Average(_rows, known=False)
+    return Average(functools.partial(_COUNTS[kind], options), known=True)
+
+
+def why_not_additive(loss_fn: Any) -> str | None:
+    """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or if unknown."""
+    return _NOT_ADDITIVE.get(_kind_and_options(loss_fn)[0] or "")
+
+
+def option_of(loss_fn: Any, name: str) -> Any:
+    """Return the value of an argument of a function or of a `functools.partial` of one; None if there is none."""
+    function: Any = loss_fn
+    given: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        function, given = function.func, {**function.keywords, **given}
+    if name in given:
+        return given[name]
+    try:
+        found = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return None if found is None or found.default is inspect.Parameter.empty else found.default
+
+
+def _kind_and_options(loss_fn: Any) -> tuple[str | None, Callable[[str], Any]]:
+    """Return the name of MindSpore's loss, and a function that returns the value of one of its arguments."""
+    if isinstance(loss_fn, nn.Cell):
+        # A subclass with its own `construct` is another loss.
+        own = type(loss_fn).construct
+        classes = [kind for kind in type(loss_fn).__mro__ if getattr(kind, "construct", None) is own]
+        name = next((_CLASSES[kind] for kind in classes if kind in _CLASSES), None)
+        return name, lambda option: getattr(loss_fn, option, None)
+    function: Any = loss_fn
+    while isinstance(function, functools.partial):
+        function = function.func
+    return next((name for each, name in _FUNCTIONS if each is function), None), functools.partial(option_of, loss_fn)
+
+
+def _rows(*columns: Any) -> float:
+    return columns[0].shape[0]
+
+
+def _of_rows(options: Any, data: Any, *labels: Any) -> float:
+    return _rows(*(labels or (data,)))  # the first axis of the data need not be the rows
+
+
+def _of_elements(options: Any, data: Any, *labels: Any) -> float:
+    return labels[0].size if labels and options("reduction") != "batchmean" else _rows(*(labels or (data,)))
+
+
+def _of_labels(options: Any, data: Any, *labels: Any) -> float:
+    """Return the number of labels that are not ignored, or the sum of their class weights."""
+    if not labels:
+        return _rows(data)
+    array = labels[0].asnumpy()
+    if not np.issubdtype(array.dtype, np.integer):
+        if array.ndim < 2:
+            what = f"integer labels, or a distribution over the classes, not {array.dtype}"
+            raise ValueError(f"For 'train_process', 'loss_fn' must get {what}.")
+        return array.size / array.shape[1]  # one distribution over the classes per label
+    ignored, of_class = options("ignore_index"), options("weight")
+    kept = array[array != (-100 if ignored is None else ignored)]
+    if of_class is None:
+        return kept.size
+    if kept.size and not 0 <= kept.min() <= kept.max() < of_class.size:
+        strange = kept.max() if kept.max() >= of_class.size else kept.min()
+        what = f"weights of {of_class.size} classes, but got the label {strange}. Should it be its 'ignore_index'?"
+        raise ValueError(f"For 'train_process', 'loss_fn' has {what}")
+    return float(of_class.asnumpy()[kept].sum())
+
+
+_BY_COUNT: dict[Any, tuple[str, ...]] = {
+    _of_labels: ("CrossEntropyLoss", "NLLLoss"),
+    _of_elements: (
+        *("BCELoss", "BCEWithLogitsLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss", "L1Loss"),
+        *("MAELoss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss"),
+    ),
+    _of_rows: (
+        *("CosineEmbeddingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
+        *("SoftmaxCrossEntropyWithLogits", "TripletMarginLoss"),
+    ),
+}
+_COUNTS = {name: count for count, names in _BY_COUNT.items() for name in names}
+_QUOTIENT = "a quotient of two sums over the batch"
+_NOT_ADDITIVE = {
+    "RMSELoss": "the root of a mean; nn.MSELoss has the same minimum",
+    "DiceLoss": _QUOTIENT,
+    "MultiClassDiceLoss": _QUOTIENT,
+}
+# The losses as functions; they have the same names in both modules.
+_NAMES = {
+    "cross_entropy": "CrossEntropyLoss",
+    "nll_loss": "NLLLoss",
+    "binary_cross_entropy": "BCELoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    "kl_div": "KLDivLoss",
+    "l1_loss": "L1Loss",
+    "mse_loss": "MSELoss",
+    "smooth_l1_loss": "SmoothL1Loss",
+    "huber_loss": "HuberLoss",
+    "soft_margin_loss": "SoftMarginLoss",
+    "hinge_embedding_loss": "HingeEmbeddingLoss",
+    "multi_margin_loss": "MultiMarginLoss",
+    "multilabel_margin_loss": "MultilabelMarginLoss",
+}
+_CLASSES = {
+    getattr(module, name): name
+    for module in (nn, mint.nn)
+    for name in (*_COUNTS, *_NOT_ADDITIVE)
+    if hasattr(module, name)
+}
+_FUNCTIONS = [
+    (getattr(module, name), kind)
+    for module in (ops, mint.nn.functional)
+    for name, kind in _NAMES.items()
+    if hasattr(module, name)
+]

@@ -1,0 +1,56 @@
+"""How are the loss and the gradients of a micro-batch computed?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from .. import _check
+from ..network import tree
+
+_SPARSE = "Outside a graph MindSpore gives sparse ones without their rows: take graph mode, or nn.Embedding."
+
+
+class WithLoss(nn.WithLossCell):
+    """A network and its loss, which may take several columns in addition to the network's output."""
+
+    def construct(self, data: Any, *labels: Any) -> Any:
+        return self._loss_fn(self._backbone(data), *labels)
+
+
+class LossAndGradients(nn.Cell):
+    """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing."""
+
+    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
+        super().__init__(auto_prefix=False)
+        _check.optimizer(owner, optimizer)
+        self.owner = owner
+        self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        _check.trains(owner, optimizer, network)
+        self.sens = _check.positive_number(owner, "sens", sens)
+        self.parameters = tuple(optimizer.parameters)
+        self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
+
+    def forward(self, scale: Any, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        if isinstance(loss, (tuple, list, dict)):
+            raise TypeError(
+                f"For '{self.owner}', the network must return its loss alone, but got several values. "
+                "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+            )
+        if loss.ndim != 0:
+            raise ValueError(
+                f"For '{self.owner}', the loss must be a scalar, but got shape {loss.shape}. "
+                "Give the loss function reduction='mean' or 'sum'."
+            )
+        return loss * scale, loss
+
+    def construct(self, scale: Any, *inputs: Any) -> Any:
+        if self.sens != 1.0:  # a constant of the graph: saves a kernel
+            scale = scale * self.sens
+        (_, loss), grads = self.differentiate(scale, *inputs)
+        grads = tree.dense(grads, self.parameters)
+        grads = _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        return loss, grads

@@ -1,0 +1,86 @@
+"""What is trained?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Callable
+
+from mindspore import nn
+
+from .. import _check
+from ..network.batch_norm import warn_about_batch_norm
+from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
+from .gradients import WithLoss
+from .reductions import check_loss
+from .weights import Weight
+from .window_loss import WindowLoss
+
+CHECKS = ("first", "off")
+# The check has no result if the first rows of a micro-batch are all masked; so up to this many are checked.
+LOOKS = 4
+
+
+class Objective:
+    """The loss and the weight of a micro-batch, and the warnings about both.
+
+    Args:
+        owner (str): the name used in error messages.
+        network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        network: nn.Cell,
+        loss_fn: Callable | None,
+        reduction: str,
+        weight: Any,
+        check: str,
+        group: Any,
+    ):
+        self._owner, self._network, self._loss_fn = owner, network, loss_fn
+        self.reduction = reduction
+        """str, ``"mean"`` or ``"sum"``."""
+        self.weight = Weight(owner, weight, reduction, loss_fn, group)
+        """Weight, the weight of a micro-batch."""
+        self.loss = WindowLoss(summing=check_loss(owner, loss_fn, reduction) == "sum")
+        """WindowLoss, the loss of the open window."""
+        self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
+        """Cell, from a micro-batch's columns to its loss."""
+        self._columns = _check.columns_taken(loss_fn)
+        wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
+        self._to_be_checked = wanted and reduction == "mean" and self.weight.is_guess
+        self._looks = LOOKS
+        self._shapes: tuple | None = None
+
+    def warn(self) -> None:
+        """Warn about whatever makes a window of several micro-batches differ from one large batch."""
+        warn_about_batch_norm(self._network)
+        warn_about_loss(self._owner, self._loss_fn)
+
+    def look_at(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
+        """Reject invalid micro-batches, and check with the first ones whether the loss is a mean by weight.
+
+        Args:
+            micro_batch (tuple): its columns.
+            alone (bool): whether it is the only one of its window.
+            trained (Collection[Parameter]): Parameters that a forward does not change.
+        """
+        _check.columns("train_process", micro_batch, self._columns)
+        if alone or not self._to_be_checked:
+            return
+        self._look_at_shapes(micro_batch)
+        if self._looks and micro_batch[0].shape[0] > 1:
+            weigh = self.weight.counted
+            said = warn_unless_additive(self._owner, self.forward, micro_batch, weigh=weigh, trained=trained)
+            self._looks = 0 if said else self._looks - 1
+
+    def _look_at_shapes(self, micro_batch: tuple) -> None:
+        """Warn once if the rows of labels differ in size."""
+        shapes = tuple(column.shape[1:] for column in micro_batch[1:])
+        if self._shapes is None:
+            self._shapes = shapes
+        others = [(one, other) for one, other in zip(self._shapes, shapes) if one != other]
+        if others:
+            self._to_be_checked = False
+            warn_about_shapes(self._owner, *(("rows", *shape) for shape in others[0]))

@@ -1,0 +1,44 @@
+"""Does a loss average or sum over a micro-batch?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import nn
+
+from .. import _check
+from .averages import option_of
+
+
+def loss_reduction(loss_fn: Any) -> str | None:
+    """Return the reduction of a loss function, "mean", "sum" or "none", or None if it can't be determined.
+
+    Many MindSpore losses have it as an attribute, some as an attribute of their operator; for these the attributes
+    inherited from `LossBase` keep their defaults. For all others the inherited ones are right.
+    """
+    operators = loss_fn._primitives.values() if isinstance(loss_fn, nn.Cell) else ()
+    for teller in (loss_fn, *operators):
+        kind = getattr(teller, "reduction", None)
+        if kind in ("mean", "sum", "none"):
+            return kind
+    if not isinstance(loss_fn, nn.Cell):
+        kind = option_of(loss_fn, "reduction")
+        return kind if kind in ("mean", "sum", "none") else None
+    if not isinstance(loss_fn, nn.LossBase):
+        return None
+    if not loss_fn.reduce:
+        return "none"
+    return "mean" if loss_fn.average else "sum"
+
+
+def check_loss(owner: str, loss_fn: Any, reduction: str) -> str | None:
+    """Return `loss_reduction`; raise an error if the loss does not fit `reduction`."""
+    kind = loss_reduction(loss_fn)
+    if kind == "none":
+        _check.refuse(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
+    if kind == "sum" and reduction == "mean":
+        raise ValueError(
+            f"For '{owner}', 'reduction' must be 'sum' for a loss that sums, but got 'mean'. "
+            "Give reduction='sum' here, or reduction='mean' to the loss."
+        )
+    return kind

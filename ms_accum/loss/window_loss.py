@@ -1,0 +1,54 @@
+"""What is the loss of a window?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class WindowLoss:
+    """The mean loss of a window: sums are carried and divided at the end.
+
+    Args:
+        summing (bool): whether the losses are sums over rows; then each is added once, not multiplied by its weight.
+    """
+
+    def __init__(self, summing: bool = False):
+        self._summing = summing
+        self.clear()
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._terms: list[tuple[Any, float]] = []
+        self._sums = (0.0, 0.0)
+        self.samples = 0
+
+    def add(self, loss: Any, weight: float, samples: int) -> None:
+        """Add a micro-batch. Its loss stays on the device until the window's mean is needed."""
+        self._terms.append((loss, weight))
+        self.samples += samples
+
+    @property
+    def mean(self) -> float:
+        """The mean loss so far; NaN for a window without weight."""
+        total, weights = self._carry()
+        return total / weights if weights else float("nan")
+
+    def _carry(self) -> tuple[float, float]:
+        """Return the sums of the losses and of the weights so far."""
+        total, weights = self._sums
+        for loss, weight in self._terms:
+            total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
+            weights += weight
+        self._sums, self._terms = (total, weights), []
+        return self._sums
+
+    @property
+    def state(self) -> list[float]:
+        """The values that `load` needs to continue from here."""
+        return [*self._carry(), self.samples]
+
+    def load(self, state: Sequence[float]) -> None:
+        """Continue from a saved state."""
+        total, weights, samples = state
+        self._sums, self._terms, self.samples = (total, weights), [], int(samples)

@@ -1,0 +1,77 @@
+"""How is a network restored after a trial run?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from .parameters import as_array, without
+
+
+class TrainingMode:
+    """The current training flag of each Cell, to be restored: `set_train` sets all of them to one value."""
+
+    def __init__(self, network: nn.Cell):
+        self._network, self._phase = network, network.phase
+        self._flags = [(cell, cell.training) for _, cell in network.cells_and_names()]
+
+    def put_back(self) -> None:
+        """Restore the flags."""
+        for cell, training in self._flags:
+            cell.add_flags(training=training)
+        self._network.phase = self._phase
+
+
+def start_training(network: nn.Cell, whole: nn.Cell) -> None:
+    """Set `whole`, which contains `network`, to training mode.
+
+    If the network is already in training mode, the flags of its Cells are kept: a backbone may be frozen.
+    """
+    found = TrainingMode(network) if network.training else None
+    whole.set_train()
+    if found is not None:
+        found.put_back()
+
+
+@contextmanager
+def training_mode(network: nn.Cell, mode: bool) -> Iterator[None]:
+    """Set the network to training or evaluation mode inside the block."""
+    found = TrainingMode(network)
+    network.set_train(mode)
+    try:
+        yield
+    finally:
+        found.put_back()
+
+
+@contextmanager
+def left_as_found(
+    network: nn.Cell, trained: Collection[Parameter], *, training: bool, within: int = ms.PYNATIVE_MODE
+) -> Iterator[None]:
+    """Run forward passes inside the block, by default in PyNative mode, and restore afterwards what they change.
+
+    Restored are the mode, the Cells' training flags, the random generator, and Parameters that are not in `trained`,
+    such as BatchNorm's running statistics.
+    """
+    mode, generator = ms.get_context("mode"), ms.get_rng_state()
+    kept = [(each, as_array(each).copy()) for each in without(network.get_parameters(), trained)]
+    ms.set_context(mode=within)
+    try:
+        with training_mode(network, training):
+            yield
+    finally:
+        try:
+            _put_back(kept)
+        finally:
+            ms.set_rng_state(generator)
+            ms.set_context(mode=mode)
+
+
+def _put_back(kept: list[tuple[Parameter, np.ndarray]]) -> None:
+    for parameter, values in kept:
+        if not np.array_equal(as_array(parameter), values, equal_nan=True):
+            ops.assign(parameter, Tensor(values).astype(parameter.dtype))

@@ -1,0 +1,31 @@
+"""Does the network have BatchNorm, with which accumulation is not exact?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import nn
+
+from .. import _check
+
+# Compared by name: the classes of `mindspore.mint` and of `nn` have no common base.
+_KINDS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
+
+
+def warn_about_batch_norm(network: nn.Cell) -> None:
+    """Warn that BatchNorm normalises micro-batches, so accumulation cannot equal the large batch."""
+    names = [name for name, cell in network.cells_and_names() if _takes_statistics(cell)]
+    if names:
+        _check.warn(
+            f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalise each micro-batch by its own "
+            "statistics, so accumulation does not equal the big batch. GroupNorm or LayerNorm would.",
+            UserWarning,
+        )
+
+
+def _takes_statistics(cell: Any) -> bool:
+    """Return whether a Cell is BatchNorm and uses the statistics of its input; a frozen one may not."""
+    always = getattr(cell, "use_batch_statistics", None)
+    return bool(_KINDS & {kind.__name__ for kind in type(cell).__mro__}) and (
+        cell.training if always is None else always
+    )

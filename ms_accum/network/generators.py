@@ -1,0 +1,75 @@
+"""How is the state of the random number generators saved, restored and made different on each rank?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+# The rank's number is put above this many bits of a layer's second seed, and of MindSpore's generator seed.
+_LAYERS, _GENERATORS = 16, 48
+_SEEDS = (("Seed0", "Seed1"), ("seed", "seed2"))
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and MindSpore's generators, in types that JSON supports."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "mindspore": ms.get_rng_state().asnumpy().tolist(),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore a state that `random_state` returned."""
+    _set(random, np.random, state)
+    ms.set_rng_state(Tensor(np.array(state["mindspore"], np.uint8)))
+
+
+def draw_apart(networks: Iterable[nn.Cell], rank: int) -> None:
+    """Make random layers and MindSpore's generator draw different numbers on each rank; a second call changes nothing.
+
+    Ranks that start with the same seed would drop the same neurons; layers without a seed differ already. Functions
+    such as `ops.dropout` use MindSpore's global seed, which also seeds later initializations: it is not changed.
+    """
+    for network in networks:
+        for _, cell in network.cells_and_names():
+            for primitive in cell._primitives.values():
+                _draw_apart(primitive, rank)
+    seed, offset = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
+    own = np.array([_own(seed, rank, _GENERATORS), offset], np.uint64)
+    ms.set_rng_state(Tensor(own.view(np.uint8)))
+
+
+def _draw_apart(primitive: Any, rank: int) -> None:
+    seeds = getattr(primitive, "attrs", {})
+    for first, second in _SEEDS:
+        if seeds.get(first) or seeds.get(second):
+            primitive.add_prim_attr(second, _own(seeds[second], rank, _LAYERS))
+
+
+def _own(seed: int, rank: int, bits: int) -> int:
+    """Return a seed with this rank's number above its lower bits."""
+    return seed & (1 << bits) - 1 | rank << bits
+
+
+def is_random_state(state: Any) -> bool:
+    """Return whether the generators accept this state."""
+    try:
+        _set(random.Random(), np.random.RandomState(), state)
+        np.frombuffer(bytes([*state["mindspore"]]), np.uint64).reshape(2)
+        return 0 <= state["numpy"][2] <= len(state["numpy"][1])  # otherwise NumPy reads out of bounds
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        return False
+
+
+def _set(python: Any, numpy: Any, state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    python.setstate((version, tuple(numbers), gauss))
+    numpy.set_state(tuple(state["numpy"]))

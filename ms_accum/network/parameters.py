@@ -1,0 +1,22 @@
+"""How are Parameters read and compared?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter
+
+
+def as_array(parameter: Any) -> np.ndarray:
+    """Return its values as an array; bfloat16, which NumPy does not have, is converted exactly to float32."""
+    value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
+    return value.asnumpy()
+
+
+def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> list[Parameter]:
+    """Return the parameters that are not in `others`, compared by identity: names need not be unique."""
+    known = {id(parameter) for parameter in others}
+    return [parameter for parameter in parameters if id(parameter) not in known]

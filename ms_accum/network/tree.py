@@ -1,0 +1,191 @@
+"""What can be done to a tuple of gradients inside a graph?"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import mint, nn, ops
+
+_map = ops.HyperMap()
+
+
+def _of_tensors(*others: str) -> Callable[[Callable], Any]:
+    """Return a decorator for a function that is mapped over tuples of tensors, after operands of the given types.
+
+    Plain functions work too, except with a sparse gradient: then MindSpore ends with SIGSEGV.
+    """
+
+    def made(function: Callable) -> Any:
+        graph = ops.MultitypeFuncGraph(function.__name__)
+        tensors = len(inspect.signature(function).parameters) - bool(others)
+        for kinds in itertools.product(others or ("",)):
+            graph.register(*filter(None, kinds), *["Tensor"] * tensors)(function)
+        return graph
+
+    return made
+
+
+def _has_in_place() -> bool:
+    level = (ms.get_context("jit_config") or {}).get("jit_level")
+    return ms.get_context("device_target") != "GPU" and level != "O2"
+
+
+class _InPlace(ops.constexpr(_has_in_place, get_instance=False)):  # type: ignore[misc]
+    """Whether in-place kernels (which write into their first operand) work, decided when a graph is compiled.
+
+    Tested on CPU, documented for Ascend. They save memory.
+    """
+
+    def __call__(self) -> bool:
+        """Return False outside a graph: there MindSpore's CPU leaves the operand unchanged."""
+        return False
+
+
+_in_place = _InPlace()
+_dense = ops.MultitypeFuncGraph("dense")
+
+
+@_dense.register("Tensor", "Tensor")
+def _as_it_is(gradient: Any, parameter: Any) -> Any:
+    return gradient
+
+
+@_dense.register("RowTensor", "Tensor")
+def _filled(gradient: Any, parameter: Any) -> Any:
+    return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
+
+
+@_of_tensors()
+def _add(total: Any, gradient: Any) -> Any:
+    return ops.assign_add(total, ops.cast(gradient, total.dtype))
+
+
+@_of_tensors("Tensor", "Number")
+def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
+    return _add(total, ops.cast(gradient, ms.float32) * weight)
+
+
+@_of_tensors()
+def _clear(total: Any) -> Any:
+    # Assign: multiplying by zero or subtracting it from itself would keep NaN.
+    zeros = ops.zeros_like(total)
+    return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
+
+
+@_of_tensors()
+def _cancel(total: Any) -> Any:
+    return ops.assign_sub(total, total)
+
+
+@_of_tensors("Tensor", "Number")
+def _multiply(factor: Any, gradient: Any) -> Any:
+    return ops.cast(gradient, ms.float32) * factor
+
+
+@_of_tensors("Tensor", "Number")
+def _multiply_in_place(factor: Any, total: Any) -> Any:
+    # Return the Parameter, not the product: a branch copies all inputs that are not Parameters.
+    return ops.depend(total, total.mul_(factor) if _in_place() else ops.assign(total, total * factor))
+
+
+@_of_tensors()
+def _cast_like(gradient: Any, parameter: Any) -> Any:
+    return ops.cast(gradient, parameter.dtype)
+
+
+@_of_tensors()
+def _squares(gradient: Any) -> Any:
+    # Sum each row, then the row sums: on CPU up to 8 times as fast as one sum over all elements, and more precise
+    # than one long running sum (L2Loss: error of 5e-5 on 670,000 elements).
+    squares = ops.square(ops.cast(gradient, ms.float32))
+    if gradient.ndim > 2:  # a matrix is not reshaped: that would copy it
+        squares = ops.reshape(squares, (gradient.shape[0], -1))
+    if gradient.ndim > 1:
+        squares = mint.sum(squares, 1)
+    return mint.sum(squares)
+
+
+def gives_rows(network: nn.Cell) -> bool:
+    """Return whether some of a network's gradients are sparse (rows of an embedding)."""
+    primitives = [each for _, cell in network.cells_and_names() for each in cell._primitives.values()]
+    return any(getattr(primitive, "name", "") == "SparseGatherV2" for primitive in primitives)
+
+
+def dense(gradients: Any, parameters: Any) -> Any:
+    """Return `gradients` as dense tensors: for an embedding a graph gives only the rows that were looked up."""
+    return _map(_dense, gradients, parameters)
+
+
+def add(total: Any, gradients: Any) -> Any:
+    """Add `gradients` to the Parameters of `total`, in the Parameters' type."""
+    return _map(_add, total, gradients)
+
+
+def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
+    """Add `weight` times `gradients` to the Parameters of `total`, in the Parameters' type."""
+    return _map(ops.partial(_add_weighted, weight), total, gradients)
+
+
+def clear(total: Any) -> Any:
+    """Assign zero to every Parameter of `total`."""
+    return _map(_clear, total)
+
+
+def cancel(total: Any) -> Any:
+    """Set every Parameter of `total` to zero where it is finite, without allocating zeros of the model size."""
+    return _map(_cancel, total)
+
+
+def multiply(gradients: Any, factor: Any) -> Any:
+    """Return `gradients` times one scalar, in float32."""
+    return _map(ops.partial(_multiply, factor), gradients)
+
+
+def multiply_in_place(total: Any, factor: Any) -> Any:
+    """Multiply the Parameters of `total` by one scalar, without a second copy of the gradients in memory."""
+    return _map(ops.partial(_multiply_in_place, factor), total)
+
+
+def cast_like(gradients: Any, parameters: Any) -> Any:
+    """Return `gradients` cast to the types of `parameters`; nothing is done where the types agree."""
+    return _map(_cast_like, gradients, parameters)
+
+
+def sum_of_squares(gradients: Any) -> Any:
+    """Return the sum of the squares of all elements."""
+    return ops.addn(_map(_squares, gradients))
+
+
+def global_norm(gradients: Any) -> Any:
+    """Return the 2-norm of all elements: not finite if any element is not finite, or if it exceeds 1.8e19."""
+    return ops.sqrt(sum_of_squares(gradients))
+
+
+def stretch(rows: Any, first: int, behind: int) -> Any:
+    """Return the elements from `first` up to, not including, `behind`, of one row or of each row.
+
+    A full range is returned as it is: on MindSpore's CPU a full-range slice is 60 times slower than a partial one.
+    """
+    if behind - first == rows.shape[-1]:
+        return rows
+    return rows[first:behind] if rows.ndim == 1 else rows[:, first:behind]
+
+
+def flattened(tensors: Any) -> Any:
+    """Return all elements as one flat float32 tensor."""
+    rows = [ops.reshape(ops.cast(tensor, ms.float32), (-1,)) for tensor in tensors]
+    return ops.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def unflattened(row: Any, like: Any) -> Any:
+    """Split a flat tensor into tensors with the shapes of `like`."""
+    tensors: tuple = ()
+    first = 0
+    for tensor in like:
+        behind = first + tensor.size
+        tensors = (*tensors, ops.reshape(stretch(row, first, behind), tensor.shape))
+        first = behind
+    return tensors

@@ -1,0 +1,204 @@
+"""How are the flags of a program read, and which flags do the programs share?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Callable, NoReturn
+
+import yaml
+
+from ..fitting.amounts import RULE, from_text
+from ..window.ends import TAILS
+from .main import USAGE, Failure
+
+AUTO = "auto"
+MINI_STEPS = 4
+_TINY, _HUGE = 2.0**-126, 2.0**127
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, with errors of one line and the two flags of all programs."""
+
+    def __init__(self, description: str = "", *, add_help: bool = True):
+        super().__init__(description=description, add_help=add_help, allow_abbrev=False)
+        self.add_argument(
+            "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
+        )
+        self.add_argument("--debug", action="store_true", help="show tracebacks")
+
+    def add_device(self) -> None:
+        """Add the flags for the device."""
+        targets, shown = ("auto", "CPU", "GPU", "Ascend"), "default: %(default)s"
+        self.add_argument("--device_target", choices=targets, default="auto", help=shown)
+        runtime = f"of MindSpore on CPU, {shown}"
+        self.add_argument("--runtime", choices=("tuned", "default"), default="tuned", help=runtime)
+
+    def add_states(self) -> None:
+        """Add the flags for training states."""
+        add = self.add_argument
+        what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
+        add("--resume", nargs="?", const=AUTO, type=place, metavar="FILE|auto", help=what)
+        what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
+        add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
+        add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
+        what = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
+        add("--keep_best", action="store_true", help=what)
+        add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
+
+    def add_window(self, batch_size: str) -> None:
+        """Add the flags for the window and its gradient.
+
+        Args:
+            batch_size (str): the default rows of a micro-batch, as text.
+        """
+        add = self.add_argument
+        what = f"rows of a micro-batch, default: {batch_size}; auto: the most that fit into memory"
+        add("--batch_size", type=or_auto(whole(1)), metavar="N|auto", help=what)
+        names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
+        add(*names, type=whole(1), metavar="N", help=f"micro-batches in a window, default: {MINI_STEPS}")
+        what = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
+        add("--effective_batch", type=whole(1), metavar="N", help=what)
+        what = "for --batch_size auto: what the process may take, such as 2GiB; default: what the device has"
+        add("--memory_budget", type=memory, metavar="SIZE", help=what)
+        what = "of a window's gradients, default: %(default)s"
+        add("--reduction", choices=("mean", "sum"), default="mean", help=what)
+        what = "what becomes of a last, shorter window, default: %(default)s"
+        add("--tail", choices=TAILS, default="flush", help=what)
+        what = "bound of the window's gradient, default: none"
+        add("--clip_norm", type=number(0, above=True), metavar="X", help=what)
+
+    def add_output(self) -> None:
+        """Add the flags for the output files."""
+        add = self.add_argument
+        add("--output_dir", type=place, default=".", metavar="DIR", help="for what is written, default: here")
+        what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
+        add("--ckpt_path", type=place, metavar="FILE", help=what)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `Failure` of one line for wrong flags."""
+        raise Failure(message, USAGE)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the flags; those of a --config file come first, so the command line overrides them."""
+        path = Parser(add_help=False).parse_known_args(argv)[0].config
+        return self.parse_args([*(_flags_of(path, self) if path else ()), *argv])
+
+
+def _flags_of(path: str, parser: Parser) -> list[str]:
+    """Return the settings of a YAML file as flags, so that they are checked like flags."""
+    known = {name[2:]: action for name, action in parser._option_string_actions.items() if name.startswith("--")}
+    del known["config"], known["help"]
+    flags = []
+    for key, value in _read_yaml(path).items():
+        if key not in known:
+            raise Failure(f"'{path}' has the unknown key '{key}'; known are {', '.join(sorted(known))}", USAGE)
+        if value.tag == f"{_TAG}bool" and known[key].nargs in (0, "?"):
+            flags += [f"--{key}"] if yaml.SafeLoader.bool_values[value.value.lower()] else []
+        elif value.tag != f"{_TAG}null":
+            flags.append(f"--{key}={value.value}")
+    return flags
+
+
+def _read_yaml(path: str) -> dict[str, yaml.ScalarNode]:
+    """Return the value of each key as text: the flag's type converts it as YAML would, or rejects it.
+
+    Nested lists, with which a few lines can fill the memory, and Python objects are never constructed.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            root = yaml.compose(file, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise Failure(f"'{path}' can't be read: {error.strerror}", USAGE) from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise Failure(f"'{path}' is not YAML: {' '.join(str(error).split())}", USAGE) from error
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise Failure(f"'{path}' must hold lines of the form 'flag: value', but has {_shown(root)}", USAGE)
+    settings: dict[str, yaml.ScalarNode] = {}
+    for key, value in root.value if root else ():
+        for node in (key, value):
+            if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
+                row = node.start_mark.line + 1
+                rule = f"'{path}' must hold lines of the form 'flag: value'"
+                raise Failure(f"{rule}, but line {row} has {_shown(node)}", USAGE)
+        if value.tag == f"{_TAG}int" and not _DECIMAL.fullmatch(value.value):
+            row = value.start_mark.line + 1
+            what = f"'{path}' has {value.value[:99]} in line {row}"
+            raise Failure(f"{what}, which YAML counts otherwise: use decimals", USAGE)
+        if key.value in settings:
+            raise Failure(f"'{path}' has the key '{key.value}' twice", USAGE)
+        settings[key.value] = value
+    return settings
+
+
+def _shown(node: yaml.Node) -> str:
+    return node.tag.replace(_TAG, "!!")
+
+
+def or_auto(convert: Callable[[str], int]) -> Callable[[str], int | str]:
+    """Return a flag's type: "auto", or what `convert` accepts."""
+    return lambda text: AUTO if text == AUTO else convert(text)
+
+
+def interval(text: str) -> dict[str, float]:
+    """Convert a flag's text (updates or minutes) to arguments of `Checkpointer`."""
+    try:
+        if text.endswith("min"):
+            return {"minutes": number(0, above=True)(text[:-3])}
+        return {"every": whole(1)(text)}
+    except argparse.ArgumentTypeError as error:
+        rule = "must be a number of updates, such as 100, or of minutes, such as 5min"
+        raise argparse.ArgumentTypeError(f"{rule}, but got '{text}'") from error
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a flag's type: an int from `low` to `high`; errors mention `high` only if it is exceeded."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            most = f" and <= {high}" if value > high else ""
+            raise argparse.ArgumentTypeError(f"must be an int >= {low}{most}, but got '{text}'")
+        return value
+
+    return convert
+
+
+def number(low: float, *, above: bool = False) -> Callable[[str], float]:
+    """Return a flag's type: a number >= `low` (with `above`: > `low`) in the range of float32, in which it is used."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        rule = f"a number {'>' if above else '>='} {low:g}"
+        if math.isnan(value) or value < low or (above and value == low):
+            raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
+        if value and not _TINY <= abs(value) <= _HUGE:
+            raise argparse.ArgumentTypeError(f"must be {rule} that float32 holds, but got '{text}'")
+        return value
+
+    return convert
+
+
+def place(text: str) -> str:
+    """Convert a flag's text to a path; a shell does not expand the `~` of --flag=~/x."""
+    return os.path.expanduser(text)
+
+
+def memory(text: str) -> int:
+    """Convert a flag's text to bytes."""
+    size = from_text(text)
+    if size is None:
+        raise argparse.ArgumentTypeError(f"must be {RULE}, but got '{text}'")
+    return size

@@ -1,0 +1,89 @@
+"""What does a program print about a run before it begins, and at its end?"""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from ..fitting.amounts import short
+from ..fitting.batch_size import MicroBatch
+from ..ranks.parts import Part
+from ..window.ends import updates_per_epoch
+from .report import show
+from .settings import Settings
+
+_TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
+
+
+def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, updates: int, found: str) -> None:
+    """Print, before training, what follows from the settings, and how the micro-batch was found."""
+    if found:
+        show("micro-batch", found)
+    effective_batch, epoch, window = _windows_of(settings, batches)
+    parameters = sum(parameter.size for parameter in network.trainable_params())
+    momentum = f", momentum {settings.momentum:g}" if settings.optimizer in ("momentum", "sgd") else ""
+    decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
+    clip = f", clip_norm {settings.clip_norm:g}" if settings.clip_norm else ""
+    lines = (
+        ("model", f"{settings.model}, {parameters:,} parameters, on {device}"),
+        ("data", f"{settings.data_path or 'embedded digits'}, seed {settings.seed}"),
+        ("effective batch", effective_batch),
+        ("an epoch", epoch),
+        ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {updates:,} updates"),
+        (
+            "optimizer",
+            f"{settings.optimizer}, lr {settings.lr:g}{momentum}{decay}{clip}, {settings.reduction} over a window",
+        ),
+        ("accumulators", _accumulators(settings, network, window)),
+    )
+    for name, value in lines:
+        show(name, value)
+
+
+def _accumulators(settings: Settings, network: nn.Cell, window: int) -> str:
+    """Return the memory of the accumulators as text; a single process with windows of 1 has none."""
+    if window == 1 and settings.ranks == 1:
+        return "0.00 MiB"
+    ranks = settings.ranks if settings.zero == 2 else 1
+    elements = sum(Part(parameter, 0, ranks).size for parameter in network.trainable_params())
+    return f"{elements * 4 / 2**20:.2f} MiB{' on each rank' if ranks > 1 else ''}"
+
+
+def words_of(found: MicroBatch, effective_batch: int, budget: int | None) -> str:
+    """Return as text which micro-batch was found, and how."""
+    of_budget = f" of {short(budget)}" if budget else ""
+    trials = len(found.trials)
+    split = f"of {effective_batch}, {found.mini_steps} in a window"
+    tried = f"{trials} trial{'s' * (trials > 1)}"
+    return f"{found.micro_batch_size} rows ({split}), {short(found.peak)}{of_budget}, {tried}"
+
+
+def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
+    """Return the descriptions of a window and of an epoch, and the micro-batches in a window."""
+    ranks, rows = settings.ranks, int(settings.batch_size)
+    times = f" x {ranks} ranks" if ranks > 1 else ""
+    if settings.mini_steps is not None:
+        window = settings.mini_steps
+        tail = batches - window * updates_per_epoch(batches, window, "drop")
+        short_window = f", {tail} of them in {_TAILS[settings.tail]}" if tail else ""
+        even = f"{rows * window * ranks} = {rows} rows x {window} micro-batches{times}"
+        return even, f"{batches:,} micro-batches{short_window}", window
+    size = settings.window_rows
+    window = updates_per_epoch(size, rows)
+    full = updates_per_epoch(size, rows, "drop") if rows <= size else 0
+    rest = f" + {size - full * rows} rows" if full < window else ""
+    split = f"{rows} rows x {full} micro-batches{rest}"
+    split = f"({split}){times}" if rest and times else f"{split}{times}"
+    return f"{settings.effective_batch} = {split}", f"{batches:,} windows", window
+
+
+def show_runtime(settings: dict[str, str]) -> None:
+    """Print what was set for the CPU runtime, and the flag that prevents it."""
+    if settings:
+        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        show("runtime", f"{shown} (left alone with --runtime default)")
+
+
+def show_accuracy(correct: int, total: int) -> None:
+    """Print the tutorial's last line, and the two counts of the accuracy."""
+    print(f"============== {{'Accuracy': {correct / total}}} ==============")
+    print(f"correct/total: {correct}/{total}")

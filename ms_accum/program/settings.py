@@ -1,0 +1,144 @@
+"""What are the settings of a run?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..window.ends import share
+from .flags import AUTO, MINI_STEPS
+from .main import USAGE, Failure
+
+# Settings that must equal those of a resumed run, in addition to the driver's.
+_CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags with all defaults, one field each. Values derived from several flags are properties."""
+
+    model: str
+    dataset: str
+    data_path: str | None
+    """Optional[str], the folder of the data set; None: the embedded digits."""
+    download: bool | str | None
+    epochs: int
+    batch_size: int | str
+    """Union[int, str], rows of a micro-batch; "auto" until it has been found."""
+    mini_steps: int | None
+    """Optional[int], micro-batches in a window; None if `effective_batch` sets the window."""
+    effective_batch: int | None
+    memory_budget: int | None
+    reduction: str
+    tail: str
+    clip_norm: float | None
+    optimizer: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    zero: int | None
+    seed: int
+    output_dir: str
+    ckpt_path: str
+    device_target: str
+    runtime: str
+    resume: str | None
+    save_every: Mapping[str, Any]
+    keep: int
+    keep_best: bool
+    allow_config_change: bool
+    ranks: int = 1
+    """int, the number of processes that train together; set by the launcher, not by a flag."""
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any]) -> Settings:
+        """Return the settings of flags; the data set's defaults have been filled in.
+
+        Raises:
+            Failure: If flags contradict each other.
+        """
+        given = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
+        _check_window(given)
+        if given["keep_best"] and not given["save_every"]:
+            raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
+        if given["effective_batch"] is None:
+            given["mini_steps"] = given["mini_steps"] or MINI_STEPS
+        given["ckpt_path"] = given["ckpt_path"] or os.path.join(given["output_dir"], "gradient_accumulation.ckpt")
+        return cls(**given)
+
+    def on(self, ranks: int) -> Settings:
+        """Return the settings of each of several processes, which divide the rows of a window among them.
+
+        Raises:
+            Failure: If they can't divide them evenly.
+        """
+        if share(self.effective_batch or 0, ranks) is None:
+            raise Failure(f"argument --effective_batch: must be a multiple of {ranks}, the number of processes", USAGE)
+        own = replace(self, ranks=ranks)
+        if own.auto or not own.window_rows:
+            return own
+        return own.with_micro_batches_of(min(own.window_rows, int(own.batch_size)))
+
+    def with_micro_batches_of(self, rows: int) -> Settings:
+        """Return the same settings with micro-batches of `rows` rows."""
+        return replace(self, batch_size=rows)
+
+    @property
+    def auto(self) -> bool:
+        """bool, whether the largest micro-batch that fits must still be found."""
+        return self.batch_size == AUTO
+
+    @property
+    def window_rows(self) -> int:
+        """int, the rows of a window on each rank; 0 if windows are counted in micro-batches."""
+        return share(self.effective_batch or 0, self.ranks) or 0
+
+    @property
+    def loaded_rows(self) -> int:
+        """int, the rows of a batch of the data set."""
+        return self.window_rows or int(self.batch_size)
+
+    @property
+    def window(self) -> dict[str, Any]:
+        """The arguments of the driver's `train_process` for the window."""
+        if self.effective_batch is None:
+            return {"mini_steps": self.mini_steps}
+        whole_batch = self.batch_size == self.window_rows  # without accumulators
+        return {"mini_steps": 1} if whole_batch else {"micro_batch_size": self.batch_size}
+
+    @property
+    def models(self) -> list[str]:
+        """list[str], the paths of the models: the last one, and the best one with --keep_best."""
+        return [self.ckpt_path, "{}.best{}".format(*os.path.splitext(self.ckpt_path))][: 1 + self.keep_best]
+
+    @property
+    def states(self) -> str:
+        """str, the folder of the training states."""
+        return os.path.join(self.output_dir, "states")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that must equal those of a resumed run."""
+        return {name: getattr(self, name) for name in _CONFIG}
+
+
+def _check_window(given: Mapping[str, Any]) -> None:
+    """Reject flags that define the window twice: by micro-batches and their number, and by its rows."""
+    whole_batch = given["effective_batch"]
+    if given["batch_size"] == AUTO and whole_batch is None:
+        raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
+    if given["memory_budget"] is not None and given["batch_size"] != AUTO:
+        raise Failure("argument --memory_budget: is for --batch_size auto", USAGE)
+    if whole_batch is None:
+        return
+    tail = given["tail"]
+    if given["mini_steps"] is not None:
+        raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
+    if given["zero"] == 2:
+        raise Failure("argument --zero: 2 needs --mini_steps, so that all processes have as many micro-batches", USAGE)
+    if tail != "flush":
+        raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {tail}", USAGE)
+    if given["batch_size"] != AUTO and given["batch_size"] > whole_batch:
+        raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)

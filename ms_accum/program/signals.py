@@ -1,0 +1,138 @@
+"""How are Ctrl-C, SIGTERM and a closed terminal handled?
+
+While MindSpore compiles a graph, and briefly in each run of one, it catches SIGINT and sends SIGTERM to its own
+process, which ends Python without a message. So only one thread, which waits for them, receives these signals. All
+others must block them: a program does so first, before NumPy and MindSpore are imported and start threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
+SAME = 1.0
+"""float, seconds in which a repeated signal is the same request: shells, systems and launchers may send it twice."""
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
+if hasattr(signal, "SIGHUP"):
+    CODES[signal.SIGHUP] = HUNG_UP
+
+
+def heard() -> list[signal.Signals]:
+    """Return the signals to handle; under `nohup` SIGHUP stays ignored."""
+    return [number for number in CODES if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN]
+
+
+class Asked:
+    """The request of a first signal, and whether a second one means to end at once.
+
+    Args:
+        number (int): the first signal.
+    """
+
+    def __init__(self, number: int):
+        self.number = signal.Signals(number)
+        self._at = time.monotonic()
+
+    @property
+    def code(self) -> int:
+        """int, the exit code of this signal."""
+        return CODES[self.number]
+
+    def at_once(self, number: int) -> bool:
+        """Return whether a signal received now means to end at once; a closed terminal (SIGHUP) never does."""
+        repeated = number == self.number and time.monotonic() - self._at < SAME
+        return not repeated and signal.Signals(number).name != "SIGHUP"
+
+
+class Signals:
+    """The signals of a program: the first raises KeyboardInterrupt in the main thread, the second ends the program."""
+
+    def __init__(self) -> None:
+        self._asked: Asked | None = None
+        self._deferred = False
+        self._over = False
+        self._before: dict[int, object] = {}
+        self._numbers: list[signal.Signals] = []
+
+    @property
+    def code(self) -> int:
+        """int, the exit code of the signal; 0 if there was none."""
+        return self._asked.code if self._asked else 0
+
+    @property
+    def words(self) -> str:
+        """The text that the program prints at its end."""
+        return WORDS.get(self.code, WORDS[INTERRUPTED])
+
+    def pending(self) -> bool:
+        """Return whether a signal has been received."""
+        return self._asked is not None
+
+    def __enter__(self) -> Signals:
+        self._asked, self._over = None, False
+        # For threads that do not block them, and systems that can't block them.
+        numbers = self._numbers = heard()
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._handle)
+        if hasattr(signal, "pthread_sigmask"):
+            # SIGURG is ignored where it has no handler, so it is safe for waking the main thread.
+            self._before[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            self._thread = threading.Thread(target=self._wait, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            self._over = True
+            signal.pthread_kill(self._thread.ident or 0, signal.SIGTERM)
+            self._thread.join()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Do not interrupt the block, which checks `pending` itself; if a signal is pending, raise it at the end."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        if self.pending():
+            raise KeyboardInterrupt
+
+    def _wait(self) -> None:
+        while True:
+            number = signal.sigwait(self._numbers)
+            if self._over:
+                return
+            if self._take(number):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._take(number):
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def _take(self, number: int) -> bool:
+        """Record a signal, and return whether to interrupt the main thread."""
+        if self._asked is not None:
+            if self._asked.at_once(number):
+                os._exit(CODES[signal.Signals(number)])
+            return False
+        self._asked = Asked(number)
+        return not self._deferred
+
+
+SIGNALS = Signals()
+"""The signals of this process; there is one object per process."""

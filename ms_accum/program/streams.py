@@ -1,0 +1,81 @@
+"""How does a program survive errors of stdout and stderr?"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
+
+
+class _Stream:
+    """A stream whose errors never end the program: closed, disconnected, full, or unable to encode a character.
+
+    Args:
+        stream (TextIO): the stream to write to as long as it works.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        """Write, or drop the text if that fails."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or drop the buffer if that fails."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop(self, error: OSError) -> None:
+        """Drop the buffer, which would fail again, and if the reader is gone also all later output."""
+        number = self._stream.fileno()
+        kept = None if error.errno in _GONE else os.dup(number)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+        if kept is not None:  # a full disk may have room again
+            self._stream.flush()
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+def open_streams() -> None:
+    """Redirect closed streams to the null device: otherwise the next opened file would receive the output."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Keep stdout and stderr usable inside the block, even if their reader is gone."""
+    open_streams()
+    kept = sys.stdout, sys.stderr
+    lasting = [_Stream(stream) for stream in kept]
+    sys.stdout, sys.stderr = lasting
+    try:
+        yield
+    finally:
+        for stream in lasting:
+            stream.flush()
+        sys.stdout, sys.stderr = kept

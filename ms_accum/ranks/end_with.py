@@ -1,0 +1,31 @@
+"""How does a child process end when its parent ends?"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> Callable[[], None] | None:
+    """Return a function that the child calls to be killed when its parent ends for any reason; None except on Linux.
+
+    Call this before the fork, so that no library is loaded after it.
+
+    Args:
+        parent (int): process id of the parent.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,100 @@
+"""How does the output of a process reach its log and the terminal?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+_AT_ONCE = 65536
+_ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
+_NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
+
+
+class Relay:
+    """Copies a process's output from its pipes to a log and, line by line, to our own streams.
+
+    Args:
+        process (Popen): the process, whose streams are pipes.
+        log (Path): the file for all output.
+    """
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        file = os.open(log, os.O_WRONLY | os.O_APPEND)
+        pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        self._streams = [_Stream(source, file, terminal.fileno()) for source, terminal in pairs if source]
+        for stream in self._streams:
+            stream.thread.start()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all output is shown, but only `seconds`: another process may keep the pipes open."""
+        for stream in self._streams:
+            stream.thread.join(seconds)
+
+
+class _Stream:
+    def __init__(self, source: IO[bytes], log: int, terminal: int):
+        self._source, self._log, self._terminal = source, log, terminal
+        self._bars = os.isatty(terminal)
+        self._rest = bytearray()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while data := os.read(self._source.fileno(), _AT_ONCE):
+            self._take(data)
+        self._flush()
+
+    def _take(self, data: bytes) -> None:
+        """Show complete lines and keep the rest: the other stream must not split a line."""
+        looked_at = max(len(self._rest) - 1, 0)  # a last carriage return may be half of a line's end
+        self._rest += data
+        ends, done = [end.span() for end in _ENDS.finditer(self._rest, looked_at)], 0
+        for start, stop in ends:
+            self._show(bytes(self._rest[done:start]), bytes(self._rest[start:stop]))
+            done = stop
+        self._keep(bytes(self._rest[:done]))
+        del self._rest[:done]
+        if len(self._rest) > _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._keep(rest)
+        if rest.strip(b"\r"):
+            self._show(rest.strip(b"\r"), b"\n")
+
+    def _keep(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            _write(self._log, text)
+
+    def _show(self, line: bytes, end: bytes) -> None:
+        """Show a line; a line that a progress bar overwrites is shown only on a terminal."""
+        overwritten = end == b"\r"
+        if _NOTICE.match(line) or (overwritten and not (line and self._bars)):
+            return
+        with contextlib.suppress(OSError):  # nor must a closed terminal
+            _write(self._terminal, b"[0] " + line + (b"\r" if overwritten else b"\n"))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all bytes."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def say(line: str) -> None:
+    """Print a line of our own between the lines of the process."""
+    with contextlib.suppress(OSError):
+        _write(sys.stdout.fileno(), f"{line}\n".encode(errors="replace"))
+
+
+def complain(message: str) -> None:
+    """Print an error in one line, in the form of our programs."""
+    with contextlib.suppress(OSError):
+        _write(sys.stderr.fileno(), f"error: {message}\n".encode(errors="replace"))

@@ -1,0 +1,251 @@
+"""When is a training state saved, and may a run resume from it?"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable
+
+from .. import _check
+from ..ranks.parallel import Group
+from ..window.open_window import OpenWindow
+from .checkpoint import CheckpointError
+from .files import write_whole
+from .state_folder import Found, StateFolder
+from .training_state import TrainingState, write
+
+_OWNER = "Checkpointer"
+NO_WISHES = (0.0, 0.0)
+"""No request to stop, and none to save because the minutes have passed."""
+
+
+class Stopped(Exception):
+    """The run stopped on request; its state is saved."""
+
+
+class Checkpointer:
+    """Save a run's training states in a folder, and resume from them.
+
+    Args:
+        folder (str): the folder of the states; it is created. Only one run at a time may use it.
+        every (Optional[int]): updates between two states. Default: ``None``.
+        minutes (Optional[float]): minutes between two states. Default: ``None``. In any case a state is saved at
+            the end, on a request to stop, and after an error.
+        keep (int): number of newest states to keep. Default: 1.
+        score (Optional[Callable]): returns the quality of the model; higher is better. It is called before each
+            planned state: at `every`, `minutes` and the end. The best state is kept in addition to the newest.
+            Default: ``None``.
+        resume (Optional[str]): the state to resume from, or ``"auto"``: the newest undamaged one, if there is any.
+            Default: ``None``.
+        config (Optional[Mapping]): settings that must equal those of the resumed run. Default: ``None``.
+        allow_config_change (bool): whether these settings may differ. Default: ``False``.
+        stop (Optional[Callable]): called after each micro-batch; returns whether to stop. Default: ``None``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> from mindspore import nn
+        >>> from ms_accum import Checkpointer, GradientAccumulation
+        >>> from model_zoo import MLP, create_dataset
+        >>> def train(epochs, folder):
+        ...     net = MLP()
+        ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
+        ...     states, digits = Checkpointer(folder, every=10, resume="auto"), create_dataset(image_size=28)
+        ...     model.train_process(epochs, digits, 4, report=(), ckpt_path=None, checkpointer=states)
+        ...     return model.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        12 24
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        minutes: float | None = None,
+        keep: int = 1,
+        score: Callable[[], float] | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        allow_config_change: bool = False,
+        stop: Callable[[], bool] | None = None,
+    ):
+        self._states = StateFolder(_OWNER, folder)
+        self._every = None if every is None else _check.positive_int(_OWNER, "every", every)
+        self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
+        self._keep = _check.positive_int(_OWNER, "keep", keep)
+        self._score = score
+        self._resume = None if resume is None else os.fspath(resume)
+        self._config = dict(config or {})
+        self._allow_config_change = allow_config_change
+        self._stop = stop
+        self._writes = True
+        self.resumed: list[str] = []
+        """list[str], lines about the state from which the run was resumed."""
+        self.best: float | None = None
+        """Optional[float], the best score so far, including the run before it was resumed."""
+
+    def share(self, group: Group | None) -> Checkpointer:
+        """Let only rank 0 write; the other ranks read, and compute the score together with it."""
+        self._writes = group is None or group.rank == 0
+        return self
+
+    def __enter__(self) -> Checkpointer:
+        if self._writes:
+            self._states.open()
+        self._at = time.monotonic()
+        self._updates = 0
+        self._can_save = True
+        self._is_saved = False  # whether the current state is saved
+        self._stopping = False  # whether a stop was requested
+        self.best = None
+        self._best_file: str | None = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._states.close()
+
+    def find(self, config: Mapping[str, Any]) -> Found | None:
+        """Return the state to resume from.
+
+        Args:
+            config (Mapping): settings that the driver adds.
+
+        Raises:
+            CheckpointError: If it can't be read, or is of a run with other settings.
+        """
+        self._config = json.loads(json.dumps({**self._config, **config}))  # in the form that is read from a file
+        found = self._states.find(self._resume)
+        if found is None:
+            self.resumed = [f"nothing: no state in '{self._states.path}'"] if self._resume else []
+            return None
+        changed = changes(found.state.facts["config"], self._config)
+        if changed and not self._allow_config_change:
+            raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
+        facts = found.state.facts
+        self._updates = facts["planned"]
+        self._states.adopt(found)
+        self.best, self._best_file = facts["best"]
+        at = facts["at"]
+        self.resumed = [
+            *found.passed_over,
+            f"{found.path}: {facts['updates']:,} updates, epoch {at['epoch']}, {at['batches']:,} batches of it",
+            *changed,
+        ]
+        return found._replace(changed=changed)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings of the run to resume; empty if there is none.
+
+        Raises:
+            CheckpointError: If they can't be read.
+        """
+        found = self._states.find(self._resume)
+        return found.state.facts["config"] if found else {}
+
+    def wishes(self) -> list[float]:
+        """Return the requests to stop, and to save because the minutes have passed, as numbers that ranks can sum."""
+        self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
+        late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
+        return [float(self._stopping), float(late)]
+
+    def after_micro_batch(
+        self, updates: int, in_window: bool, take: Callable[[], TrainingState], wishes: Sequence[float]
+    ) -> None:
+        """Save a state if it is due.
+
+        Args:
+            updates (int): updates so far.
+            in_window (bool): whether a window is open.
+            take (Callable): returns the state.
+            wishes (Sequence[float]): the requests of this process, or their sum over the ranks, which stop together.
+
+        Raises:
+            Stopped: If a stop was requested; the state is saved.
+        """
+        stop, late = wishes
+        self._is_saved = False
+        if stop:
+            path = self.save(take())
+            raise Stopped(f"the training state is in '{path}'")
+        by_count = self._every is not None and updates - self._updates >= self._every
+        if not in_window and (by_count or late):
+            self._updates = updates
+            self._save_scored(take)
+
+    def _save_scored(self, take: Callable[[], TrainingState]) -> None:
+        """Compute the score, which may draw random numbers, then save."""
+        if self._is_saved:
+            return
+        score = math.nan if self._score is None else float(self._score())
+        better = not math.isnan(score) and (self.best is None or score > self.best)
+        self.best = score if better else self.best
+        self.save(take(), better)
+        self._is_saved = True
+
+    def save(self, state: TrainingState, best: bool = False) -> Path:
+        """Write a state, then remove the old ones that are not kept; return its path.
+
+        Args:
+            state (TrainingState): the state to write.
+            best (bool): whether its model is the best so far. Default: ``False``.
+
+        Raises:
+            OSError: If it can't be written; existing files are unchanged.
+        """
+        if not self._writes:
+            self._at = time.monotonic()
+            return self._states.path
+        path = self._states.next_path()
+        self._best_file = path.name if best else self._best_file
+        own = {"config": self._config, "planned": self._updates, "best": [self.best, self._best_file]}
+        state = TrainingState(state.arrays, {**state.facts, **own})
+        size = sum(array.nbytes for array in state.arrays.values())
+        self._can_save = False  # unless it succeeds
+        write_whole(path, size, partial(write, state))
+        self._can_save = True
+        self._at = time.monotonic()
+        self._states.add(path, self._keep, self._best_file)
+        return path
+
+    @contextmanager
+    def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
+        """Save when the block ends, also after an error, unless saving failed or the window was lost."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception:
+            if self._can_save and not window.lost and window.is_whole:
+                self._save_after_error(take)
+            raise
+        self._save_scored(take)
+
+    def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
+        """Save if possible; otherwise warn, so that the run's own error is not hidden."""
+        try:
+            self.save(take())
+        except Exception as error:
+            _check.warn(f"the state of the run that fails is not saved: {error}")
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return one text for each setting that differs."""
+    return [
+        f"{name} was {before.get(name)} and is {now.get(name)}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]

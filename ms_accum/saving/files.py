@@ -1,0 +1,66 @@
+"""How is a file written completely or not at all?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable
+
+_STAGING = ".saving-"
+
+
+def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
+    """Let `write` write and verify a file, which then replaces the one at `path`.
+
+    It is written in a temporary folder next to `path`. A killed process leaves that folder, and the old file intact.
+
+    Args:
+        path (str): the final path of the file.
+        size (int): approximate number of bytes, used in error messages.
+        write (Callable): gets the name to write to.
+
+    Raises:
+        OSError: If it can't be written; the old file is unchanged.
+    """
+    name = os.path.realpath(path)  # a link is kept
+    folder = os.path.dirname(name)
+    try:
+        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
+            whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
+            write(whole)
+            os.chmod(whole, _mode_of_new_files(staging))  # MindSpore's own are read-only
+            _flush(whole, os.O_RDWR)
+            os.replace(whole, name)
+        _flush(folder, os.O_RDONLY)
+    except Exception as error:  # libraries raise their own errors for a full disk
+        raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
+
+
+def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
+    """Remove temporary folders of killed processes that are at least `age` seconds old, so no longer in use."""
+    for staging in Path(folder).glob(f"{_STAGING}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - staging.stat().st_mtime >= age:
+                shutil.rmtree(staging)
+
+
+def _mode_of_new_files(folder: str) -> int:
+    """Return the permissions of new files, as set by the umask or the folder."""
+    new = Path(folder, ".new")
+    new.touch()
+    return stat.S_IMODE(new.stat().st_mode)
+
+
+def _flush(path: str, mode: int) -> None:
+    """Wait until a file, or a folder's directory entry, is on the disk."""
+    with contextlib.suppress(PermissionError):  # Windows can't open folders
+        descriptor = os.open(path, mode)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

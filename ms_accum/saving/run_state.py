@@ -1,0 +1,68 @@
+"""What is saved of a run, and how is it resumed?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mindspore import nn
+
+from ..window.batches import Data, Position
+from ..window.open_window import OpenWindow
+from .checkpoint import CheckpointError
+from .state_folder import Found
+from .trained import SETTING, Trained
+from .training_state import TrainingState, capture, restore, warn_about_random_layers
+
+
+class RunState:
+    """The state of a run: all that training changes, the open window and the position; counters come from the driver.
+
+    Args:
+        network (Cell): the user's network.
+        trained (Trained): the network with its loss, and the optimizer.
+        window (OpenWindow): the driver's window.
+    """
+
+    def __init__(self, network: nn.Cell, trained: Trained, window: OpenWindow):
+        self._network, self._trained, self._window = network, trained, window
+
+    def take(self, at: Position, counters: Mapping[str, Any]) -> TrainingState:
+        """Return the state."""
+        accumulators, window = self._window.state()
+        return capture({**self._trained.parameters(), **accumulators}, {"at": asdict(at), "window": window, **counters})
+
+    def check(self) -> None:
+        """Raise an error before training, not at the first save, if the state can't be saved.
+
+        Raises:
+            CheckpointError: If two Parameters have the same name.
+        """
+        self._trained.parameters()
+
+    def put_back(self, found: Found, epochs: int, data: Data) -> Position:
+        """Load a state into a run of `epochs` epochs, and return its position.
+
+        Raises:
+            CheckpointError: If it is of another network or optimizer, or this run can't continue it.
+        """
+        facts, window = found.state.facts, found.state.facts["window"]
+        at, held = Position(**facts["at"]), window["micro_batches"]
+        if at.begun > epochs:
+            raise CheckpointError(f"'{found.path}' is in epoch {at.begun}, and 'epoch' is {epochs}. Make it more.")
+        warn_about_random_layers(self._network)
+        if not self._window.holds(held):
+            who = "windows of 1" if self._window.size == 1 else "several ranks"
+            raise CheckpointError(
+                f"The state holds {held} micro-batches of a window, which {who} can't go on with. "
+                "Resume as it was saved, or from one between two windows."
+            )
+        parameters = {**self._trained.parameters(), **self._window.accumulators(held)}
+        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
+        self._window.load(window)
+        if not found.changed:
+            return at
+        if self._window.size is None:  # it may hold a part of a batch, and batches may differ now
+            self._window.clear()
+        return data.place(at)

@@ -1,0 +1,115 @@
+"""Which training states are in a folder, and which are kept?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+
+from .checkpoint import CheckpointError
+from .files import remove_leftovers
+from .training_state import TrainingState, read
+
+AUTO = "auto"
+_DIGITS = 8
+
+
+class Found(NamedTuple):
+    """A state from which a run can resume."""
+
+    state: TrainingState
+    path: str
+    passed_over: Sequence[str] = ()
+    """The faults of newer states."""
+    changed: Sequence[str] = ()
+    """The settings that differ from the state's."""
+
+
+class StateFolder:
+    """A folder of training states, used by one run at a time.
+
+    Args:
+        owner (str): the name used in error messages.
+        path (str): the path of the folder.
+    """
+
+    def __init__(self, owner: str, path: str | os.PathLike[str]):
+        self._owner = owner
+        self.path = Path(path)
+        self._lock = FileLock(str(self.path / ".lock"))
+        self._own: list[Path] = []
+
+    def open(self) -> None:
+        """Create the folder and lock it.
+
+        Raises:
+            RuntimeError: If another run is using it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RuntimeError(f"For '{self._owner}', another run is using the folder '{self.path}'.") from error
+        remove_leftovers(self.path)
+        self._own = []  # states of other runs are not removed
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        self._lock.release()
+
+    def find(self, resume: str | None) -> Found | None:
+        """Return the state of a file, or for "auto" the newest undamaged one.
+
+        Raises:
+            CheckpointError: If it can't be read.
+        """
+        if resume == AUTO:
+            return self._newest()
+        if resume is None:
+            return None
+        if not os.path.isfile(resume):
+            raise CheckpointError(f"'{resume}' is not a file. Give a training state, or 'auto'.")
+        return Found(read(resume), resume)
+
+    def _newest(self) -> Found | None:
+        wrong: list[str] = []
+        for path in self._states():
+            try:
+                return Found(read(str(path)), str(path), wrong)
+            except CheckpointError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise CheckpointError(wrong[0])
+        return None
+
+    def adopt(self, found: Found) -> None:
+        """Treat the resumed state and the best one before it as this run's own; all others are never removed."""
+        if Path(found.path).resolve().parent == self.path.resolve():
+            own = (Path(found.path).name, found.state.facts["best"][1])
+            self._own = [path for path in reversed(self._states()) if path.name in own]
+
+    def next_path(self) -> Path:
+        """Return the path of the next state."""
+        newest = next(iter(self._states()), None)
+        number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
+        return self.path / f"state-{number:0{_DIGITS}}.safetensors"
+
+    def add(self, path: Path, keep: int, best: str | None) -> None:
+        """Add a state to the run's own, and remove all of its own except the newest and the best."""
+        self._own.append(path)
+        kept = self._own[-keep:]
+        for old in self._own[:-keep]:
+            if old.name == best:
+                kept.insert(0, old)
+            else:
+                with contextlib.suppress(OSError):  # already removed, or not removable: not a reason to end the run
+                    old.unlink()
+        self._own = kept
+
+    def _states(self) -> list[Path]:
+        """Return the paths of the states, newest first."""
+        return sorted(self.path.glob(f"state-{'[0-9]' * _DIGITS}.safetensors"), reverse=True)

@@ -1,0 +1,192 @@
+"""How are batches read from a dataset?"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
+from typing import Any, Callable, NoReturn
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from .. import _check
+from ..network.generators import random_state, set_random_state
+
+
+@dataclass
+class Position:
+    """The position of a run in its data."""
+
+    first: int | None = None
+    """The dataset's number for the run's first epoch, if it numbers epochs."""
+    epoch: int = 1
+    """The epoch, from 1."""
+    batches: int = 0
+    """Finished batches of the epoch."""
+    rows: int = 0
+    """Finished rows of the epoch."""
+    step: int = 0
+    """Windows of the epoch that have ended."""
+    windows: int = 0
+    """Windows of the run that have ended."""
+    size: int | None = None
+    """Rows of a batch, if the dataset has this number."""
+    total: int | None = None
+    """Batches of an epoch, if the dataset has this number."""
+    ranks: int = 1
+    """Processes that take one batch each."""
+    held: int = 0
+    """Micro-batches in the open window at the start of the run."""
+    random: dict[str, Any] | None = None
+    """State of the random number generators at the start of the epoch."""
+
+    @property
+    def begun(self) -> int:
+        """int, the number of epochs that have begun."""
+        return self.epoch if self.batches else self.epoch - 1
+
+    def next_epoch(self) -> None:
+        """Move to the beginning of the next epoch.
+
+        Raises:
+            ValueError: If this epoch had no batches.
+        """
+        if not self.batches:
+            _refuse("batches in every epoch", f"none in epoch {self.epoch}")
+        self.epoch, self.batches, self.rows, self.step = self.epoch + 1, 0, 0, 0
+
+
+class Data:
+    """The dataset of a run.
+
+    Args:
+        dataset (Union[Dataset, Iterable]): yields batches.
+        ranks (int): number of processes that take one batch each. Default: 1.
+    """
+
+    def __init__(self, dataset: Any, ranks: int = 1):
+        self._dataset, self._ranks = dataset, ranks
+
+    @property
+    def batches(self) -> int | None:
+        """Optional[int], the number of batches of an epoch; None if unknown."""
+        if hasattr(self._dataset, "get_dataset_size"):
+            return None if _has_to_be_read(self._dataset) else self._dataset.get_dataset_size()
+        return len(self._dataset) if hasattr(self._dataset, "__len__") else None
+
+    def start(self, held: int = 0) -> Position:
+        """Return the position at the start of a run whose open window holds `held` micro-batches."""
+        size = self._dataset.get_batch_size() if hasattr(self._dataset, "get_batch_size") else None
+        source: Any = getattr(self._dataset, "source", None)
+        first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
+        return Position(first, size=size, total=self.batches, ranks=self._ranks, held=held)
+
+    def place(self, at: Position) -> Position:
+        """Convert a position to this batch size and number of ranks, rounded down to complete batches."""
+        now = self.start()
+        if not (now.size and now.total and at.size and at.total):
+            if now.ranks != at.ranks:
+                raise ValueError(
+                    "For 'train_process', 'train_dataset' must say the size of its batches by 'get_batch_size' where "
+                    f"{at.ranks} processes stopped and {now.ranks} go on."
+                )
+            return at
+        if (now.size, now.ranks) == (at.size, at.ranks):
+            return at
+        # The last batch may be short: the epoch ends with it.
+        over = at.batches == at.total
+        whole, done = now.size * now.ranks, at.rows * at.ranks
+        batches = now.total if over else len(range(whole, done + 1, whole))
+        here: Any = {"size": now.size, "total": now.total, "ranks": now.ranks}
+        return replace(at, batches=batches, rows=batches * now.size, **here)
+
+    def epochs(self, epochs: int, at: Position | None = None) -> Iterator[Iterable[tuple]]:
+        """Yield, for each remaining epoch, an iterable over its remaining batches, as tuples of Tensors.
+
+        If the dataset can't start at a given epoch, the epochs before it are read and discarded.
+        """
+        at = Position() if at is None else at
+        done, skip = at.epoch - 1, at.batches
+        if skip and skip == self.batches:
+            yield ()
+            done, skip = done + 1, 0
+        if done >= epochs:
+            return
+        if at.first is not None:
+            self._dataset.source.begin_with_epoch(at.first + done)
+            epochs, done = epochs - done, 0
+        passes = _passes(self._dataset, epochs)
+        for _ in range(done):
+            deque(next(passes)(), maxlen=0)
+        for begin in passes:
+            yield _from(begin, skip, at)
+            skip = 0
+
+
+class _Columns:
+    """Makes each batch a tuple of Tensors; for dicts in the key order of the first batch."""
+
+    def __init__(self) -> None:
+        self._names: tuple | None = None
+
+    def __call__(self, batch: Any) -> tuple:
+        if isinstance(batch, Mapping):
+            self._names = self._names or tuple(batch)
+            if set(batch) != set(self._names):
+                _refuse(f"dicts with the keys {', '.join(map(repr, self._names))}", f"one with {sorted(batch)}")
+            batch = tuple(batch[name] for name in self._names)
+        columns = batch if isinstance(batch, (tuple, list)) else (batch,)
+        return tuple(map(_as_tensor, columns))
+
+
+def _as_tensor(column: Any) -> Tensor:
+    if not isinstance(column, Tensor):
+        array = np.asarray(column)
+        if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
+            _refuse("batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
+        column = Tensor(column)
+    if column.dtype == ms.string:
+        _refuse("batches of numbers", "a column of strings")
+    if not column.ndim:
+        _refuse("columns with a row a sample", "a column that is one number")
+    return column
+
+
+def _refuse(rule: str, value: str) -> NoReturn:
+    _check.refuse(ValueError, "train_process", "train_dataset", f"one that yields {rule}", value)
+
+
+def _passes(dataset: Any, epochs: int) -> Iterator[Callable[[], Iterator[tuple]]]:
+    """Yield for each epoch a function that starts it.
+
+    A MindSpore dataset gets one iterator for all epochs: a new iterator would start the shuffle from the same seed
+    and repeat the same order in every epoch.
+    """
+    columns = _Columns()
+    if hasattr(dataset, "create_tuple_iterator"):
+        iterator = dataset.create_tuple_iterator(num_epochs=epochs)
+        yield from repeat(lambda: map(columns, iterator), epochs)
+    else:
+        yield from repeat(lambda: map(columns, dataset), epochs)
+
+
+def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
+    """Start an epoch, which may draw its order at random; or start it in the saved order and skip `skip` batches."""
+    if not skip:
+        at.random = random_state()
+        return begin()
+    now = random_state()
+    if at.random is not None:
+        set_random_state(at.random)
+    batches = begin()
+    deque(islice(batches, skip), maxlen=0)
+    set_random_state(now)
+    return batches
+
+
+def _has_to_be_read(dataset: Any) -> bool:
+    """Return whether MindSpore would have to read the data to count it: a generator, which may work only once."""
+    return getattr(dataset, "source_len", 0) == -1 or any(map(_has_to_be_read, getattr(dataset, "children", ())))

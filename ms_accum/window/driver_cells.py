@@ -1,0 +1,105 @@
+"""What is compiled only for the driver?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ..loss.gradients import LossAndGradients
+from ..network import tree
+from ..network.accumulators import emptied, loss_scale
+from .boundary import Boundary
+
+
+class TrainEmpty(nn.Cell):
+    """Set the accumulators to zero in place; this works only for finite values, `TrainClear` for all.
+
+    It is a separate graph: if one graph reads Parameters and changes them later, MindSpore copies them first.
+
+    Args:
+        forward_backward (TrainForwardBackward): the Cell with the accumulators.
+    """
+
+    def __init__(self, forward_backward: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.grad_sum, self.weight_sum = forward_backward.grad_sum, forward_backward.weight_sum
+
+    def construct(self) -> Any:
+        return emptied(tree.cancel, self.grad_sum, self.weight_sum)
+
+
+class TrainNothing(nn.Cell):
+    """Add zeros to the ranks' sum for a micro-batch of weight 0 on this rank: the other ranks wait for the sum.
+
+    Args:
+        forward_backward (TrainForwardBackward): the Cell with the accumulators.
+        parameters (Sequence[Parameter]): Parameters with the gradients' shapes.
+    """
+
+    def __init__(self, forward_backward: nn.Cell, parameters: Sequence[Any]):
+        super().__init__(auto_prefix=False)
+        self.grad_sum, self.sums = forward_backward.grad_sum, forward_backward.sums
+        self.shapes = [parameter.shape for parameter in parameters]
+
+    def construct(self) -> bool:
+        nothing = tuple([ops.zeros(shape, ms.float32) for shape in self.shapes])
+        tree.add(self.grad_sum, self.sums(nothing)[0])
+        return True
+
+
+class TrainTogether(nn.Cell):
+    """Run several micro-batches one after the other in one call: a call costs as much as a small network.
+
+    Args:
+        forward_backward (TrainForwardBackward): runs one micro-batch.
+        most (int): the maximum number. Smaller numbers need no new compilation.
+
+    Inputs:
+        - **count** (Tensor) - the number of micro-batches.
+        - **\\*columns** (tuple[Tensor]) - their columns, stacked; if there are weights, these are the last column.
+
+    Outputs:
+        Tensor, their losses, padded with zeros to `most`.
+    """
+
+    def __init__(self, forward_backward: nn.Cell, most: int):
+        super().__init__(auto_prefix=False)
+        self.forward_backward = forward_backward
+        self.places = Tensor(np.eye(most), ms.bool_)
+        network = forward_backward.loss_and_gradients.network
+        self.touched = (*network.get_parameters(), *forward_backward.grad_sum, *forward_backward.weight_sum)
+
+    def construct(self, count: Any, *columns: Any) -> Any:
+        done = Tensor(0, ms.int32)
+        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop is a branch
+        losses = ops.zeros(self.places.shape[:1], ms.float32)
+        while done < count:
+            row = [column[done] for column in columns]
+            if self.forward_backward.weight_sum:
+                loss = self.forward_backward(*row[:-1], weight=row[-1])
+            else:
+                loss = self.forward_backward(*row)
+            losses = ops.where(self.places[done], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
+            done = done + 1
+        return losses
+
+
+class TrainWindowOfOne(nn.Cell):
+    """Run one micro-batch and update with it: a window of 1, without accumulators.
+
+    Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`. No weight: it would cancel out.
+    """
+
+    def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None):
+        super().__init__(auto_prefix=False)
+        self.loss_and_gradients = LossAndGradients("GradientAccumulation", network, optimizer, loss_scale(optimizer))
+        self.boundary = Boundary("GradientAccumulation", optimizer, clip_norm)
+
+    def construct(self, *inputs: Any) -> Any:
+        loss, grads = self.loss_and_gradients(1.0, *inputs)
+        updated, norm = self.boundary(grads)[:2]
+        return loss, updated, norm

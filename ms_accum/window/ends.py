@@ -1,0 +1,173 @@
+"""Where does a window end?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, Callable
+
+from .. import _check
+
+TAILS = ("flush", "carry", "drop")
+
+
+def is_full(micro_batches: Any, window: Any) -> Any:
+    """Return whether a window of size `window` that holds `micro_batches` ends here.
+
+    This is the only rule, used on the host with ints and inside a graph with tensors.
+    """
+    return micro_batches >= window
+
+
+def mark_ends(micro_batches: Iterable, window: int, held: int = 0) -> Iterator[tuple[Any, bool]]:
+    """Yield each micro-batch and whether its window ends with it.
+
+    Args:
+        micro_batches (Iterable): the micro-batches of one epoch.
+        window (int): the window's size.
+        held (int): number of micro-batches that the first window already holds. Default: 0.
+    """
+    for micro_batch in micro_batches:
+        held += 1
+        full = is_full(held, window)
+        if full:
+            held = 0
+        yield micro_batch, full
+
+
+def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
+    """Split one batch into micro-batches of `micro_batch_size` rows; the last may be shorter.
+
+    For the functional pattern: weight each micro-batch by its rows, set the `Accumulator`'s window to the number of
+    micro-batches of a full batch, and call `flush()` after each batch; after a full batch it does nothing.
+
+    Args:
+        batch (Union[Tensor, tuple, list]): one or several tensors or arrays with one row per sample.
+        micro_batch_size (int): rows of a micro-batch.
+
+    Returns:
+        Iterator[tuple], the same tensors, cut to each micro-batch's rows.
+
+    Raises:
+        TypeError: If `micro_batch_size` is not an int.
+        ValueError: If `micro_batch_size` is less than 1, or the tensors differ in their number of rows.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ms_accum import split_batch
+        >>> images, labels = np.zeros((100, 1, 32, 32)), np.arange(100)
+        >>> [len(rows) for _, rows in split_batch((images, labels), 32)]
+        [32, 32, 32, 4]
+    """
+    size = _check.positive_int("split_batch", "micro_batch_size", micro_batch_size)
+    columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    rows = {column.shape[0] for column in columns}
+    if len(rows) != 1:
+        _check.refuse(ValueError, "split_batch", "batch", "tensors with the same number of rows", sorted(rows))
+    starts = range(0, rows.pop(), size)
+    return (tuple(column[start : start + size] for column in columns) for start in starts)
+
+
+def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
+    """Split each batch, which is a window, and yield each micro-batch and whether its batch ends with it.
+
+    The first `held` micro-batches of the first batch are already in the window and skipped.
+    """
+    for batch in batches:
+        pieces = list(split_batch(batch, micro_batch_size))
+        yield from islice(mark_ends(pieces, len(pieces)), held, None)
+        held = 0
+
+
+def window_ends(owner: str, mini_steps: int | None, micro_batch_size: int | None) -> Callable:
+    """Return the function that marks the window ends, given an epoch's batches and the number of held micro-batches."""
+    if (mini_steps is None) == (micro_batch_size is None):
+        raise ValueError(
+            f"For '{owner}', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
+            f"{mini_steps} and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
+        )
+    if micro_batch_size is not None:
+        size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
+        return partial(mark_batch_ends, micro_batch_size=size)
+    window = _check.positive_int(owner, "mini_steps", mini_steps)
+    return lambda batches, held: mark_ends(batches, window, held)
+
+
+def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
+    """Return the number of updates of an epoch, for building learning-rate schedules.
+
+    Args:
+        micro_batches (int): micro-batches in an epoch.
+        mini_steps (int): the window's size.
+        tail (str): treatment of a last, shorter window: ``"flush"`` updates with it,
+            ``"drop"`` discards it, ``"carry"`` continues it in the next epoch. Default: ``"flush"``.
+        epoch (Optional[int]): the epoch, from 1. Only used for ``"carry"``, where epochs may
+            differ by one update. Default: ``None``, the first.
+
+    Returns:
+        int, the updates in that epoch.
+
+    Raises:
+        TypeError: If `micro_batches`, `mini_steps` or `epoch` is not an int.
+        ValueError: If one of them is less than 1, or `tail` is not one of these three.
+
+    Examples:
+        >>> from ms_accum import updates_per_epoch
+        >>> updates_per_epoch(1875, 4), updates_per_epoch(1875, 4, "drop")
+        (469, 468)
+        >>> [updates_per_epoch(3, 2, "carry", epoch=epoch) for epoch in (1, 2, 3)]
+        [1, 2, 1]
+    """
+    owner = "updates_per_epoch"
+    micro_batches = _check.positive_int(owner, "micro_batches", micro_batches)
+    mini_steps = _check.positive_int(owner, "mini_steps", mini_steps)
+    epoch = _check.positive_int(owner, "epoch", 1 if epoch is None else epoch)
+    _check.one_of(owner, "tail", tail, TAILS)
+    before = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
+    return updates_in_run(micro_batches, mini_steps, tail, epoch) - before
+
+
+def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
+    """Return the number of updates in `epochs` epochs, if the first window already holds `held` micro-batches."""
+    if tail == "carry":
+        return (held + epochs * micro_batches) // mini_steps
+    full = micro_batches // mini_steps
+    short = tail == "flush" and full * mini_steps < micro_batches
+    return epochs * (full + short)
+
+
+def share(rows: int, ranks: int) -> int | None:
+    """Return each rank's rows of a window; None if they can't be divided equally."""
+    own, rest = divmod(rows, ranks)
+    return None if rest else own
+
+
+def planned(
+    owner: str, batches: int | None, mini_steps: int | None, tail: str, epochs: int, *, held: int = 0
+) -> int | None:
+    """Return the number of windows of a run; `mini_steps` None means that each batch is a window.
+
+    Args:
+        owner (str): the name used in error messages.
+        batches (Optional[int]): batches of an epoch. None: unknown; then the result is None, too.
+        mini_steps, tail, epochs: as for `GradientAccumulation`.
+        held (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
+
+    Raises:
+        ValueError: If the dataset is empty, or no window would ever fill.
+    """
+    if batches is None:
+        return None
+    if batches < 1:
+        raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
+    if mini_steps is None:
+        return epochs * batches
+    _check.positive_int("planned_updates", "mini_steps", mini_steps)
+    updates = updates_in_run(batches, mini_steps, tail, epochs, held if tail == "carry" else 0)
+    if not updates and tail == "drop":
+        raise ValueError(
+            f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
+            f"{mini_steps}. No window would ever fill; take a smaller one, or tail='flush'."
+        )
+    return updates

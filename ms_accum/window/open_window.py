@@ -1,0 +1,164 @@
+"""What does an open window hold, and how does it end?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, NamedTuple
+
+from .. import _check
+from ..fitting.out_of_memory import memory_advised
+from ..loss.objective import Objective
+from ..network.first_update import FirstUpdate
+from ..network.tree import gives_rows
+from ..ranks.parallel import Group
+from .running import Accumulating, Immediate
+
+
+class Ended(NamedTuple):
+    """The result of a window that has ended."""
+
+    updated: bool
+    """Whether the optimizer was called, that is, the gradient was finite."""
+    figures: tuple[float, float, float, int]
+    """Its loss, learning rate, norm and samples, as in an `UpdateRecord`."""
+    wishes: Sequence[float]
+    """The requests (to stop, to save) made at its end, summed over the ranks."""
+
+
+class OpenWindow:
+    """The micro-batches of a window: their gradients, losses and number.
+
+    Args:
+        objective (Objective): the loss and its weights.
+        optimizer (Optimizer): updates the parameters.
+        runner (Callable): returns the object that runs micro-batches and accumulates them; with
+            ``accumulates=False`` the one for windows of 1.
+        group (Optional[Group]): the ranks, which share each window. Default: ``None``.
+    """
+
+    def __init__(self, objective: Objective, optimizer: Any, runner: Callable, group: Group | None = None):
+        self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
+        self._optimizer, self._runner, self._group = optimizer, runner, group
+        self._rows = 1
+        self.size: int | None = None
+        """Optional[int], the micro-batches of a full window. None: each batch is a window, split."""
+        self.micro_batches = 0
+        """int, the micro-batches in the window."""
+        self.lost = False
+        """bool, whether the window was discarded because a micro-batch failed."""
+        self._first_update = FirstUpdate("train_process", _check.kind_of(optimizer), optimizer.parameters)
+        # With several ranks, windows of 1 are weighted and summed, too. Sparse gradients become dense when added.
+        self._always_added = group is not None or gives_rows(objective.forward)
+        self._cells_made: dict[bool, Accumulating | Immediate] = {}
+        if group is not None:
+            self._cells.clear()  # makes the Cells now: ranks communicate there, not each at its first micro-batch
+
+    def open(self, size: int | None) -> None:
+        """Prepare for windows of this size.
+
+        Raises:
+            RuntimeError: If the size would change inside a window.
+        """
+        if self.micro_batches and size != self.size:
+            raise RuntimeError(
+                f"For 'train_process', 'mini_steps' can't change from {self.size} to {size or 'whole batches'} inside "
+                f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+            )
+        self.size, self.lost = size, False
+
+    def add(self, micro_batch: tuple) -> None:
+        """Run a micro-batch and add it to the window."""
+        self._objective.look_at(micro_batch, self.size == 1, self._optimizer.parameters)
+        if not self.micro_batches:
+            self._first_update.begin()
+        weight = self._weight.of(micro_batch)
+        self._rows = micro_batch[0].shape[0]
+        with self._running():
+            # A micro-batch of weight 0 is not run: its loss may be 0/0 (all tokens masked), and 0 times NaN is NaN.
+            loss = self._cells.add(micro_batch, self._weight.as_tensor(weight)) if weight else self._cells.pass_over()
+        if weight:
+            self._loss.add(loss, weight, self._rows)
+        self.micro_batches += 1
+
+    def end(self, wishes: Sequence[float] = ()) -> Ended:
+        """Update with the window and open the next one. The window's loss is that of all ranks."""
+        figures = None if self._group is None else lambda: [*self._figures(), *wishes]
+        with self._running():
+            lr, updated, norm, *summed = self._cells.end(figures)
+        if summed:
+            total, weights, samples, *wishes = summed[0].asnumpy().tolist()
+            self._loss.load([total, weights, samples])
+        shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
+        self._forget()
+        if updated.asnumpy():
+            self._first_update.end(*shown[1:3])
+        return Ended(bool(updated.asnumpy()), shown, wishes)
+
+    def _figures(self) -> list[float]:
+        """Return the sums of the loss, to be summed in float32. The mean is a quotient, so any unit is right."""
+        total, weights, samples = self._loss.state
+        return [self._weight.in_units(total), self._weight.in_units(weights), samples]
+
+    def clear(self) -> None:
+        """Discard the window."""
+        if self.micro_batches:
+            self._cells.clear()
+        self._forget()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the accumulators, if they are in use, and the values that `load` needs."""
+        with self._running():
+            held = self.accumulators(self.micro_batches)
+        return held, {"micro_batches": self.micro_batches, "loss": self._loss.state, "unit": self._weight.unit}
+
+    def holds(self, micro_batches: int) -> bool:
+        """Return whether an open window with this content can be loaded: not for windows of 1 or several ranks."""
+        return not micro_batches or (self.size != 1 and self._group is None)
+
+    def accumulators(self, micro_batches: int) -> dict[str, Any]:
+        """Return the accumulators of a window of this many micro-batches; none if it is empty."""
+        return self._cells.accumulators if micro_batches else {}
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """The numbers that must be equal on ranks that wait for each other in every micro-batch."""
+        return {"micro-batches in a window": self.size, "micro-batches held": self.micro_batches}
+
+    @property
+    def is_whole(self) -> bool:
+        """bool, whether this process alone can save the state: with several ranks only between windows."""
+        return self._group is None or not (self.micro_batches or _check.is_dealt_out(self._optimizer))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; the accumulators have been loaded."""
+        if not state["micro_batches"]:
+            self.clear()
+        self.micro_batches = state["micro_batches"]
+        self._loss.load(state["loss"])
+        self._weight.unit = state["unit"]
+
+    def _forget(self) -> None:
+        self._loss.clear()
+        self.micro_batches = 0
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Discard the window if one of its micro-batches fails."""
+        try:
+            with memory_advised(self._rows, self.size):
+                yield
+        except BaseException:  # also Ctrl-C
+            self.lost = True
+            self._forget()
+            for cells in self._cells_made.values():  # also if the first micro-batch failed: it may have added a part
+                cells.clear()
+            raise
+
+    @property
+    def _cells(self) -> Accumulating | Immediate:
+        """The object that runs the window, made when it is first needed."""
+        added = self.size != 1 or self._always_added
+        if added not in self._cells_made:
+            self._cells_made[added] = self._runner(accumulates=added)
+        return self._cells_made[added]

@@ -1,0 +1,199 @@
+"""Is a loss that is no mean over rows noticed, by arithmetic, without touching anything?"""
+
+from __future__ import annotations
+
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn, ops
+
+from helpers import micro_batch, run
+from ms_accum import GradientAccumulation
+from reference import digest
+
+pytestmark = pytest.mark.modes
+
+
+class Masked(nn.Cell):
+    """Returns its loss: the mean over what a mask leaves, as language models do. Normed, so that a forward shows."""
+
+    def __init__(self, per_row=False, normed=True):
+        super().__init__()
+        self.dense, self.per_row = nn.Dense(4, 1), per_row
+        self.norm = nn.BatchNorm1d(4) if normed else nn.Identity()
+
+    def construct(self, x, mask):
+        error = ops.square(self.dense(self.norm(x)))[:, 0]
+        return error.mean() if self.per_row else (error * mask).sum() / mask.sum()
+
+
+def data(rng, rows=(6, 6)):
+    """A mask that leaves most of the first rows, and few of the others."""
+    return [
+        (
+            Tensor(rng.randn(n, 4), ms.float32),
+            Tensor(np.r_[np.ones(n // 3 + 1), np.eye(1, n - n // 3 - 1)[0]], ms.float32),
+        )
+        for n in rows
+    ]
+
+
+def driver(network, **options):
+    return GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 0.1), **options)
+
+
+def warnings_of(model, batches, mini_steps=2):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(model, batches, mini_steps)
+    return [str(each.message) for each in caught if "the loss of a micro-batch" in str(each.message)]
+
+
+def test_a_masked_mean_is_noticed_once_and_with_its_figures(rng):
+    model = driver(Masked())
+    (said,) = warnings_of(model, data(rng, [6] * 6))
+    assert said.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
+    assert "Give 'weight', what the loss divides by, or check='off'." in said
+    assert warnings_of(model, data(rng)) == []
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "mini_steps"),
+    [
+        (Masked(per_row=True), {}, 2),
+        (Masked(), {"weight": lambda x, mask: float(mask.sum().asnumpy())}, 2),
+        (Masked(), {"check": "off"}, 2),
+        (Masked(), {"reduction": "sum"}, 2),
+        (Masked(), {}, 1),
+    ],
+    ids=["per row", "weighted", "off", "sum", "window of 1"],
+)
+def test_nothing_is_said_where_it_is_a_mean_or_nobody_asks(network, options, mini_steps, rng):
+    assert warnings_of(driver(network, **options), data(rng), mini_steps) == []
+
+
+def test_to_look_changes_nothing(rng):
+    """Statistics of BatchNorm, generators, modes: a run with it leaves the same bytes."""
+    left = []
+    for check in ("first", "off"):
+        ms.set_seed(2)
+        network = Masked()
+        warnings_of(driver(network, check=check), data(np.random.RandomState(1)))
+        left.append([digest(network.get_parameters()), ms.get_rng_state().asnumpy().tolist(), ms.get_context("mode")])
+    assert left[0] == left[1]
+
+
+def test_a_network_that_takes_whole_micro_batches_only_is_left_alone(rng):
+    class Fixed(Masked):
+        def construct(self, x, mask):
+            if x.shape[0] != 6:
+                raise ValueError("six rows")
+            return super().construct(x, mask)
+
+    model = driver(Fixed())
+    assert warnings_of(model, data(rng)) == [] and model.updates == 1
+
+
+def test_a_loss_that_only_graphs_can_compute_is_looked_at_too(rng):
+    """`mint`'s cross entropy, of a network that returns its loss, has no kernel in PyNative mode on CPU."""
+
+    class Scored(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.loss = nn.Dense(4, 3), mint.nn.CrossEntropyLoss()
+
+        def construct(self, x, labels):
+            return self.loss(self.dense(x), labels)
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    labels = Tensor(np.array([0, 1, -100, -100, -100, -100, 2, 0]), ms.int32)
+    data = [(Tensor(rng.randn(8, 4), ms.float32), labels)] * 2
+    assert len(warnings_of(driver(Scored()), data)) == 1
+
+
+def test_one_row_can_not_be_cut(rng):
+    model = driver(Masked(normed=False))  # of one row statistics are no numbers
+    assert warnings_of(model, data(rng, [1, 1])) == []
+    assert len(warnings_of(model, data(rng, [6, 6]))) == 1
+
+
+def test_a_loss_that_is_no_mean_is_said(rng):
+    network = nn.Dense(4, 1)
+    model = GradientAccumulation(network, nn.RMSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    batches = [(*micro_batch(1, 2, 3, 4, rows=2), Tensor(np.ones((2, 1)), ms.float32))] * 2
+    with pytest.warns(
+        RuntimeWarning, match="RMSELoss is the root of a mean; nn.MSELoss .* no mean of its micro-batches'"
+    ):
+        run(model, batches, 2)
+
+
+def test_a_choice_that_is_none():
+    with pytest.raises(ValueError, match="'check' must be one of 'first', 'off', but got 'always'"):
+        driver(Masked(), check="always")
+
+
+def test_what_can_not_be_put_back_as_it_was_is(rng):
+    """A frozen Parameter in bfloat16; the mode and the generator, whatever else fails."""
+
+    class Half(Masked):
+        def __init__(self):
+            super().__init__(per_row=True)
+            self.frozen = Parameter(Tensor([0.3], ms.bfloat16), name="frozen", requires_grad=False)
+
+    network, mode = Half(), ms.get_context("mode")
+    before = network.frozen.astype(ms.float32).asnumpy()
+    assert warnings_of(driver(network), data(rng)) == []
+    assert ms.get_context("mode") == mode and network.frozen.dtype == ms.bfloat16
+    assert network.frozen.astype(ms.float32).asnumpy() == before
+
+
+def test_large_networks_that_are_not_trained_are_not_copied(rng, monkeypatch):
+    monkeypatch.setattr("ms_accum.loss.additivity._LIMIT", 8)
+    assert warnings_of(driver(Masked()), data(rng)) == []
+
+
+def test_rows_that_are_all_masked_say_nothing_and_the_next_do(rng):
+    mask = Tensor(np.r_[np.zeros(2), np.ones(6)], ms.float32)  # of the first quarter, nothing
+    first = (Tensor(rng.randn(8, 4), ms.float32), mask)
+    assert len(warnings_of(driver(Masked(normed=False)), [first, *data(rng, [6] * 3)])) == 1
+
+
+def test_a_loss_near_zero_is_no_loss_that_is_wrong(rng):
+    """Policy gradients begin there: parts of either sign."""
+
+    class Advantage(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(4, 1)
+
+        def construct(self, x, advantage):
+            return (0.0 * self.dense(x)[:, 0] + advantage).mean()
+
+    advantage = rng.randn(16).astype(np.float32)
+    batch = (Tensor(rng.randn(16, 4), ms.float32), Tensor(advantage - advantage.mean()))
+    assert warnings_of(driver(Advantage()), [batch] * 2) == []
+
+
+def test_columns_that_do_not_go_by_rows_are_not_cut(rng):
+    class Shared(Masked):
+        def construct(self, x, table):
+            return super().construct(x, table[0, 0] * x[:, 0] ** 2)
+
+    batch = (Tensor(rng.randn(8, 4), ms.float32), Tensor(rng.randn(6, 4), ms.float32))
+    assert warnings_of(driver(Shared(normed=False)), [batch] * 2) == []
+
+
+def test_labels_of_other_lengths_are_said_once(rng):
+    """A plain function that averages over elements: nobody knows what it divides by."""
+
+    def loss(output, label):
+        return ops.square(output - label).mean()
+
+    network = nn.Dense(1, 1)
+    model = GradientAccumulation(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    batches = [tuple(Tensor(rng.rand(4, n, 1), ms.float32) for _ in range(2)) for n in (12, 3, 12, 3)]
+    with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) count by") as seen:
+        run(model, batches, 2)
+    assert len(seen) == 1

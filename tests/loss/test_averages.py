@@ -1,0 +1,240 @@
+"""Is what a micro-batch counts for what MindSpore's losses divide by?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, mint, nn, ops
+
+from ms_accum.loss.averages import average_of, option_of, why_not_additive
+
+pytestmark = pytest.mark.host
+ROWS, CLASSES, CUT = 9, 5, 3
+CLASS_WEIGHTS = Tensor(np.array([0.2, 1.0, 3.0, 0.5, 2.0]), ms.float32)
+
+
+def scores(rng, more=()):
+    return rng.randn(ROWS, CLASSES, *more).astype(np.float32)
+
+
+def classes(rng, more=()):
+    """Labels, of which the ignored ones are all in the first rows."""
+    labels = rng.randint(0, CLASSES, (ROWS, *more)).astype(np.int32)
+    labels[:2] = -100
+    return labels
+
+
+def shares(rng):
+    raw = rng.rand(ROWS, CLASSES).astype(np.float32)
+    return raw / raw.sum(1, keepdims=True)
+
+
+def numbers(rng):
+    return rng.randn(ROWS, CLASSES).astype(np.float32)
+
+
+def bits(rng):
+    return (rng.rand(ROWS, CLASSES) < 0.5).astype(np.float32)
+
+
+def signs(rng):
+    return bits(rng) * 2 - 1
+
+
+def log_scores(rng):
+    return np.log(shares(rng))
+
+
+def unit_numbers(rng):
+    return rng.rand(ROWS, CLASSES).astype(np.float32)
+
+
+def early_bits(rng):
+    """All in the first rows, and few later: parts that are cut there differ."""
+    raw = (rng.rand(ROWS, CLASSES) < 0.1).astype(np.float32)
+    raw[:CUT] = 1
+    return raw
+
+
+def function(loss, **options):
+    return partial(loss, **options)
+
+
+weighted, both = {"weight": CLASS_WEIGHTS}, {"weight": CLASS_WEIGHTS, "ignore_index": 2}
+# (loss, output, labels)
+KNOWN = {
+    **{
+        f"{name} cross entropy {how}": (make(**options), outputs, labels)
+        for name, make in (
+            ("nn", nn.CrossEntropyLoss),
+            ("mint", mint.nn.CrossEntropyLoss),
+            ("ops", partial(function, ops.cross_entropy)),
+        )
+        for how, options, outputs, labels in (
+            ("plain", {}, scores, classes),
+            ("weighted", weighted, scores, classes),
+            ("ignoring", both, scores, lambda rng: abs(classes(rng)) % CLASSES),
+            ("of pixels", {}, partial(scores, more=(4,)), partial(classes, more=(4,))),
+            ("of shares", {}, scores, shares),
+        )
+        if (name, how) != ("mint", "of pixels")  # of which there is no kernel
+    },
+    **{
+        f"{name} nll {how}": (make(**options), log_scores, classes)
+        for name, make in (("nn", nn.NLLLoss), ("mint", mint.nn.NLLLoss), ("ops", partial(function, ops.nll_loss)))
+        for how, options in (("plain", {}), ("weighted", weighted))
+    },
+    "nn l1": (nn.L1Loss(), numbers, numbers),
+    "nn mse": (nn.MSELoss(), numbers, numbers),
+    "nn bce with logits": (nn.BCEWithLogitsLoss(), numbers, bits),
+    "mint bce with logits": (mint.nn.BCEWithLogitsLoss(), numbers, bits),
+    "nn smooth l1": (nn.SmoothL1Loss(reduction="mean"), numbers, numbers),
+    "mint smooth l1": (mint.nn.SmoothL1Loss(), numbers, numbers),
+    "nn bce": (nn.BCELoss(reduction="mean"), unit_numbers, bits),
+    "mint bce": (mint.nn.BCELoss(), unit_numbers, bits),
+    "mae": (nn.MAELoss(), numbers, numbers),
+    "huber": (nn.HuberLoss(), numbers, numbers),
+    "kl mean": (nn.KLDivLoss(reduction="mean"), log_scores, shares),
+    "kl batchmean": (nn.KLDivLoss(reduction="batchmean"), log_scores, shares),
+    "hinge": (nn.HingeEmbeddingLoss(), numbers, signs),
+    "poisson": (nn.PoissonNLLLoss(), numbers, unit_numbers),
+    "focal": (nn.FocalLoss(), scores, lambda rng: rng.randint(0, CLASSES, (ROWS, 1)).astype(np.int32)),
+    "focal of shares": (nn.FocalLoss(), scores, lambda rng: np.eye(CLASSES, dtype=np.int32)[abs(classes(rng)) % 5]),
+    "softmax": (
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        scores,
+        lambda rng: abs(classes(rng)) % CLASSES,
+    ),
+    "multi label soft margin": (nn.MultiLabelSoftMarginLoss(), numbers, bits),
+    "multi margin": (nn.MultiMarginLoss(), numbers, lambda rng: rng.randint(0, CLASSES, ROWS).astype(np.int64)),
+    "ops mse": (ops.mse_loss, numbers, numbers),
+    "ops l1": (ops.l1_loss, numbers, numbers),
+    "ops smooth l1": (partial(ops.smooth_l1_loss, reduction="mean"), numbers, numbers),
+    "mint function bce with logits": (mint.nn.functional.binary_cross_entropy_with_logits, numbers, bits),
+}
+# MindSpore's CPU has no kernel of the first; the second computes the same.
+NOT_ON_CPU = {
+    "mint l1": (mint.nn.L1Loss(), nn.L1Loss()),
+    "mint mse": (mint.nn.MSELoss(), nn.MSELoss()),
+    "mint function mse": (mint.nn.functional.mse_loss, ops.mse_loss),
+    "mint kl": (mint.nn.KLDivLoss(), nn.KLDivLoss(reduction="mean")),
+    "mint function cross entropy": (
+        partial(mint.nn.functional.cross_entropy, weight=CLASS_WEIGHTS),
+        partial(ops.cross_entropy, weight=CLASS_WEIGHTS),
+    ),
+    "soft margin": (nn.SoftMarginLoss(), nn.MSELoss()),
+}
+
+
+def miss_of(loss_fn, output, labels, count):
+    """Return by how much the weighted mean of two parts' losses misses that of both."""
+
+    def compute(output, labels):
+        return loss_fn(output, labels)
+
+    # PyNative mode has no kernel for this one.
+    loss = ms.jit(compute) if isinstance(loss_fn, mint.nn.CrossEntropyLoss) else compute
+    parts = [(Tensor(output[rows]), Tensor(labels[rows])) for rows in (slice(None), slice(CUT), slice(CUT, None))]
+    whole, *losses = [float(loss(*part).asnumpy()) for part in parts]
+    return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / whole - 1)
+
+
+@pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
+def test_the_weighted_mean_of_parts_is_the_whole(loss_fn, output, labels, rng):
+    average = average_of(loss_fn)
+    assert average.known
+    assert miss_of(loss_fn, output(rng), labels(rng), average.counted) < 1e-5
+
+
+@pytest.mark.parametrize(("loss_fn", "like"), NOT_ON_CPU.values(), ids=NOT_ON_CPU)
+@pytest.mark.parametrize("labels", [classes, numbers])
+def test_what_has_no_kernel_here_divides_by_the_same(loss_fn, like, labels, rng):
+    ours, theirs = average_of(loss_fn), average_of(like)
+    columns = (Tensor(scores(rng)), Tensor(labels(rng)))
+    assert ours.known and ours.counted(*columns) == theirs.counted(*columns)
+
+
+@pytest.mark.parametrize("loss_fn", [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")])
+def test_where_time_comes_first_labels_are_counted(loss_fn):
+    columns = (Tensor(np.zeros((7, 3, 2)), ms.float32), Tensor(np.zeros(21), ms.int32))
+    assert average_of(loss_fn).counted(*columns) == 21
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.zeros(4, np.float32), "must get integer labels, or a distribution"),
+        ([1, 255, 0], "got the label 255"),
+    ],
+)
+def test_labels_that_are_none_are_refused_in_a_line(labels, said):
+    with pytest.raises(ValueError, match=said):
+        average_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS)).counted(Tensor(np.zeros((4, 5))), Tensor(labels))
+
+
+def by_rows(data, label):
+    return len(data)
+
+
+@pytest.mark.parametrize("name", ["nn cross entropy plain", "mint cross entropy weighted", "ops nll weighted"])
+def test_rows_are_missed(name, rng):
+    loss_fn, output, labels = KNOWN[name]
+    assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [nn.MSELoss(), mint.nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), ops.mse_loss],
+    ids=["nn mse", "mint smooth l1", "nn bce", "ops mse"],
+)
+def test_sequences_count_by_their_elements(loss_fn, rng):
+    """Of different lengths; what they are together is one row of all elements."""
+    parts = [(rng.rand(4, length).astype(np.float32), rng.rand(4, length).astype(np.float32)) for length in (3, 17)]
+    whole = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
+    parts = [tuple(map(Tensor, part)) for part in parts]
+    losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*whole).asnumpy())
+    weights = [average_of(loss_fn).counted(*part) for part in parts]
+    assert np.average(losses, weights=weights) == pytest.approx(expected, rel=1e-5)
+    assert np.average(losses) != pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "output", "labels"),
+    [
+        (nn.RMSELoss(), numbers, numbers),
+        (nn.DiceLoss(), unit_numbers, early_bits),
+        (nn.MultiClassDiceLoss(), shares, bits),
+    ],
+    ids=["RMSELoss", "DiceLoss", "MultiClassDiceLoss"],
+)
+def test_what_is_no_mean_is_said(loss_fn, output, labels, rng):
+    assert why_not_additive(loss_fn) and not average_of(loss_fn).known
+    assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
+    assert why_not_additive(nn.MSELoss()) is None
+
+
+class Squares(nn.MSELoss):
+    """Not what it inherits from."""
+
+    def construct(self, logits, labels):
+        return ops.square(logits - labels).sum() / len(labels)
+
+
+@pytest.mark.parametrize("loss_fn", [None, Squares(), lambda output, label: output.sum(), abs])
+def test_of_others_nothing_is_known(loss_fn):
+    average = average_of(loss_fn)
+    assert not average.known and average.counted(Tensor(np.zeros((4, 7))), Tensor(np.zeros(4))) == 4
+
+
+def test_options_of_functions():
+    outer = partial(partial(ops.cross_entropy, ignore_index=3, reduction="sum"), ignore_index=4)
+    assert [option_of(outer, name) for name in ("ignore_index", "reduction", "weight", "nothing")] == [
+        4,
+        "sum",
+        None,
+        None,
+    ]
+    assert option_of(ops.cross_entropy, "reduction") == "mean" and option_of(ops.smooth_l1_loss, "reduction") == "none"

@@ -1,0 +1,13 @@
+"""What does a micro-batch count for, and what does keeping that ready cost?"""
+
+from __future__ import annotations
+
+from ms_accum.loss.weights import Weight
+
+
+def test_tensors_of_weights_are_made_once_and_not_kept_without_end():
+    weight = Weight("test", lambda *columns: 1.0, "mean")
+    assert weight.as_tensor(3.0) is weight.as_tensor(3.0)
+    for number in range(1, 3000):
+        assert weight.as_tensor(float(number)).asnumpy() == number
+        assert len(weight._tensors) <= 1024

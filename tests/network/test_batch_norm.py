@@ -1,0 +1,84 @@
+"""Does BatchNorm break the equality, and are users told?"""
+
+from __future__ import annotations
+
+import warnings
+
+import mindspore as ms
+import pytest
+from mindspore import mint, nn
+
+from helpers import batches, cross_entropy, forward_of, joined, run, values
+from ms_accum import GradientAccumulation
+from ms_accum.network.batch_norm import warn_about_batch_norm
+from reference import miss
+
+pytestmark = pytest.mark.modes
+
+
+def network_with(norm):
+    return nn.SequentialCell(nn.Dense(6, 8), norm, nn.ReLU(), nn.Dense(8, 3))
+
+
+def driver_of(network):
+    return GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 1.0))
+
+
+def misses_the_big_batch(network, rng):
+    """Return by how much a window's gradient misses that of the same rows in one batch."""
+    window = batches(rng, [8, 8, 8])
+    parameters = network.trainable_params()
+    network.set_train()
+    grad_fn = ms.value_and_grad(forward_of(network, cross_entropy()), None, ms.ParameterTuple(parameters))
+    expected = values(grad_fn(*joined(window))[1])
+    start = values(parameters)
+    run(driver_of(network), window, 3)
+    return miss([a - b for a, b in zip(start, values(parameters))], expected, 1e-5, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
+def test_accumulation_does_not_equal_the_big_batch_with_batch_norm(rng):
+    assert misses_the_big_batch(network_with(nn.BatchNorm1d(8)), rng) >= 100
+
+
+def test_it_does_with_layer_norm(rng):
+    assert misses_the_big_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_warning_says_so_once_a_run(epochs, rng):
+    model, data = driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8, 8])
+    with pytest.warns(
+        UserWarning, match=r"BatchNorm layers \(1, the first is '1'\) normalise each micro-batch"
+    ) as seen:
+        run(model, data, 2, epochs)
+    assert len(seen) == 1
+    assert seen[0].filename == run.__code__.co_filename  # whoever called train_process
+
+
+def test_whole_batches_are_warned_about_too(rng):
+    with pytest.warns(UserWarning, match="BatchNorm layers"):
+        run(driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8]), micro_batch_size=4)
+
+
+@pytest.mark.parametrize(("norm", "window"), [(nn.BatchNorm1d(8), 1), (nn.LayerNorm((8,)), 2)])
+def test_no_warning_where_there_is_no_reason(norm, window, rng):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(driver_of(network_with(norm)), batches(rng, [8, 8]), window)
+
+
+def test_batch_norm_of_mint_is_found_too():
+    with pytest.warns(UserWarning, match="BatchNorm layers"):
+        warn_about_batch_norm(nn.SequentialCell(mint.nn.BatchNorm1d(2)).set_train())
+
+
+@pytest.mark.host
+def test_one_that_is_frozen_is_left_alone():
+    """As it normalises by what it has learned. One that always takes what it sees is not frozen by its mode."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2)).set_train(False))
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=False)).set_train())
+    with pytest.warns(UserWarning, match="BatchNorm layers"):
+        warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=True)).set_train(False))

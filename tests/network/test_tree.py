@@ -1,0 +1,134 @@
+"""What can be done to a tuple of gradients inside a graph?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor
+
+from helpers import values
+from ms_accum.network import tree
+from reference import global_norm, miss
+
+SHAPES = ((300, 200), (7,), ())
+
+
+def arrays(rng, scale=1.0):
+    return [np.asarray(rng.randn(*shape) * scale, np.float32) for shape in SHAPES]
+
+
+def tensors(arrays, dtype=ms.float32):
+    return tuple(Tensor(array, dtype) for array in arrays)
+
+
+def totals(arrays):
+    return tuple(
+        Parameter(Tensor(array), name=f"total{number}", requires_grad=False) for number, array in enumerate(arrays)
+    )
+
+
+def in_a_graph(function, total):
+    @ms.jit
+    def call(*arguments):
+        return function(total, *arguments)
+
+    return call
+
+
+def test_add(rng):
+    held, gradients = arrays(rng), arrays(rng)
+    total = totals(held)
+    in_a_graph(tree.add, total)(tensors(gradients))
+    assert miss(values(total), [a + b for a, b in zip(held, gradients)], 1e-7) == 0
+
+
+def test_add_weighted(rng):
+    held, gradients = arrays(rng), arrays(rng)
+    total = totals(held)
+    in_a_graph(tree.add_weighted, total)(tensors(gradients), Tensor(3.0, ms.float32))
+    assert miss(values(total), [a + 3 * b for a, b in zip(held, gradients)], 1e-6, 1e-6) <= 1
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16])
+def test_add_takes_half_precision(dtype, rng):
+    gradients = tensors(arrays(rng), dtype)
+    total = totals([np.zeros(shape, np.float32) for shape in SHAPES])
+    in_a_graph(tree.add, total)(gradients)
+    expected = [gradient.astype(ms.float32).asnumpy() for gradient in gradients]
+    assert miss(values(total), expected, 1e-7) == 0
+
+
+@pytest.mark.parametrize("poison", [1.0, np.nan, np.inf])
+def test_clear(poison):
+    total = totals([np.full(shape, poison, np.float32) for shape in SHAPES])
+    in_a_graph(tree.clear, total)()
+    assert all(np.array_equal(value, np.zeros(shape)) for value, shape in zip(values(total), SHAPES))
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("elements", [4, 2**17])
+def test_the_accumulators_themselves_change(elements, compiled, mode):
+    """Small or large, in a graph or outside: MindSpore's own in-place methods leave them as they were outside."""
+    ms.set_context(mode=mode)
+    total = (Parameter(Tensor(np.ones(elements), ms.float32), name="t", requires_grad=False),)
+    gradients = (Tensor(np.full(elements, 3.0), ms.float32),)
+
+    def work(factor, *gradients):
+        tree.add(total, gradients)
+        tree.multiply_in_place(total, factor)
+        tree.add_weighted(total, gradients, factor)
+        return True
+
+    def clear():
+        tree.clear(total)
+        return True
+
+    def cancel():
+        tree.cancel(total)
+        return True
+
+    if compiled:
+        work, clear, cancel = ms.jit(work), ms.jit(clear), ms.jit(cancel)
+    for empty in (clear, cancel):
+        work(Tensor(0.5, ms.float32), *gradients)
+        assert set(total[0].asnumpy()) == {3.5 if empty is clear else 3.0}
+        empty()
+        assert set(total[0].asnumpy()) == {0.0}
+
+
+def test_multiply_and_cast(rng):
+    gradients = arrays(rng)
+
+    @ms.jit
+    def call(grads, like):
+        return tree.cast_like(tree.multiply(grads, Tensor(0.25, ms.float32)), like)
+
+    divided = call(tensors(gradients), tensors(gradients, ms.float16))
+    assert all(value.dtype == ms.float16 for value in divided)
+    assert miss(values(divided), [array / 4 for array in gradients], 1e-3, 1e-6) <= 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_global_norm(scale, rng):
+    gradients = arrays(rng, scale)
+    norm = ms.jit(tree.global_norm)(tensors(gradients))
+    assert float(norm.asnumpy()) == pytest.approx(global_norm(gradients), rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_one_element_makes_the_norm_not_finite(poison, rng):
+    gradients = arrays(rng)
+    gradients[1][3] = poison
+    assert not np.isfinite(ms.jit(tree.global_norm)(tensors(gradients)).asnumpy())
+
+
+@pytest.mark.parametrize(("first", "behind"), [(0, 6), (0, 5), (2, 6)])
+def test_a_stretch_is_a_slice_and_everything_is_not_cut(first, behind):
+    row = Tensor(np.arange(6, dtype=np.float32))
+    rows = Tensor(np.arange(12, dtype=np.float32).reshape(2, 6))
+    for each in (row, rows):
+        cut = tree.stretch(each, first, behind)
+        assert np.array_equal(cut.asnumpy(), each.asnumpy()[..., first:behind])
+        assert (cut is each) == (behind - first == 6)

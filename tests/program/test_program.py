@@ -1,0 +1,302 @@
+"""Does a program say what it has to say in one line and an exit code?"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import mindspore as ms
+import pytest
+
+from ms_accum.program.flags import Parser, number, whole
+from ms_accum.program.main import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
+from ms_accum.program.plan import show_accuracy
+from ms_accum.program.steps import choose_device
+
+
+def parser():
+    made = Parser("A program for the tests.")
+    made.add_argument("--epochs", type=whole(1), default=3)
+    made.add_argument("--lr", "--learning_rate", type=number(0, above=True), default=0.1)
+    made.add_argument("--momentum", type=number(0))
+    made.add_argument("--data_path")
+    made.add_argument("--verbose", action="store_true")
+    return made
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return a function that writes a configuration and returns the flag that names it."""
+
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return f"--config={path}"
+
+    return write
+
+
+def refused(argv, capfd, main=None):
+    """Run, and return the exit code and the one line on stderr."""
+    code = run(main or (lambda arguments: pytest.fail("the program ran")), parser(), argv)
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return code, err[len("error: ") : -1]
+
+
+def raising(error):
+    def main(arguments):
+        raise error
+
+    return main
+
+
+# Flags
+
+
+def test_defaults_and_flags():
+    assert vars(parser().parse(["--lr", "0.5", "--verbose"])) == {
+        "epochs": 3,
+        "lr": 0.5,
+        "momentum": None,
+        "data_path": None,
+        "verbose": True,
+        "config": None,
+        "debug": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--epochs", "0"], "argument --epochs: must be an int >= 1, but got '0'"),
+        (["--epochs=-1"], "argument --epochs: must be an int >= 1, but got '-1'"),
+        (["--epochs", "1.5"], "argument --epochs: must be an int >= 1, but got '1.5'"),
+        (["--epochs", "x"], "argument --epochs: must be an int >= 1, but got 'x'"),
+        (["--epochs", ""], "argument --epochs: must be an int >= 1, but got ''"),
+        (["--epochs"], "argument --epochs: expected one argument"),
+        (["--lr", "0"], "argument --lr/--learning_rate: must be a number > 0, but got '0'"),
+        (["--lr=-1"], "argument --lr/--learning_rate: must be a number > 0, but got '-1'"),
+        (["--lr", "nan"], "argument --lr/--learning_rate: must be a number > 0, but got 'nan'"),
+        *[
+            (
+                ["--lr", text],
+                f"argument --lr/--learning_rate: must be a number > 0 that float32 holds, but got '{text}'",
+            )
+            for text in ("inf", "1e308", "1e-320", "1e-39")
+        ],
+        (["--lr", "fast"], "argument --lr/--learning_rate: must be a number > 0, but got 'fast'"),
+        (["--momentum=-0.1"], "argument --momentum: must be a number >= 0, but got '-0.1'"),
+        (["--unknown", "1"], "unrecognized arguments: --unknown 1"),
+        (["--epoch", "1"], "unrecognized arguments: --epoch 1"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(argv, line, capfd):
+    assert refused(argv, capfd) == (USAGE, line)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("12", 12)])
+def test_whole_numbers(text, value):
+    assert whole(1)(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("1e-3", 0.001), ("2", 2.0)])
+def test_numbers(text, value):
+    assert number(0)(text) == value
+
+
+def test_config_without_a_file_is_one_line(capfd):
+    assert refused(["--config"], capfd) == (USAGE, "argument --config: expected one argument")
+
+
+def test_help_names_every_flag(capsys):
+    with pytest.raises(SystemExit) as end:
+        run(raising(AssertionError), parser(), ["--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert [flag for flag in parser()._option_string_actions if flag not in shown] == []
+
+
+# The configuration file
+
+
+def test_a_config_gives_flags(config):
+    given = parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
+    assert (given.epochs, given.lr, given.verbose, given.data_path) == (5, 0.001, True, "数据 dir")
+
+
+def test_flags_win_over_the_config(config):
+    given = parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
+    assert (given.epochs, given.momentum) == (2, 0.5)
+
+
+def test_a_config_knows_aliases(config):
+    assert parser().parse([config("learning_rate: 0.25")]).lr == 0.25
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])
+def test_an_empty_config_changes_nothing(config, text):
+    given, without = vars(parser().parse([config(text)])), vars(parser().parse([]))
+    assert given.pop("config") and {**given, "config": None} == without
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epochs: 1\nepoch: 2\n", "unknown key 'epoch'"),
+        ("batch-size: 1\n", "unknown key 'batch-size'"),
+        ("1: 2\n", "unknown key '1'"),
+        ("--epochs: 1\n", "unknown key '--epochs'"),
+        ("- epochs\n- 3\n", "run.yaml' must hold lines of the form 'flag: value'"),
+        ("epochs", "run.yaml' must hold lines of the form 'flag: value'"),
+        ("epochs: 0\n", "argument --epochs: must be an int >= 1, but got '0'"),
+        ("lr: 1\nepochs: [1, 2]\n", "run.yaml' must hold lines of the form 'flag: value', but line 2 has !!seq"),
+        ("epochs: {a: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!map"),
+        ("? [epochs]\n: 1\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!seq"),
+        ("<<: {epochs: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!merge"),
+        ("epochs: 1\nlr: 1\nepochs: 2\n", "run.yaml' has the key 'epochs' twice"),
+        ("epochs: 2001-13-01\n", "argument --epochs: must be an int >= 1, but got '2001-13-01'"),
+        ("epochs: 0b_\n", "run.yaml' has 0b_ in line 1, which YAML counts otherwise: use decimals"),
+        ("epochs: 010\n", "run.yaml' has 010 in line 1, which YAML counts otherwise: use decimals"),
+        ("lr: 1\nseed: 0x10\n", "run.yaml' has 0x10 in line 2, which YAML counts otherwise: use decimals"),
+        ('model: "\\UFFFFFFFF"\n', "run.yaml' is not YAML: "),
+        (f"%YAML {'9' * 5000}.1\n---\nepochs: 1\n", "run.yaml' is not YAML: "),
+        ("lr: !!float abc\n", "argument --lr/--learning_rate: must be a number > 0, but got 'abc'"),
+        (f"epochs: {'9' * 5000}\n", "argument --epochs: must be an int >= 1, but got '999"),
+        ("config: other.yaml\n", "unknown key 'config'"),
+        ("help: true\n", "unknown key 'help'"),
+        ("lr: .nan\n", "argument --lr/--learning_rate: must be a number > 0, but got '.nan'"),
+        ("verbose: 3\n", "argument --verbose: ignored explicit argument '3'"),
+    ],
+)
+def test_a_wrong_config_is_one_line(config, text, expected, capfd):
+    code, line = refused([config(text)], capfd)
+    assert code == USAGE and expected in line
+
+
+def test_a_missing_config_is_named(capfd, tmp_path):
+    code, line = refused([f"--config={tmp_path / 'none.yaml'}"], capfd)
+    assert code == USAGE and "none.yaml" in line
+
+
+def test_a_folder_is_no_config(capfd, tmp_path):
+    code, line = refused([f"--config={tmp_path}"], capfd)
+    assert code == USAGE and str(tmp_path) in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.mkdir [planted]",
+        "epochs: !!python/object/apply:os.mkdir [planted]",
+        "epochs: !!python/object/new:os.mkdir [planted]",
+        "epochs: !!python/name:os.mkdir",
+    ],
+)
+def test_python_objects_in_a_config_are_refused(config, text, capfd, tmp_path):
+    code, line = refused([config(text)], capfd)
+    assert code == USAGE and "python/" in line
+    assert not (tmp_path / "planted").exists()
+
+
+def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
+    """Nine lines that would be a list of a billion elements."""
+    names = "abcdefghi"
+    lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
+    code, line = refused([config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
+    assert code == USAGE and line.endswith("but line 2 has !!seq")
+
+
+@pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
+def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
+    code, line = refused([config(text)], capfd)
+    assert code == USAGE and "run.yaml' is not YAML: " in line
+
+
+def test_null_in_a_config_is_as_good_as_absent(config):
+    assert parser().parse([config("data_path:\n")]).data_path is None
+
+
+@pytest.mark.parametrize("value", ["false", "true"])
+def test_a_bool_is_no_number(config, value, capfd):
+    code, line = refused([config(f"epochs: {value}\n")], capfd)
+    assert code == USAGE and line.startswith("argument --epochs: must be an int >= 1, but got ")
+
+
+# Exit codes
+
+
+def test_the_codes_are_the_documented_ones():
+    assert (OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED) == (0, 1, 2, 3, 4, 5, 130)
+
+
+def test_a_program_that_ends_well(capfd):
+    seen = []
+    assert run(seen.append, parser(), ["--epochs", "7"]) == OK
+    assert seen[0].epochs == 7 and capfd.readouterr() == ("", "")
+
+
+def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["program.py", "--epochs", "8"])
+    assert run(seen.append, parser()) == OK and seen[0].epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (Failure("no such data", DATA), DATA, "no such data"),
+        (RuntimeError("diverged"), TRAINING, "diverged"),
+        (ValueError("\n  first\nsecond\n"), TRAINING, "first"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+    ],
+)
+def test_an_error_becomes_a_line_and_a_code(error, code, line, capfd):
+    assert refused([], capfd, main=raising(error)) == (code, line)
+
+
+def test_an_error_without_a_text_says_its_kind(capfd):
+    assert "MemoryError" in refused([], capfd, main=raising(MemoryError()))[1]
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
+    assert run(raising(Failure("broken", DATA)), parser(), ["--debug"]) == DATA
+    err = capfd.readouterr().err
+    assert err.startswith("Traceback") and err.endswith("\nerror: broken\n")
+
+
+def test_a_warning_is_one_line_while_the_program_runs():
+    def warn(arguments):
+        shown.append(warnings.formatwarning("two\n lines", UserWarning, "file.py", 7, "its_line()"))
+
+    shown, before = [], warnings.formatwarning
+    assert run(warn, parser(), []) == OK
+    assert shown == ["warning: two lines\n"] and warnings.formatwarning is before
+
+
+def test_exit_code_takes_its_kinds_only():
+    with pytest.raises(Failure, match="gone") as failure, exit_code(DATA, OSError):
+        raise FileNotFoundError("gone")
+    assert failure.value.code == DATA
+    with pytest.raises(KeyError), exit_code(DATA, OSError, ValueError):
+        raise KeyError("other")
+
+
+def test_the_innermost_exit_code_wins():
+    with pytest.raises(Failure) as failure, exit_code(TRAINING, Exception), exit_code(DISK, OSError):
+        raise OSError("full")
+    assert failure.value.code == DISK
+
+
+# The device, and the last lines
+
+
+def test_auto_is_the_device_that_mindspore_chose():
+    assert choose_device("auto") == ms.get_context("device_target")
+    assert ms.get_context("mode") == ms.GRAPH_MODE
+
+
+def test_the_closing_lines(capsys):
+    show_accuracy(49, 50)
+    assert capsys.readouterr().out == "============== {'Accuracy': 0.98} ==============\ncorrect/total: 49/50\n"

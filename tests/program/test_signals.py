@@ -1,0 +1,263 @@
+"""Does a signal end a program in order, and a second one at once?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ms_accum.program import signals
+from ms_accum.program.signals import INTERRUPTED, TERMINATED, Signals
+from programs import train_in
+
+ROOT = Path(__file__).resolve().parents[2]
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+
+
+def send(number, signals):
+    """Send a signal to this process as another one would, and wait until it has come."""
+    os.kill(os.getpid(), number)
+    while not signals.pending():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_the_first_interrupts(number):
+    with Signals() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            send(number, signals)
+            time.sleep(20)
+            pytest.fail("it slept on")
+        assert (signals.code, signals.words) == (CODES[number], WORDS[CODES[number]])
+
+
+def test_it_wakes_up_who_waits():
+    with Signals() as signals:
+        # To its thread: those that NumPy and MindSpore started before this test do not block it.
+        threading.Timer(0.2, lambda: signal.pthread_kill(signals._thread.ident, signal.SIGTERM)).start()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(20)
+            pytest.fail("it slept on")
+
+
+def test_a_block_may_defer_it():
+    with Signals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals.deferred():
+            send(signal.SIGINT, signals)
+            reached = True
+        assert reached
+
+
+def test_afterwards_everything_is_as_it_was():
+    before = [signal.getsignal(number) for number in (*CODES, signal.SIGURG)]
+    mask, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
+    with Signals():
+        assert threading.active_count() == threads + 1
+    assert [signal.getsignal(number) for number in (*CODES, signal.SIGURG)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert threading.active_count() == threads
+
+
+# The programs
+
+
+ALL = ("--output_dir=out", "--model=mlp", "--epochs=40")
+
+
+def start(folder, *flags, program=(str(ROOT / "train.py"),)):
+    command = [sys.executable, "-u", *program, *ALL, *flags]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+
+
+def wait_for(program, text):
+    """Read until a line begins with `text`."""
+    while not program.stdout.readline().startswith(text):
+        assert program.poll() is None, program.stderr.read()
+
+
+def ended(program):
+    """Return the exit code and what the program said."""
+    out, err = program.communicate(timeout=120)
+    return program.returncode, err.strip()
+
+
+def model_of(folder):
+    return (folder / "out" / "gradient_accumulation.ckpt").read_bytes()
+
+
+def finished(folder, *flags):
+    """Run to the end, in this process, and return the model's bytes."""
+    assert train_in(folder, *ALL, *flags) == 0
+    return model_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "epoch: 2 step: 3"), (signal.SIGTERM, "accumulators")])
+def test_a_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
+    """In the middle of the run, and while the first graph is compiled."""
+    (tmp_path / "parts").mkdir()
+    flags = ("--epochs=3", "--mini_steps=7")
+    program = start(tmp_path / "parts", *flags)
+    wait_for(program, moment)
+    while not (tmp_path / "parts" / "out" / "states" / ".lock").exists():  # the run begins; before, there is no state
+        assert program.poll() is None
+    program.send_signal(number)
+    code, said = ended(program)
+    assert code == CODES[number]
+    assert said.startswith(f"error: {WORDS[code]}, the training state is in 'out/states/state-00000001.safetensors'")
+    assert said.count("\n") == 0
+    whole = once("signals-whole", lambda folder: finished(folder, *flags))
+    assert finished(tmp_path / "parts", *flags, "--resume") == model_of(whole)
+    lines = [(folder / "out" / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "parts", whole)]
+    assert len(lines[0]) == len(lines[1]) == 3 * 7
+
+
+# train.py, of which one part says when it begins, and then does what it reads: to wait for a signal, to go on.
+HELD = """
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+sys.path.insert(0, sys.argv.pop(1))
+import train
+from ms_accum.program import main
+from ms_accum.saving import training_state
+
+def held(part):
+    def run(*arguments, **options):
+        print("now", flush=True)
+        while sys.stdin.readline() == "wait\\n":
+            while not main.SIGNALS.pending():
+                time.sleep(0.01)
+            print("asked", flush=True)
+        return part(*arguments, **options)
+    return run
+
+owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate_together")}[sys.argv.pop(1)]
+setattr(owner, name, held(getattr(owner, name)))
+sys.exit(main.run(train.main, train.flags()))
+"""
+FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
+
+
+def start_held(folder, part):
+    return start(folder, *FLAGS, program=("-c", HELD, str(ROOT), part))
+
+
+def tell(program, *words):
+    program.stdin.write("".join(f"{word}\n" for word in words))
+    program.stdin.flush()
+
+
+def ask_to_end(program, number):
+    """Send a signal and wait until it has come."""
+    program.send_signal(number)
+    tell(program, "wait")
+    wait_for(program, "asked")
+
+
+@pytest.fixture(scope="module")
+def whole_model(once):
+    return model_of(once("signals-held", lambda folder: finished(folder, *FLAGS)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["saving", "evaluating"])
+def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
+    program = start_held(tmp_path, part)
+    wait_for(program, "now")
+    ask_to_end(program, signal.SIGTERM)
+    tell(program, *["go"] * 9)
+    code, said = ended(program)
+    assert code == TERMINATED
+    # The first is the one that was due.
+    assert said.startswith("error: terminated, the training state is in 'out/states/state-00000002.safetensors'")
+    assert finished(tmp_path, *FLAGS, "--resume") == whole_model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["saving", "evaluating"])
+def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, part):
+    program = start_held(tmp_path, part)
+    wait_for(program, "now")
+    tell(program, "go")
+    wait_for(program, "now")
+    ask_to_end(program, signal.SIGTERM)
+    program.send_signal(signal.SIGINT)
+    assert ended(program)[0] == INTERRUPTED
+    states = tmp_path / "out" / "states"
+    assert [path.name for path in states.glob("*.safetensors")] == ["state-00000001.safetensors"]
+    assert finished(tmp_path, *FLAGS, "--resume") == whole_model
+    assert not list(states.glob(".saving*"))
+
+
+@pytest.mark.slow
+def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
+    program = start_held(tmp_path, "evaluating")
+    tell(program, *["go"] * 3)
+    for _ in range(4):  # of the updates 2, 4 and 6, which is the end of the run, and of the model that is saved
+        wait_for(program, "now")
+    program.send_signal(signal.SIGINT)
+    assert ended(program) == (INTERRUPTED, "error: interrupted")
+    assert model_of(tmp_path) == whole_model
+
+
+SLEEPER = """
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+from ms_accum.program.signals import Signals
+with Signals() as signals, signals.deferred():
+    print("ready", flush=True)
+    while not signals.pending():
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("second", CODES)
+def test_a_second_signal_ends_it_at_once(tmp_path, second):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SLEEPER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline() == "asked\n"
+        assert program.poll() is None
+        while program.poll() is None:  # the same one is the same request, for a second
+            program.send_signal(second)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(timeout=0.1)
+        assert program.returncode == CODES[second]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "seconds", "ends"),
+    [
+        (signal.SIGTERM, signal.SIGTERM, 0.5, False),
+        (signal.SIGTERM, signal.SIGTERM, 1.5, True),
+        (signal.SIGTERM, signal.SIGINT, 0.0, True),
+        (signal.SIGHUP, signal.SIGHUP, 9.0, False),
+        (signal.SIGINT, signal.SIGHUP, 9.0, False),
+        (signal.SIGHUP, signal.SIGTERM, 0.0, True),
+    ],
+)
+def test_what_asks_for_more(first, then, seconds, ends, monkeypatch):
+    """A shell that ends sends SIGHUP twice; what an init system sends to launcher and ranks gets to the ranks twice."""
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    left = []
+    monkeypatch.setattr(signals.os, "_exit", left.append)
+    heard = signals.Signals()
+    heard._deferred = True
+    heard._take(first)
+    now[0] += seconds
+    heard._take(then)
+    assert left == ([signals.CODES[then]] if ends else []) and heard.code == signals.CODES[first]

@@ -1,0 +1,73 @@
+"""Helpers for tests that run the two programs: in this process, or as a person does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eval as evaluation
+import train as training
+from model_zoo.recipes import filled_in
+from ms_accum.program.main import run
+from ms_accum.program.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")
+QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2", "--output_dir=out")
+
+
+def train(*argv):
+    return run(training.main, training.flags(), argv)
+
+
+def settings_of(*argv):
+    """Return what a run with these flags is."""
+    return Settings.of(filled_in(vars(training.flags().parse(argv))))
+
+
+def train_in(folder, *argv):
+    """Do so in another folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return train(*argv)
+
+
+def evaluate(*argv):
+    return run(evaluation.main, evaluation.flags(), argv)
+
+
+def process(*command, cwd, **options):
+    command = [sys.executable, str(ROOT / command[0]), *command[1:]]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def one_line(err):
+    """Return the message, if the error output is exactly one line of the right form."""
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    return err[len("error: ") : -1]
+
+
+def closing(out):
+    """Return accuracy, correct and total, if the output ends with the closing lines."""
+    found = CLOSING.search(out)
+    assert found and found.end() == len(out)
+    accuracy, correct, total = float(found[1]), int(found[2]), int(found[3])
+    assert accuracy == correct / total
+    return accuracy, correct, total
+
+
+def plan(out):
+    """Return the lines before training by their first words."""
+    return {
+        line[:16].rstrip(): line[17:] for line in out.splitlines() if not line.startswith(("epoch:", "=", "correct"))
+    }
+
+
+def metrics(folder):
+    lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,240 @@
+"""Do several processes train as one would?"""
+
+from __future__ import annotations
+
+import os
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+import ranks as program
+from conftest import tried_with_3
+from helpers import Recorder, cross_entropy, mutate
+from ms_accum import (
+    Accumulator,
+    Checkpointer,
+    CheckpointError,
+    GradientAccumulation,
+    Group,
+    evaluate,
+    own_group,
+    total,
+)
+from ms_accum.ranks import parallel, reduction
+from ms_accum.saving.state_folder import StateFolder
+from ms_accum.window.batches import Data, Position
+from reference import miss
+from runs import Run, numbers, stop_after
+
+
+def same(seen, name):
+    """Return what all ranks have seen alike."""
+    found = [rank[name] for rank in seen[0]]
+    assert all(each["digest"] == found[0]["digest"] for each in found)
+    return found[0]
+
+
+def check_close(found, expected):
+    arrays = [np.array(array, np.float32) for array in found["parameters"]]
+    assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
+
+
+def alone(reduction, mini_steps, rows):
+    """Train one process with the data of all ranks."""
+    model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
+    records = program.train(model, program.all_data(rows), mini_steps)
+    return records, [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("reduction", "mini_steps"), [("mean", 1), ("mean", 3), ("sum", 3)])
+def test_ranks_are_one_process(seen, reduction, mini_steps):
+    ranks = len(seen[0])
+    found = same(seen, f"{reduction} {mini_steps}")
+    records, expected = alone(reduction, mini_steps * ranks, program.ROWS[ranks])
+    check_close(found, expected)
+    # Those of rank 0, which alone reports: of all rows, with the loss over all ranks.
+    assert [record[:3] for record in found["records"]] == [list(record[:3]) for record in records]
+    assert [record[6] for record in found["records"]] == [record.samples for record in records]
+    for column in (3, 4, 5):  # loss, lr, norm
+        expected = [record[column] for record in records]
+        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
+    assert all(not rank[f"{reduction} {mini_steps}"]["records"] for rank in seen[0][1:])
+
+
+@pytest.mark.host
+def test_other_weights_of_micro_batches_are_noticed(seen, monkeypatch):
+    """The mutant: windows that are not divided by what they hold."""
+    ranks = len(seen[0])
+    mutate(monkeypatch, "no division")
+    _, expected = alone("mean", 3 * ranks, program.ROWS[ranks])
+    with pytest.raises(AssertionError):
+        check_close(same(seen, "mean 3"), expected)
+
+
+def test_again_is_the_same(seen):
+    first, again = zip(*(rank["twice"] for rank in seen[0]))
+    assert len({each["digest"] for each in (*first, *again)}) == 1
+
+
+@tried_with_3
+@pytest.mark.parametrize("mini_steps", [1, 3])
+def test_accumulators_of_ranks_are_one(seen, mini_steps):
+    ranks = len(seen[0])
+    found = same(seen, f"functional {mini_steps}")
+    model = program.driver_of(program.network_of())
+    program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
+    check_close(found, [parameter.asnumpy() for parameter in model._trained.optimizer.parameters])
+    assert found["updates"] == model.updates
+
+
+def test_all_start_from_the_weights_of_rank_0(seen):
+    found = [rank["own weights"] for rank in seen[0]]
+    for cell in (0, 1):
+        before, after = zip(*(each[cell] for each in found))
+        assert len(set(before)) == len(found) and set(after) == {before[0]}
+
+
+def test_a_flush_is_one_of_all_ranks(seen):
+    found = [rank["flushed"] for rank in seen[0]]
+    assert [each["held"] for each in found] == [1] + [0] * (len(found) - 1)
+    assert all(each["updated"] == [True, False] and each["sum"] == [7 * len(found)] for each in found)
+    same(seen, "flushed")
+
+
+def test_all_stop_at_a_tail(seen):
+    assert [rank["tails"] for rank in seen[0]] == [2] * len(seen[0])
+
+
+def test_all_skip_what_is_bad_on_one(seen):
+    found = [rank["bad"] for rank in seen[0]]
+    assert all(each == found[0] for each in found)
+    first, bad, third, end = found[0]["digests"]
+    assert first != bad == third != end
+    assert (found[0]["skipped"], found[0]["updates"]) == (1, 2)
+
+
+def test_another_number_of_windows_is_an_error_on_all(seen):
+    said = [rank["windows"] for rank in seen[0]]
+    counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(said))]
+    assert set(said) == {
+        f"For 'train_process', all ranks must have as many windows, but there are {', '.join(counts)}."
+    }
+
+
+def test_what_ranks_cannot_do_is_refused(seen):
+    for rank in seen[0]:
+        size, tail = rank["refused"]
+        assert "'train_dataset' must be one that knows its size where several processes train" in size
+        assert "'tail' must be 'flush' or 'drop' with a 'checkpointer' and several processes" in tail
+
+
+@pytest.mark.host
+def test_each_row_is_on_one_rank_and_counted_once(seen):
+    shards = [rank["shards"] for rank in seen[0]]
+    rows = [row for shard in shards for row in shard["rows"]]
+    dataset = program.create_dataset(batch_size=32, image_size=8, seed=5)
+    images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
+    assert sorted(rows) == sorted(program.digest([ms.Tensor(row)]) for batch in images for row in batch)
+    test = program.create_dataset(batch_size=50, usage="test", image_size=8)
+    right = list(evaluate(program.network_of(features=64), test))
+    ranks = len(shards)
+    sums = [ranks * 2**40 + sum(range(ranks)), 0, ranks * (2**24 - 1)]
+    assert all(shard["right"] == right and shard["sums"] == sums for shard in shards)
+
+
+def test_ranks_stop_together_and_go_on(seen):
+    found = [rank["resumed"] for rank in seen[0]]
+    whole, resumed = found[0]["digests"]
+    assert whole == resumed
+    assert all(each["updates"] == [2, 6] and each["digests"] == [whole, whole] for each in found)
+    assert "state-00000001.safetensors" in found[0]["said"]
+
+
+@pytest.mark.host
+def test_one_process_goes_on_where_several_stopped(seen):
+    ranks, folder = len(seen[0]), seen[1]
+    state = folder / "states" / "state-00000001.safetensors"
+    data = program.Batches(program.all_data([8] * 8 * ranks))
+    model = program.driver_of(program.network_of(seed=9))
+    refused = Checkpointer(folder / "one", resume=state)
+    with pytest.raises(CheckpointError, match=f"ranks was {ranks} and is 1"):
+        program.train(model, data, 3 * ranks, checkpointer=refused)
+    allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
+    program.train(model, data, 3 * ranks, checkpointer=allowed)
+    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()])
+
+
+# In one process
+
+
+def test_a_process_that_nobody_launched_is_alone():
+    assert own_group() is None
+    assert total([3, 4], None) == [3, 4]
+
+
+@pytest.mark.parametrize("make", [lambda o: Accumulator(o, 2, group=2), lambda o: driver(o, group="all")])
+def test_a_group_that_is_none_is_refused(make):
+    network = program.network_of()
+    optimizer = ms.nn.SGD(network.trainable_params(), 0.1)
+    with pytest.raises(TypeError, match="'group' must be 'auto', None or what 'own_group' returns"):
+        make(optimizer)
+
+
+def driver(optimizer, **options):
+    return GradientAccumulation(program.network_of(), cross_entropy(), optimizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], ((0, 0),)),
+        ([3], ((0, 1),)),
+        ([30], ((0, 1),)),
+        ([3, 3, 3, 3], ((0, 3), (3, 4))),
+        ([3, 30, 3], ((0, 1), (1, 2), (2, 3))),
+        ([1] * 10, ((0, 10),)),
+    ],
+)
+def test_pieces_are_few_and_hold_everything_once(sizes, expected):
+    assert reduction.pieces(sizes, 10) == expected
+
+
+def test_where_ranks_go_on_needs_the_size_of_batches():
+    place = Position(batches=3, rows=24, size=8, total=9, ranks=2)
+    assert Data(program.Batches(numbers([8] * 9)), 2).place(place) is place
+    assert Data(program.Batches(numbers([8] * 18))).place(place).batches == 6
+    assert Data(program.Batches(numbers([16] * 9))).place(place).batches == 3
+    assert Data(program.Batches(numbers([8] * 6)), 3).place(place).batches == 2
+    with pytest.raises(ValueError, match="must say the size of its batches by 'get_batch_size' where 2 .* and 1 go on"):
+        Data(numbers([8] * 18)).place(place)
+
+
+@pytest.mark.host
+def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
+    run = Run()
+    with pytest.raises(Exception, match="state-00000001"):
+        run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
+    found = StateFolder("test", tmp_path).find("auto")
+    run.model._window._group = Group(0, 2)
+    with pytest.raises(
+        CheckpointError, match="holds 2 micro-batches of a window, which several ranks can't go on with"
+    ):
+        run.model._saved.put_back(found, 2, Data(numbers(), 2))
+    run.model._window._group = None
+    assert run.model._saved.put_back(found, 2, Data(numbers())).batches == 2
+
+
+def test_counts_are_exact():
+    counts = [0, 1, 4095, 4096, 2**24 + 1, 2**60 - 1]
+    assert parallel._whole(parallel._digits(counts)) == counts
+
+
+def test_recorders_of_other_ranks_are_not_asked(monkeypatch):
+    """What rank 1 of 2 says, without the other one."""
+    monkeypatch.setattr("ms_accum.driver.is_first", lambda group: False)
+    recorder = Recorder()
+    run = Run()
+    run.model.train_process(1, numbers([8] * 3), 3, report=(recorder,), ckpt_path="model.ckpt")
+    assert not recorder.records and not os.path.exists("model.ckpt")

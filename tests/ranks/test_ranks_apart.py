@@ -1,0 +1,88 @@
+"""Do ranks have alike what nobody trains, and does each draw random numbers of its own?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from conftest import tried_with_3
+from ms_accum.network import generators
+from ms_accum.network.generators import draw_apart, random_state, set_random_state
+
+
+@pytest.fixture
+def each(job):
+    """What each rank has seen."""
+    return [rank["apart"] for rank in job[0]]
+
+
+@pytest.mark.parametrize("how", ["cells", "driver"])
+def test_a_backbone_is_that_of_rank_0(each, how):
+    assert len({rank["backbones"][how] for rank in each}) == 1
+    assert len(each[0]["backbones"][how]) == 64
+
+
+def test_an_accumulator_which_knows_no_network_refuses_backbones_that_differ(each):
+    for rank in each:
+        assert (
+            "all ranks must have the same values of what the optimizer does not train"
+            in (rank["backbones"]["accumulator"])
+        )
+
+
+def test_what_may_differ_is_left_alone(each):
+    assert [rank["may differ"] for rank in each] == [[0, 2, number] for number in range(len(each))]
+
+
+def test_each_rank_drops_other_neurons_and_the_same_ones_again(each):
+    for mode in range(2):
+        drawn = [rank["masks"][mode] for rank in each]
+        assert all(first == second for first, second in drawn)
+        layers, numbers = zip(*(first for first, _ in drawn))
+        assert all(len({str(rank) for rank in what}) == len(each) for what in (layers, numbers))
+
+
+def test_with_one_seed_all_would_drop_the_same(each):
+    assert all(rank["masks of one seed"] == each[0]["masks of one seed"] for rank in each)
+
+
+test_three = tried_with_3(test_each_rank_drops_other_neurons_and_the_same_ones_again)
+
+
+@pytest.mark.host
+def test_rank_0_draws_what_a_process_alone_does():
+    ms.manual_seed(5)
+    ms.set_seed(3)
+    layer = nn.Dropout(p=0.5)
+    before = [dict(layer.dropout.attrs), ms.get_rng_state().asnumpy().tolist()]
+    draw_apart([layer], 0)
+    assert [dict(layer.dropout.attrs), ms.get_rng_state().asnumpy().tolist()] == before
+    draw_apart([layer], 2)
+    draw_apart([layer], 2)  # twice is once
+    assert layer.dropout.attrs["Seed1"] - before[0]["Seed1"] == 2 << generators._LAYERS
+    assert ms.initial_seed() == 5 + (2 << generators._GENERATORS)
+
+
+@pytest.mark.host
+def test_layers_without_a_seed_stay_without():
+    """Zeros stand for a seed that the kernel makes up."""
+    layer = nn.Dropout(p=0.5)
+    for name in ("Seed0", "Seed1"):
+        layer.dropout.add_prim_attr(name, 0)
+    draw_apart([layer], 1)
+    assert layer.dropout.attrs["Seed1"] == 0
+
+
+@pytest.mark.host
+def test_a_state_of_rank_0_becomes_each_ones_own():
+    """How far the generator has come stays; no operator that MindSpore's CPU has draws from it."""
+    ms.set_rng_state(Tensor(np.array([5, 12], np.uint64).view(np.uint8)))
+    state = random_state()
+    for rank in (0, 1, 0, 1):
+        ms.manual_seed(9)
+        set_random_state(state)
+        draw_apart([], rank)
+        left = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
+        assert left == [5 + (rank << generators._GENERATORS), 12]

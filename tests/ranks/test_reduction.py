@@ -1,0 +1,297 @@
+"""Are sums over ranks the same whenever, and in whatever parts, they are made?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+import ranks as program
+import ranks_in_step
+from conftest import tried_with_3
+from helpers import micro_batch, slope_driver
+from ms_accum import Accumulator, GradientAccumulation, Group, TrainForwardBackward, TrainOptim, ZeroOptimizer
+from ms_accum.loss.weights import unit_near
+from reference import miss
+
+KINDS = ("plain", "in step", "zero 1", "zero 2")
+
+
+def same(ranks, *keys):
+    """Return what all ranks have seen alike."""
+    found = []
+    for rank in ranks:
+        for key in keys:
+            rank = rank[key]
+        found.append(rank)
+    assert all(each["state"] == found[0]["state"] for each in found)
+    return found[0]
+
+
+def check_close(found, expected, rtol=1e-6, atol=1e-7):
+    assert sorted(found) == sorted(expected)
+    arrays = [[np.array(state[name], np.float32) for name in sorted(state)] for state in (found, expected)]
+    assert miss(*arrays, rtol=rtol, atol=atol) <= 1
+
+
+def alone(ranks, **options):
+    """Train one process with the data of all ranks."""
+    shards = [ranks_in_step.even(Group(number, ranks)) for number in range(ranks)]
+    model = ranks_in_step.driver_of(zero=False)
+    data = [each for together in zip(*shards) for each in together]
+    return model, program.train(model, data, program.N * ranks, **options)
+
+
+@pytest.mark.host
+def test_one_process_would_train_so(in_step):
+    model, records = alone(len(in_step))
+    found = same(in_step, "plain")
+    check_close(found["state"], program.whole_state_of(model), rtol=1e-5)
+    assert [record[5] for record in found["records"]] == pytest.approx([each.grad_norm for each in records], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_when_and_in_which_parts_makes_no_difference(in_step, kind):
+    found, plain = same(in_step, kind), same(in_step, "plain")
+    check_close(found["state"], plain["state"])
+    for column in (3, 5):  # loss, norm
+        expected = [record[column] for record in plain["records"]]
+        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
+    assert all(record[5] > 0.05 for record in found["records"]), "nothing was clipped"
+
+
+def kinds_of(in_step):
+    """Return those whose graphs were looked into."""
+    kinds = KINDS if len(in_step) > 2 else ("zero 2",)
+    assert all(tuple(rank["graphs"]) == kinds for rank in in_step)
+    return kinds
+
+
+def test_what_is_sent_is_in_an_order(in_step):
+    """No two collectives of a graph may go in either order: ranks could take different ones."""
+    for kind in kinds_of(in_step):
+        assert [rank["graphs"][kind]["unordered"] for rank in in_step] == [[0, 0]] * len(in_step)
+
+
+def test_all_skip_what_one_part_can_not_hold(in_step):
+    """The sums of one rank's part leave float16. The mutant, where each asks its own part only, waits in vain."""
+    for rank in in_step:
+        for kind in KINDS:
+            overflows, fits = rank["narrow"][kind]
+            assert overflows == [0, 2, [0.0] * 4] and fits == [2, 2, fits[2]]
+            assert fits[2] == rank["narrow"]["plain"][1][2] != [0.0] * 4
+
+
+def test_a_run_in_step_goes_on_to_the_same_bytes(in_step):
+    found = same(in_step, "resumed")
+    assert found["state"] == same(in_step, "again")["state"]
+    assert found["updates"] == 1  # it really was stopped
+
+
+def test_again_is_the_same(in_step):
+    assert same(in_step, "again") == same(in_step, "zero 2")
+
+
+def test_who_sends_what_and_when(in_step):
+    """Operators of a micro-batch, an update and an emptying, outside of branches. Parts have a norm of all ranks."""
+    gradients, figures, norm = 1, 1, 1
+    expected = {
+        "plain": [{}, {"AllReduce": gradients}, {}],
+        "in step": [{"AllReduce": gradients}, {}, {}],  # without weights there is nothing left to sum
+        "zero 1": [{}, {"AllReduce": gradients + figures + norm}, {}],
+        "zero 2": [{"AllReduce": gradients}, {"AllReduce": figures + norm}, {}],
+    }
+    kinds = kinds_of(in_step)
+    for rank in in_step:
+        assert {kind: rank["graphs"][kind]["operators"] for kind in kinds} == {kind: expected[kind] for kind in kinds}
+
+
+def test_accumulators_hold_what_is_said(in_step):
+    ranks = len(in_step)
+    for kind in kinds_of(in_step):
+        found = [rank["graphs"][kind] for rank in in_step]
+        assert all(each["updated"] and [same for same, _ in each["held"]] == [True, True] for each in found)
+        assert all(each["emptied"] and each["moved"] for each in found)
+        assert len({each["after"] for each in found}) == 1
+        assert {each["norm"] for each in found} == {found[0]["norm"]}
+        for micro_batch_ in (0, 1):
+            held = {each["held"][micro_batch_][1] for each in found}
+            assert len(held) == (1 if kind == "in step" else ranks)  # all sums on all ranks, or own ones
+        whole, parts = 95, sum(-(-size // ranks) for size in (30, 5, 50, 10))
+        assert [each["elements"] for each in found] == [parts if kind == "zero 2" else whole] * ranks
+
+
+@tried_with_3
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_accumulators_of_ranks_are_one(in_step, kind):
+    found = [rank["functional"][kind] for rank in in_step]
+    assert all(each == found[0] for each in found)
+    model, records = alone(len(in_step), epochs=1)
+    expected = [parameter.asnumpy() for parameter in model._trained.optimizer.parameters]
+    assert miss([np.array(each, np.float32) for each in found[0]["parameters"]], expected, rtol=1e-5, atol=1e-7) <= 1
+    assert found[0]["updates"] == model.updates
+    assert found[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
+
+
+def test_what_counts_for_nothing_takes_part(in_step):
+    at_the_end, each_time = (same([rank["passed over"] for rank in in_step], number) for number in (0, 1))
+    assert all(math.isfinite(record[3]) for record in each_time["records"])
+    check_close(each_time["state"], at_the_end["state"])
+    assert each_time["state"] != same(in_step, "plain")["state"]
+
+
+def test_all_skip_what_is_bad_on_one(in_step):
+    for number in (0, 1):
+        assert same([rank["bad"] for rank in in_step], number)["counts"] == [1, 1]
+
+
+def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
+    ranks = len(in_step)
+    for rank in in_step:
+        number, split, windows, resumed = rank["refused"]
+        counts = ", ".join(f"{3 if each == 0 else 4} on rank {each}" for each in range(ranks))
+        assert f"all ranks must have as many batches in an epoch, but there are {counts}." in number
+        assert resumed == number
+        counts = ", ".join(f"{3 if each == 0 else 2} on rank {each}" for each in range(ranks))
+        assert f"all ranks must have as many micro-batches in a window, but there are {counts}." in windows
+        assert "'mini_steps' must be given, with as many micro-batches on all ranks" in split
+
+
+def test_misuse_is_an_error_on_all_ranks(in_step):
+    expected = [
+        "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batches",
+        "'accumulate_step' can't change inside a window, which holds 1 micro-batches",
+        "'grads' must have the shapes of the optimizer's parameters",
+        "'optimizer' must be one of the network's parameters",
+        "'grad_sum' must have the shapes of the optimizer's parameters",
+    ]
+    for rank in in_step:
+        said = rank["misused"]["said"]
+        assert len(said) == len(expected) and all(words in each for words, each in zip(expected, said))
+        assert rank["misused"]["held"] == [0, 0] and not rank["misused"]["flushed"]
+
+
+def test_weights_of_any_size_are_exact(in_step):
+    found = same(in_step, "tiny")
+    plain = same(in_step, "plain")
+    check_close(found["state"], plain["state"])
+    for column in (3, 5):  # loss, norm
+        expected = [record[column] for record in plain["records"]]
+        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
+    assert found["updates"] == plain["records"][-1][2]
+
+
+def test_all_begin_with_what_rank_0_has(in_step):
+    found = [rank["sent"] for rank in in_step]
+    assert all(each == found[0] for each in found) and len(found[0]) == 4
+
+
+def check_all_ways(in_step, name):
+    plain = same(in_step, "plain")
+    for number in range(3):
+        check_close(same(in_step, name, number)["state"], plain["state"])
+
+
+def test_in_pieces(in_step):
+    check_all_ways(in_step, "pieces")
+
+
+def test_where_sums_are_scattered(in_step):
+    assert same(in_step, "scattered") == same(in_step, "again")
+
+
+# In one process
+
+
+@pytest.mark.host
+def test_alone_there_is_nothing_to_sum():
+    batches = [micro_batch(1.0), micro_batch(2.0), micro_batch(6.0)]
+    seen = []
+    for in_every in (False, True):
+        model = slope_driver(sync_every_micro_batch=in_every)
+        model.train_process(1, batches, 3, report=(), ckpt_path=None)
+        seen.append(model._network.w.asnumpy().tolist())
+    assert seen == [[-3.0], [-3.0]]
+
+
+def test_parts_that_are_gathered_are_summed_over_the_same_ranks():
+    network = program.network_of()
+    optimizer = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
+    makers = (
+        lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, group=None),
+        lambda: Accumulator(optimizer, 2, group=None),
+        lambda: TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=None),
+    )
+    for make in makers:
+        with pytest.raises(ValueError, match="'group' must be that of the ZeroOptimizer"):
+            make()
+
+
+def cells(first, second):
+    """Return the two Cells of one window."""
+    network = program.network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    return (
+        lambda: TrainForwardBackward(network, optimizer, grad_sum, sync_every_micro_batch=first),
+        lambda: TrainOptim(optimizer, grad_sum, sync_every_micro_batch=second),
+    )
+
+
+@pytest.mark.parametrize("in_every", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_cells_that_differ_are_refused(in_every, order):
+    makers = cells(in_every, not in_every)
+    makers[order[0]]()
+    said = f"'sync_every_micro_batch' must be {in_every if order[0] == 0 else not in_every}, as in the other Cell"
+    with pytest.raises(ValueError, match=said):
+        makers[order[1]]()
+
+
+@pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
+def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch):
+    monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
+    monkeypatch.setattr("ms_accum.cells.take_from_rank_0", lambda parameters: None)
+    network = program.network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    TrainForwardBackward(network, optimizer, grad_sum, group=first, sync_every_micro_batch=True)
+    with pytest.raises(ValueError, match=f"'group' must be {first}, as in the other Cell .* Else make other accum"):
+        TrainOptim(optimizer, grad_sum, group=second, sync_every_micro_batch=True)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_what_is_neither_true_nor_false_is_refused(value):
+    network = program.network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
+        GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, sync_every_micro_batch=value)
+    with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
+        Accumulator(optimizer, 2, sync_every_micro_batch=value)
+
+
+def test_accumulators_of_parts_are_for_optimizers_in_parts():
+    network = program.network_of()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    parts = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
+    grad_sum = parts.inner.parameters.clone(prefix="grad_sum", init="zeros")
+    with pytest.raises(ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.parameters'."):
+        TrainForwardBackward(network, optimizer, grad_sum)
+    whole, in_step = parts.parameters.clone("sum", "zeros"), {"group": Group(0, 2), "sync_every_micro_batch": True}
+    with pytest.raises(
+        ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.inner.parameters'."
+    ):
+        TrainForwardBackward(network, parts, whole, **in_step)
+
+
+@pytest.mark.parametrize(("weight", "unit"), [(1, 1.0), (48, 32.0), (0.3, 0.25), (1e-40, 2.0**-133), (0, None)])
+def test_a_unit_is_a_power_of_two_near_the_first_weight(weight, unit):
+    assert unit_near(weight, None) == unit
+
+
+def test_a_group_of_one_is_a_process_alone():
+    optimizer = nn.SGD(program.network_of().trainable_params(), 0.1)
+    update = TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=Group(0, 1))
+    assert update.boundary.sums is None

@@ -1,0 +1,55 @@
+"""Is what a process says shown line by line, kept whole, and looked at once?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ms_accum.ranks import relay
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Return a function that relays chunks, and returns what was shown and what was kept."""
+
+    def relayed(*chunks):
+        shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
+        stream = relay._Stream(None, kept, shown)
+        for chunk in chunks:
+            stream._take(chunk)
+        stream._flush()
+        os.close(shown)
+        os.close(kept)
+        return (tmp_path / "shown").read_bytes(), (tmp_path / "kept").read_bytes()
+
+    return relayed
+
+
+TEXT = b"one\ntwo\r\nthree\r 10%\r 20%\rfour\n\nfive"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, len(TEXT)])
+def test_however_it_comes_it_is_the_same(said, size):
+    chunks = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
+    assert said(*chunks) == (b"[0] one\n[0] two\n[0] four\n[0] \n[0] five\n", TEXT)
+
+
+class Counted:
+    """The pattern, and how many bytes it was let loose on."""
+
+    def __init__(self, pattern):
+        self.pattern, self.bytes = pattern, 0
+
+    def finditer(self, text, start=0):
+        self.bytes += len(text) - start
+        return self.pattern.finditer(text, start)
+
+
+@pytest.mark.parametrize(("chunk", "times"), [(b".", 90_000), (b"\r\r\r\r", 20_000), (b"x" * 1000 + b"\r", 100)])
+def test_each_byte_is_looked_at_once(said, monkeypatch, chunk, times):
+    """Dots without an end, for minutes; a pattern that looks at all of them for each that comes takes hours."""
+    counted = Counted(relay._ENDS)
+    monkeypatch.setattr(relay, "_ENDS", counted)
+    said(*[chunk] * times)
+    assert len(chunk) * times <= counted.bytes <= 2 * len(chunk) * times

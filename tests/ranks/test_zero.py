@@ -1,0 +1,148 @@
+"""Does an optimizer whose state is dealt out train as the whole one does?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.experimental import optim
+
+import ranks as program
+from helpers import cross_entropy
+from ms_accum import Group, ZeroOptimizer
+from ms_accum.ranks.parts import Part
+from ms_accum.ranks.zero import ELEMENTWISE
+from ms_accum.saving.trained import Trained
+from reference import miss
+
+
+def check_same(found, expected):
+    """ZeRO is the plain optimizer up to the last bit: kernels take a part's elements in other groups."""
+    assert sorted(found) == sorted(expected)
+    arrays = [[np.array(state[name], np.float32) for name in sorted(state)] for state in (found, expected)]
+    assert miss(*arrays, rtol=1e-6, atol=1e-7) <= 1
+
+
+def test_ranks_train_as_with_the_whole_state(seen):
+    found = [rank["zero"] for rank in seen[0]]
+    for each in found:
+        check_same(each["dealt out"], found[0]["plain"])
+        assert each["again"] and each["dealt out"] == found[0]["dealt out"]
+
+
+def test_another_optimizer_is_noticed(seen):
+    """The mutant: moments of one update less."""
+    found = seen[0][0]["zero"]
+    later = found["more"][0]
+    with pytest.raises(AssertionError):
+        check_same(found["dealt out"], later)
+
+
+def test_each_rank_keeps_its_part(seen):
+    ranks = len(seen[0])
+    wholes = [30, 5, 50, 10]
+    for rank in seen[0]:
+        assert rank["zero"]["kept"] == [-(-whole // ranks) for whole in wholes]
+
+
+def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
+    found = seen[0][0]["zero"]
+    check_same(found["resumed"], found["plain"])
+    check_same(found["more"][1], found["more"][0])
+
+
+# In one process
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 6, 7])
+def test_parts_are_equal_and_together_the_whole(ranks, size):
+    whole = np.arange(1, size + 1, dtype=np.float32)
+    parts = [Part(Parameter(Tensor(whole)), rank, ranks) for rank in range(ranks)]
+    own = [part.of(whole) for part in parts]
+    assert {len(each) for each in own} == {parts[0].size} and parts[0].size - 1 < size / ranks <= parts[0].size
+    assert np.concatenate(own).tolist() == [*whole, *[0] * (ranks * parts[0].size - size)]
+
+
+def trained(make):
+    network = program.network_of()
+    optimizer = make(network)
+    model = program.GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
+    program.train(model, program.all_data([8] * 6), 3)
+    return {name: parameter.asnumpy().tolist() for name, parameter in Trained(network, optimizer).parameters().items()}
+
+
+def groups(parameters):
+    """Return groups whose order is not the network's."""
+    biases = [each for each in parameters if "bias" in each.name]
+    weights = [each for each in parameters if "weight" in each.name]
+    return [{"params": biases, "lr": 0.1}, {"params": weights, "weight_decay": 0.2}]
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: nn.Momentum(groups(parameters), 0.05, 0.9),
+        lambda parameters: nn.AdamWeightDecay(parameters, nn.ExponentialDecayLR(0.01, 0.9, 1), weight_decay=0.1),
+        lambda parameters: nn.SGD(parameters, 0.05, momentum=0.9, loss_scale=1024.0),
+    ],
+    ids=["groups", "schedule", "scale"],
+)
+def test_alone_it_is_the_optimizer(make):
+    plain = trained(lambda network: make(network.trainable_params()))
+    check_same(trained(lambda network: ZeroOptimizer(make, network.trainable_params())), plain)
+
+
+def test_without_a_group_nothing_is_gathered(monkeypatch):
+    """Also in a process that a launcher started."""
+    monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
+    network = program.network_of()
+    optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), network.trainable_params(), group=None)
+    assert Trained(network, optimizer).parameters()["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
+
+
+def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
+    wholes = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
+    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), wholes, group=Group(0, 2))
+    state = optimizer.whole_state()
+    assert sorted(name for name in state if "weight" in name) == [
+        "a.weight",
+        "moments.a.weight",
+        "moments.weight",
+        "weight",
+    ]
+    assert state["moments.a.weight"]._part is optimizer.parts[1]
+
+
+@pytest.mark.modes
+def test_groups_may_be_given_too():
+    plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
+    found = trained(
+        lambda network: ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.05, 0.9), groups(network.trainable_params()))
+    )
+    check_same(found, plain)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parts: nn.AdaFactor(parts),
+        lambda parts: optim.SGD(parts, 0.1),
+        lambda parts: nn.SGD([{"params": parts, "grad_centralization": True}], 0.1),
+    ],
+)
+def test_what_needs_whole_parameters_is_refused(make):
+    with pytest.raises(ValueError, match="'make' must be an optimizer that updates elements apart"):
+        ZeroOptimizer(make, program.network_of().trainable_params())
+
+
+def test_what_makes_nothing_is_refused():
+    with pytest.raises(TypeError, match="'make' must be a function from parts to an optimizer"):
+        ZeroOptimizer(nn.Dense(2, 2).trainable_params(), nn.Adam)
+
+
+def test_optimizers_that_look_at_more_than_an_element_are_not_on_the_list():
+    assert not {nn.Lamb, nn.LARS, nn.AdaFactor} & set(ELEMENTWISE)
+    assert ms.get_context("mode") == ms.GRAPH_MODE

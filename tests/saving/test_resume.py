@@ -1,0 +1,783 @@
+"""Does a run that was stopped go on as if it had not been?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import shutil
+import warnings
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.experimental import optim as nn_experimental
+from safetensors.numpy import save_file
+
+from cifar_files import write_cifar10
+from helpers import Recorder
+from model_zoo import create_dataset
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, evaluate
+from ms_accum.saving import facts, training_state
+from reference import digest
+from runs import (
+    ROWS,
+    Run,
+    adam_with_schedule,
+    check_same,
+    even,
+    numbers,
+    stop_after,
+    stopped_and_resumed,
+)
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(mode):
+    """What a run with windows of 3 leaves."""
+    ms.set_context(mode=mode)
+    return Run().train(numbers(), 3).left
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("stop", "reduction", "tail"), [(7, "mean", "flush"), pytest.param(8, "sum", "carry", marks=pytest.mark.slow)]
+)
+def test_stopping_in_graph_mode_changes_no_byte(tmp_path, stop, reduction, tail):
+    def make():
+        return Run(reduction=reduction, tail=tail)
+
+    expected = make().train(even(), 3).left
+    check_same(stopped_and_resumed(tmp_path / "states", [stop], make, even, 3), expected)
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize(
+    ("window", "tail"),
+    [
+        (1, "flush"),
+        (4, "carry"),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in ((1, "carry"), (4, "flush"))),
+    ],
+)
+def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
+    """One run stops after each of its micro-batches; another one goes on from each of its states to the end."""
+
+    def make():
+        return Run(adam_with_schedule, tail=tail, clip_norm=0.5)
+
+    bytes_left, records, counts, losses = make().train(numbers(), window).left
+    stopping, going_on, positions = make(), make(), range(1, 2 * len(ROWS))
+    for stop in positions:
+        states = Checkpointer(tmp_path, keep=99, resume=None if stop == 1 else "auto", stop=stop_after(1))
+        with pytest.raises(Stopped):
+            stopping.train(numbers(), window, states=states)
+    for stop in positions:
+        going_on.spoil()
+        state = tmp_path / f"state-{stop:08}.safetensors"
+        states = Checkpointer(tmp_path / "more", resume=state)
+        found = going_on.train(numbers(), window, states=states).left
+        done = training_state.read(str(state)).facts["updates"]
+        check_same(found, (bytes_left, records[done:], counts, losses[done:]))
+
+
+@pytest.mark.modes
+def test_stopping_again_and_again(tmp_path):
+    expected = Run(adam_with_schedule).train(numbers(), 4).left
+    found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
+    check_same(found, expected)
+
+
+@pytest.mark.modes
+def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
+    def data():
+        return numbers([20, 20, 9])
+
+    expected = Run().train(data(), micro_batch_size=6).left
+    check_same(stopped_and_resumed(tmp_path, [6], Run, data, micro_batch_size=6), expected)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stop", [12, 16])
+def test_with_shuffled_digits(tmp_path, stop):
+    def make():
+        return Run(features=64)
+
+    def digits():
+        return create_dataset(batch_size=128, image_size=8, seed=5)
+
+    expected = make().train(digits(), 1).left
+    check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 1), expected)
+
+
+def test_with_images_that_are_moved_at_random(tmp_path):
+    write_cifar10(tmp_path / "data", train=8)
+
+    def make():
+        return Run(features=3072)
+
+    def data():
+        return create_dataset(tmp_path / "data", 10, dataset="cifar10", seed=5)
+
+    expected = make().train(data(), 3).left
+    check_same(stopped_and_resumed(tmp_path / "states", [6], make, data, 3), expected)
+    another = create_dataset(tmp_path / "data", 10, dataset="cifar10", seed=6)
+    assert make().train(another, 3).left[0] != expected[0]
+
+
+def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):
+    def data():
+        ms.dataset.config.set_seed(7)
+        rng = np.random.RandomState(3)
+        rows = (rng.randn(40, 6).astype(np.float32), rng.randint(0, 3, 40).astype(np.int32))
+        return NumpySlicesDataset(rows, ["x", "y"], shuffle=True).batch(8)
+
+    expected = Run().train(data(), 3).left
+    check_same(stopped_and_resumed(tmp_path, [7], Run, data, 3), expected)
+
+
+def test_the_random_number_generators_go_on(tmp_path):
+    drawn = []
+
+    def data():
+        for batch in even():
+            drawn.append((np.random.rand(), random.random()))
+            yield batch
+
+    class Data:
+        def __iter__(self):
+            return data()
+
+    np.random.seed(1), random.seed(1)
+    Run().train(Data(), 1, epochs=1)
+    expected = drawn.copy()
+    drawn.clear()
+    np.random.seed(1), random.seed(1)
+    states = Checkpointer(tmp_path, stop=stop_after(3))
+    with pytest.raises(Stopped):
+        Run().train(Data(), 1, epochs=1, states=states)
+    np.random.seed(9), random.seed(9)
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+    assert drawn == expected[:3]
+    assert (np.random.rand(), random.random()) == expected[3]
+
+
+class Shuffled:
+    """An iterable that draws its order from NumPy's generator, or from one of its own."""
+
+    def __init__(self, own):
+        self.rng = np.random.RandomState(5) if own else np.random
+
+    def __iter__(self):
+        data = even()
+        return iter([data[number] for number in self.rng.permutation(len(data))])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_with_an_iterable_that_shuffles(tmp_path, own):
+    def data():
+        return Shuffled(own)
+
+    np.random.seed(4)
+    expected = Run().train(data(), 1).left
+    np.random.seed(4)
+    check_same(stopped_and_resumed(tmp_path, [9], Run, data, 1), expected)
+
+
+@pytest.mark.parametrize("stop", [None, 24])
+def test_a_run_that_is_over_is_over(tmp_path, stop):
+    def digits():
+        return create_dataset(batch_size=128, image_size=8, seed=5)
+
+    def train(resume):
+        states = Checkpointer(tmp_path, resume=resume, stop=None if resume or stop is None else stop_after(stop))
+        run = Run(features=64)
+        try:
+            return run.train(digits(), 4, states=states)
+        except Stopped:
+            return run
+
+    expected = Run(features=64).train(digits(), 4).left
+    first, again = train(None), train("auto")
+    assert again.left[0] == expected[0]
+    assert again.model.updates == 6 and first.recorder.records[-1].update + len(again.recorder.records) == 6
+
+
+def test_what_another_run_left_stays(tmp_path):
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    before = (tmp_path / "state-00000001.safetensors").read_bytes()
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1))
+    assert names(tmp_path)[0] == "state-00000001.safetensors" and len(names(tmp_path)) == 2
+    assert (tmp_path / "state-00000001.safetensors").read_bytes() == before
+
+
+def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path, uninterrupted):
+    """Inside a window its unit of weights is the state's: 16 rows made it 16, the run that was stopped has 8."""
+    used = Run().train(numbers([16, 8, 5, 3]), 4, epochs=1)
+    used.train(numbers(), 3, states=Checkpointer(tmp_path / "more", resume=saved))
+    assert used.left[0] == uninterrupted[0]
+
+
+@pytest.mark.modes
+def test_rates_of_newer_optimizers_are_saved(tmp_path):
+    def make():
+        return Run(lambda network: nn_experimental.SGD(network.trainable_params(), 0.1))
+
+    first = make()
+    first.train(even(), 1, epochs=1)
+    ops.assign(first.optimizer.param_groups[0]["lr"], Tensor(0.025, ms.float32))
+    first.train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    second = make().train(even(), 1, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
+    assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 7)
+
+
+def test_a_state_of_more_epochs_is_refused_before_anything_is_changed(tmp_path):
+    Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path))
+    run = Run()
+    before = digest(run.optimizer.get_parameters())
+    with pytest.raises(
+        CheckpointError, match="state-00000001.safetensors' is in epoch 3, and 'epoch' is 2. Make it more"
+    ):
+        run.train(even(), 1, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
+    assert digest(run.optimizer.get_parameters()) == before and run.model.updates == 0
+    assert Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto")).model.updates == 21
+
+
+def test_the_end_of_a_run_is_scored_and_saved_once(tmp_path):
+    """Where a state is due with the last update anyway; the mutant forgets that it is."""
+    asked = []
+    Run().train(
+        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: asked.append(1) or 0.0)
+    )
+    assert len(asked) == len(names(tmp_path)) == 7
+
+
+@pytest.mark.modes
+def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
+    expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
+    run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
+    assert run.model.micro_batches == 2
+    states = Checkpointer(tmp_path / "more", resume=tmp_path / "state-00000001.safetensors")
+    run.train(numbers(), 3, epochs=1, states=states)
+    assert run.left[0] == expected.left[0]
+
+
+def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
+    expected = Run().train(even(), 1, epochs=3).left
+    first = Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    more = Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto"))
+    more.recorder.records = first.recorder.records + more.recorder.records
+    check_same(more.left, expected)
+
+
+@pytest.mark.parametrize("lost", ["window.grad_sum.1.weight", "optimizer.moments.1.weight"])
+def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
+    """The mutant: a state without one of its parts."""
+
+    def incomplete(parameters, facts):
+        state = training_state.capture(parameters, facts)
+        if lost in state.arrays:
+            state.arrays[lost] = np.zeros_like(state.arrays[lost])
+        return state
+
+    monkeypatch.setattr("ms_accum.saving.run_state.capture", incomplete)
+    assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
+
+
+# What ends a run by itself
+
+
+class Broken(Recorder):
+    """A reporter that fails at its third window."""
+
+    def update(self, record):
+        super().update(record)
+        if len(self.records) == 3:
+            raise ZeroDivisionError("not mine")
+
+
+@pytest.mark.modes
+def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
+    expected = Run().train(even(), 1).left
+    first = Run()
+    first.recorder = Broken()
+    with pytest.raises(ZeroDivisionError, match="not mine"):
+        first.train(even(), 1, states=Checkpointer(tmp_path))
+    second = Run().train(even(), 1, states=Checkpointer(tmp_path, resume="auto"))
+    second.recorder.records = first.recorder.records + second.recorder.records
+    check_same(second.left, expected)
+
+
+def test_data_that_raises_leaves_the_state(tmp_path):
+    class Data:
+        def __iter__(self):
+            yield from numbers()[:4]
+            raise OSError("the disk is gone")
+
+    expected = Run().train(numbers(), 3, epochs=1).left
+    first = Run()
+    with pytest.raises(OSError, match="the disk is gone"):
+        first.train(Data(), 3, epochs=1, states=Checkpointer(tmp_path))
+    second = Run().train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+    second.recorder.records = first.recorder.records + second.recorder.records
+    check_same(second.left, expected)
+
+
+def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
+    states = Checkpointer(tmp_path, every=1, keep=9)
+    bad = [*numbers()[:3], (*numbers()[3][:1], ms.Tensor([0, 1], ms.int32))]
+    with pytest.raises(Exception, match="."):
+        Run().train(bad, 2, epochs=1, states=states)
+    assert len(list(tmp_path.glob("state-*"))) == 1
+
+
+@pytest.mark.host
+def test_random_layers_are_warned_about(tmp_path):
+    def make():
+        ms.set_seed(1)
+        network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.5), nn.Dropout(keep_prob=0.9), nn.Dropout(p=0.0))
+        return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1))
+
+    options = {"mini_steps": 2, "report": (), "ckpt_path": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().train_process(1, numbers(), checkpointer=Checkpointer(tmp_path), **options)
+    with pytest.warns(RuntimeWarning, match=r"Random layers start anew in a run that is resumed \(1, 2\)"):
+        make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
+
+
+# When, and how many
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, mode):
+    """The state of a run that was stopped inside a window."""
+    folder = tmp_path_factory.mktemp("stopped")
+    ms.set_context(mode=mode)
+    with pytest.raises(Stopped, match="state-00000001"):
+        Run().train(numbers(), 3, states=Checkpointer(folder, stop=stop_after(2)))
+    return folder / "state-00000001.safetensors"
+
+
+@pytest.fixture
+def saved(stopped, tmp_path):
+    """The same in a folder of the test's own."""
+    return Path(shutil.copy(stopped, tmp_path))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
+
+
+def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
+    assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
+    found = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
+    assert found == [6, 7]
+
+
+def test_a_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
+    """The user has removed one, and made a folder of the name of another."""
+
+    def meddle():
+        newest = max(tmp_path.glob("state-*"))
+        newest.unlink()
+        if newest.name.endswith("2.safetensors"):
+            (newest / "full").mkdir(parents=True)
+        return 0.0
+
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1))
+    before = names(tmp_path)
+    states = Checkpointer(tmp_path, every=1, score=meddle, resume="auto")
+    Run().train(even(), 1, epochs=2, states=states)
+    assert before and (tmp_path / names(tmp_path)[-1]).is_file()
+
+
+def test_what_the_run_has_not_written_stays(tmp_path):
+    """States of an earlier run, one of another version and a damaged one, whatever they are newer than."""
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=9))
+    older, newer = sorted(tmp_path.glob("state-*"))[1:3]
+    (tmp_path / "state-00000077.safetensors").write_bytes(b"of a version to come")
+    there = names(tmp_path)
+    Run().train(even(), 1, states=Checkpointer(tmp_path, every=1, resume=str(older)))
+    left = names(tmp_path)
+    assert set(there) - set(left) == {older.name} and newer.name in left
+    assert len(left) == len(there)  # one more, one less
+    resumed = Checkpointer(tmp_path, resume="auto")
+    (tmp_path / left[-1]).write_bytes(b"damaged")
+    Run().train(even(), 1, epochs=3, states=resumed)
+    assert left[-1] in names(tmp_path) and "no training state" in resumed.resumed[0]
+
+
+def test_tails_are_updates_too(tmp_path):
+    """Also of one micro-batch each, and of a run whose windows never fill."""
+    Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
+    assert len(names(tmp_path)) == 4  # the last one is the end, too
+
+
+@pytest.mark.modes
+def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
+    run = Run()
+    window, asked = run.model._window.end, []
+    run.model._window.end = lambda wishes: asked.append(1) or window(wishes)
+    with pytest.raises(Stopped):
+        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(asked) == 2))
+    assert (run.model.updates, run.model.micro_batches) == (2, 0)
+
+
+def test_every_so_many_minutes(tmp_path):
+    """At the ends of windows, and at the end of the run."""
+    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
+    assert len(names(tmp_path)) == 4  # the last one is the end, too
+    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=60, keep=9))
+    assert len(names(tmp_path)) == 4 + 1
+
+
+def scores(*values):
+    """Return what says so of one model after the other."""
+    left = iter(values)
+    return lambda: next(left)
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "best"),
+    [
+        ((1, 5, 3, 4, 2), ["2", "4", "5"], 5),
+        ((1, 2, 3, 4, 5), ["4", "5"], 5),
+        ((5, 5, 5, 5, 5), ["1", "4", "5"], 5),
+        ((math.nan, 1, math.nan, 0, math.nan), ["2", "4", "5"], 1),
+        ((math.nan,) * 5, ["4", "5"], None),
+        ((-5, -4, -6, -7, -8), ["2", "4", "5"], -4),
+    ],
+)
+def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, best):
+    state = training_state.read(str(stopped))
+    with Checkpointer(tmp_path, every=1, keep=2, score=scores(*values)) as states:
+        for updates in range(1, 6):
+            states.after_micro_batch(updates, False, lambda: state, states.wishes())
+        states.after_micro_batch(6, True, lambda: state, states.wishes())  # inside a window none is due
+        assert states.best == best
+    assert names(tmp_path) == [f"state-0000000{number}.safetensors" for number in kept]
+
+
+def test_the_best_survives_a_stop(tmp_path):
+    """It is what it would be without one, and the moments that are scored are the same."""
+    stopped = Checkpointer(tmp_path, every=2, score=scores(3, 9, 2), stop=stop_after(5))
+    with pytest.raises(Stopped):
+        Run().train(even(), 1, states=stopped)
+    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000003.safetensors"]
+    resumed = Checkpointer(tmp_path, every=2, score=scores(8, 4, 5, 6, 7, 1), resume="auto")
+    Run().train(even(), 1, states=resumed)
+    assert resumed.best == 9
+    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
+    found = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
+    assert [facts["updates"] for facts in found] == [4, 14]
+    assert found[1]["best"] == [9, "state-00000002.safetensors"]
+
+
+def test_a_score_may_draw_random_numbers(tmp_path):
+    def make():
+        return Run(), Checkpointer(tmp_path / str(len(drawn)), every=2, score=np.random.rand, resume="auto")
+
+    def train(**options):
+        np.random.seed(1)
+        run, states = make()
+        states._stop = options.get("stop")
+        run.train(even(), 1, states=states)
+
+    drawn = []
+    for stop in (None, 5):
+        with contextlib.suppress(Stopped):
+            train(stop=stop and stop_after(stop))
+        if stop:
+            train()
+        drawn.append(np.random.rand())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.graph
+def test_evaluating_on_the_way_compiles_one_graph(tmp_path, compiles):
+    run, data = Run(features=64), create_dataset(batch_size=400, image_size=8)
+    network = run.model._network
+    seen = []
+
+    def score():
+        evaluate(network, data)
+        seen.append(len(compiles))
+        return 0.0
+
+    run.train(data, 1, epochs=3, states=Checkpointer(tmp_path, every=1, score=score))
+    assert len(seen) == 3 * 4
+    assert network.training
+    assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
+
+
+def test_another_runs_states_stay_where_one_is_resumed_from_elsewhere(saved, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(saved, other / "state-00000007.safetensors")
+    before = names(other)
+    Run().train(numbers(), 3, states=Checkpointer(other, resume=saved))
+    assert set(before) < set(names(other))
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / ".saving-abc").mkdir()
+    (tmp_path / ".saving-abc" / "state-00000001.safetensors").write_bytes(b"half")
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
+    assert names(tmp_path) == ["state-00000001.safetensors"]
+
+
+def test_a_second_run_in_the_folder_is_refused(tmp_path):
+    with Checkpointer(tmp_path), pytest.raises(RuntimeError, match="another run is using the folder"):
+        Run().train(numbers(), 2, states=Checkpointer(tmp_path))
+
+
+# What is refused
+
+
+def resume(path, make=Run, mini_steps=3, **options):
+    return make().train(numbers(), mini_steps, states=Checkpointer(path.parent, resume=path, **options))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere' is not a file"):
+        resume(tmp_path / "nowhere")
+
+
+def test_auto_finds_nothing_and_says_so(tmp_path):
+    states = Checkpointer(tmp_path, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert states.resumed == [f"nothing: no state in '{tmp_path}'"]
+
+
+def test_auto_passes_over_what_is_damaged_and_says_so(saved):
+    damaged = saved.with_name("state-00000002.safetensors")
+    damaged.write_bytes(saved.read_bytes()[:-1])
+    states = Checkpointer(saved.parent, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
+
+
+def test_auto_does_not_start_anew_where_all_are_damaged(saved):
+    saved.write_bytes(b"\xff" + saved.read_bytes()[1:])
+    with pytest.raises(CheckpointError, match="state-00000001"):
+        Run().train(numbers(), 3, states=Checkpointer(saved.parent, resume="auto"))
+
+
+@pytest.mark.parametrize(
+    ("make", "mini_steps", "config", "said"),
+    [
+        (Run, 4, {}, "mini_steps was 3 and is 4"),
+        (lambda: Run(clip_norm=1.0), 3, {}, "clip_norm was None and is 1.0"),
+        (lambda: Run(adam_with_schedule), 3, {}, "optimizer was Momentum and is Adam"),
+        (Run, 3, {"lr": 0.5}, "lr was None and is 0.5"),
+    ],
+)
+def test_other_settings_are_refused_with_what_differs(saved, make, mini_steps, config, said):
+    with pytest.raises(CheckpointError, match=said):
+        resume(saved, make, mini_steps, config=config)
+
+
+def test_other_settings_can_be_allowed(saved):
+    assert resume(saved, lambda: Run(clip_norm=1.0), 4, allow_config_change=True).model.updates == 4
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
+    def digits(batch_size):
+        return create_dataset(batch_size=batch_size, image_size=8, seed=5)
+
+    window = {"micro_batch_size": 20} if split else {"mini_steps": 3}
+    with pytest.raises(Stopped):
+        Run(features=64).train(digits(40), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(13)), **window)
+    done = training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["at"]["rows"]
+    states = Checkpointer(tmp_path, resume="auto", config={"batch_size": 24}, allow_config_change=True)
+    run = Run(features=64).train(digits(24), epochs=1, states=states, **window)
+    seen = sum(record.samples for record in run.recorder.records)
+    held = 0 if split else 40  # of the window that was open, which is one of these records' too
+    assert 1437 - done + held <= seen < 1437 - done + held + 24
+
+
+def test_a_batch_that_is_split_otherwise_begins_anew(tmp_path):
+    """What was accumulated of it is a part in other micro-batches."""
+    with pytest.raises(Stopped):
+        Run().train(numbers([20] * 3), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(6)), micro_batch_size=6)
+    assert training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["window"]["micro_batches"] == 2
+    states = Checkpointer(tmp_path, resume="auto", allow_config_change=True)
+    run = Run().train(numbers([20] * 3), epochs=1, states=states, micro_batch_size=5)
+    assert [record.samples for record in run.recorder.records] == [20, 20]
+
+
+@pytest.mark.modes
+def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
+    def slower():
+        return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
+
+    run = resume(saved, slower, config={"lr": 0.01}, allow_config_change=True)
+    assert float(run.optimizer.momentum.asnumpy()) == 0.5
+    assert [record.lr for record in run.recorder.records] == pytest.approx([0.01] * 6)
+
+
+def test_another_network_is_refused_and_stays_as_it_was(saved):
+    run = Run(features=7)
+    before = digest(run.optimizer.get_parameters())
+    states = Checkpointer(saved.parent, resume=saved)
+    with pytest.raises(CheckpointError, match=r"1.weight is float32 \(5, 6\) instead of float32 \(5, 7\)"):
+        run.train(numbers(), 3, states=states)
+    assert digest(run.optimizer.get_parameters()) == before
+
+
+def test_a_state_of_another_version_is_refused(saved):
+    state = training_state.read(str(saved))
+    other = training_state.TrainingState(state.arrays, {**state.facts, "version": 1})
+    with pytest.raises(CheckpointError, match="is a training state of another version of ms_accum"):
+        training_state.write(other, str(saved))
+
+
+def without(facts, name):
+    return {each: value for each, value in facts.items() if each != name}
+
+
+CRAFTED = {
+    **{f"no {name}": lambda facts, name=name: without(facts, name) for name in facts._RULES if name != "version"},
+    "a count that is none": lambda facts: {**facts, "updates": -1},
+    "a count that is true": lambda facts: {**facts, "skipped": True},
+    "text for a number": lambda facts: {**facts, "skips": "3"},
+    "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
+    "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
+    "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
+    "no place": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
+    "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
+    "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
+    "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
+    "a NumPy state beyond its numbers": lambda facts: {
+        **facts,
+        "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},
+    },
+    "a Python state cut short": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
+    "another generator": lambda facts: {**facts, "random": {**facts["random"], "numpy": ["PCG64", [], 0, 0, 0.0]}},
+    "a list": lambda facts: [facts],
+    "too deep": lambda facts: "[" * 10**5 + "]" * 10**5,
+}
+
+
+def write_crafted(path, craft):
+    """Write a state with other facts, and a SHA-256 that fits them."""
+    state = training_state.read(str(path))
+    crafted = craft(state.facts)
+    facts = crafted if isinstance(crafted, str) else json.dumps(crafted)
+    metadata = {"facts": facts, "sha256": training_state._digest(state.arrays, facts)}
+    save_file(state.arrays, str(path), metadata=metadata)
+
+
+@pytest.mark.parametrize("craft", CRAFTED.values(), ids=CRAFTED)
+def test_crafted_facts_are_refused(saved, craft):
+    write_crafted(saved, lambda facts: facts)
+    training_state.read(str(saved))
+    write_crafted(saved, craft)
+    with pytest.raises(CheckpointError, match="state-00000001.safetensors' is "):
+        training_state.read(str(saved))
+
+
+def test_what_is_no_file_is_no_state(saved):
+    """A pipe would be waited for."""
+    os.mkfifo(saved.with_name("state-00000007.safetensors"))
+    assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2"])
+def test_arrays_that_numpy_does_not_have_are_refused(saved, dtype):
+    """What reading them raises depends on which other packages are installed; `--resume auto` has to pass them over."""
+    header = {
+        "__metadata__": {"facts": "{}", "sha256": ""},
+        "w": {"dtype": dtype, "shape": [4], "data_offsets": [0, 0]},
+    }
+    size = 8 if dtype == "BF16" else 4
+    header["w"]["data_offsets"][1] = size
+    text = json.dumps(header).encode()
+    crafted = saved.with_name("state-00000002.safetensors")
+    crafted.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(CheckpointError, match="state-00000002.safetensors' is no training state"):
+        training_state.read(str(crafted))
+    assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
+
+
+def test_crafted_facts_touch_nothing_and_are_passed_over(saved):
+    crafted = saved.with_name("state-00000002.safetensors")
+    shutil.copy(saved, crafted)
+    write_crafted(crafted, CRAFTED["a Python state cut short"])
+    run = Run()
+    before = digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(CheckpointError, match="'random' is wrong"):
+        run.train(numbers(), 3, states=Checkpointer(saved.parent, resume=crafted))
+    assert (digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert run.model.micro_batches == run.model.updates == 0
+    states = Checkpointer(saved.parent, resume="auto")
+    Run().train(numbers(), 3, states=states)
+    assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
+
+
+def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
+    with pytest.raises(CheckpointError, match="holds 2 micro-batches of a window, which windows of 1 can't go on"):
+        resume(saved, mini_steps=1, allow_config_change=True)
+
+
+@pytest.mark.modes
+def test_a_smaller_window_that_holds_too_many_ends_with_the_next(saved):
+    run = resume(saved, mini_steps=2, allow_config_change=True)
+    assert run.recorder.records[0].samples == sum(ROWS[:3])
+
+
+def test_every_flipped_bit_is_noticed(saved):
+    whole = saved.read_bytes()
+    rng = random.Random(1)
+    for _ in range(40):
+        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_noticed_400_times(saved):
+    whole = saved.read_bytes()
+    rng = random.Random(2)
+    for _ in range(400):
+        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+
+
+def test_every_truncation_is_noticed(saved):
+    whole = saved.read_bytes()
+    for length in range(0, len(whole), 37):
+        check_refused(saved, whole[:length])
+
+
+@pytest.mark.slow
+def test_every_truncation_is_noticed_at_every_length(saved):
+    whole = saved.read_bytes()
+    for length in range(len(whole)):
+        check_refused(saved, whole[:length])
+
+
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def check_refused(path, data):
+    path.write_bytes(data)
+    with warnings.catch_warnings(), pytest.raises(CheckpointError, match="state-00000001"):
+        training_state.read(str(path))
+
+
+def test_the_facts_are_json_and_nothing_is_executed(saved):
+    state = training_state.read(str(saved))
+    assert json.loads(json.dumps(state.facts)) == state.facts
+    assert state.facts["window"]["micro_batches"] == 2 and state.facts["at"]["batches"] == 2

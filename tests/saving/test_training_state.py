@@ -1,0 +1,212 @@
+"""Is all that a run changes in its state, and each part its owner's?"""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore.experimental import optim
+from mindspore.experimental.optim import lr_scheduler as schedules
+
+from helpers import Recorder, batches, slope_driver, values
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
+from ms_accum.saving import trained
+from ms_accum.saving.trained import Trained
+
+pytestmark = pytest.mark.host
+
+
+class Following(nn.Cell):
+    """A network with a slow copy of itself, as MoCo and BYOL have one, that training moves but no gradient does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(6, 3)
+        self.momentum_encoder = nn.Dense(6, 3)
+        self.momentum = Parameter(Tensor(4.0), name="momentum", requires_grad=False)
+        self.momentum_encoder.weight.requires_grad = self.momentum_encoder.bias.requires_grad = False
+
+    def construct(self, x):
+        ops.assign_add(self.momentum_encoder.weight, 0.25 * self.dense.weight)
+        return self.dense(x)
+
+
+def run(make, folder=None, rates=0.1, stop=None, **options):
+    """Train, from other numbers than a state has, and return all that is left."""
+    ms.set_seed(1 if folder is None or stop else 2)
+    network = Following()
+    optimizer = make(network.trainable_params(), rates)
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
+    seen = iter(range(1000))
+    asked = {"stop": lambda: next(seen) == stop} if stop else {}
+    states = None if folder is None else Checkpointer(folder, resume="auto", **asked, **options)
+    data = batches(np.random.RandomState(1), [4] * 12)
+    try:
+        model.train_process(1, data, 2, report=(), ckpt_path=None, checkpointer=states)
+    except Stopped:
+        assert stop
+    return [array.tolist() for array in values(Trained(network, optimizer).parameters().values())]
+
+
+MAKE = {
+    "SGD": lambda p, lr: nn.SGD(p, lr, momentum=0.9),
+    "Momentum": lambda p, lr: nn.Momentum(p, lr, 0.9),
+    "Momentum in groups": lambda p, lr: nn.Momentum([{"params": p[:1], "lr": 0.2}, {"params": p[1:]}], lr, 0.9),
+    "Adam": nn.Adam,
+    "NAdam": optim.NAdam,
+    "ASGD": lambda p, lr: optim.ASGD(p, lr, t0=2.0),
+    "experimental SGD": lambda p, lr: optim.SGD(p, lr, momentum=0.9),
+    "Adamax": optim.Adamax,
+    "RAdam": optim.RAdam,
+    "Rprop": optim.Rprop,
+    "Adadelta": optim.Adadelta,
+    "Adagrad": optim.Adagrad,
+    "RMSprop": optim.RMSprop,
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_resumed_run_is_the_same(name, allow, tmp_path):
+    """Also where another setting was allowed that changes nothing: then the optimizer's settings alone are new."""
+    expected = run(MAKE[name])
+    first = run(MAKE[name], tmp_path, stop=5, config={"note": 1})
+    found = run(MAKE[name], tmp_path, config={"note": 1 + allow}, allow_config_change=allow)
+    assert found == expected != first
+
+
+@pytest.mark.filterwarnings("ignore:.*'ASGD' moved no parameter")  # without its rate it can't
+@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
+    expected = run(MAKE[name])
+    monkeypatch.setattr(trained, "_held_by", lambda optimizer: optimizer.get_parameters())
+    run(MAKE[name], tmp_path, stop=5)
+    assert run(MAKE[name], tmp_path)[:2] != expected[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SGD", {"learning_rate", "momentum"}),
+        ("Momentum in groups", {"learning_rate", "learning_rate_group_0", "momentum"}),
+        ("Adam", {"learning_rate"}),
+        ("experimental SGD", {"learning_rate_group_0"}),
+    ],
+)
+def test_settings_are_the_optimizers_own(name, settings):
+    network = Following()
+    held = Trained(network, MAKE[name](network.trainable_params(), 0.1)).parameters()
+    assert {key for key in held if key.startswith("setting.")} == {f"setting.{key}" for key in settings}
+
+
+def test_what_mint_keeps_is_no_setting():
+    network = nn.Dense(6, 3)
+    held = Trained(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9)).parameters()
+    kept = [name for name in held if "momentum" in name]
+    assert kept and not any(name.startswith("setting.") for name in kept)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_another_kind_of_rate_is_another_setting(back, tmp_path):
+    """Where it is allowed; the optimizer then has Parameters that the state has not, or has not those it has."""
+
+    def make(parameters, rate):
+        return nn.Momentum(parameters, rate, 0.9)
+
+    first, second = [0.2, nn.CosineDecayLR(0.0, 0.1, 9)][:: -1 if back else 1]
+    run(make, tmp_path, rates=first, stop=5, config={"note": 1})
+    run(make, tmp_path, rates=second, config={"note": 2}, allow_config_change=True)
+
+
+def test_two_of_one_name_are_refused_before_anything_is_trained(tmp_path):
+    model = slope_driver()
+    model._trained.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
+    with pytest.raises(CheckpointError, match="Two Parameters of the optimizer are named 'twin'"):
+        model.train_process(1, [(Tensor([[1.0]]),)], 1, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
+    assert model.updates == 0
+
+
+# Schedulers
+
+
+def scheduled(make, folder=None, stop=None, **options):
+    """Train with a scheduler; return the rates used, and what is left."""
+    ms.set_seed(1)
+    network = nn.Dense(6, 3)
+    optimizer = optim.SGD(network.trainable_params(), 0.5)
+    scheduler = make(optimizer)
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=scheduler)
+    states = None
+    if folder is not None:
+        seen = itertools.count(1)
+        states = Checkpointer(folder, resume="auto", stop=stop and (lambda: next(seen) >= stop), **options)
+    recorder = Recorder()
+    try:
+        data = batches(np.random.RandomState(1), [4] * 12)
+        model.train_process(1, data, 2, report=(recorder,), ckpt_path=None, checkpointer=states)
+    except Stopped:
+        pass
+    return [record.lr for record in recorder.records], [array.tolist() for array in values(network.trainable_params())]
+
+
+SCHEDULERS = {
+    "StepLR": lambda optimizer: schedules.StepLR(optimizer, 2, 0.5),
+    "CosineAnnealingLR": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 4),
+    "SequentialLR": lambda optimizer: schedules.SequentialLR(
+        optimizer, [schedules.StepLR(optimizer, 1, 0.5), schedules.StepLR(optimizer, 1, 0.25)], [3]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_is_stepped_after_each_update_and_goes_on_where_it_was(name, tmp_path):
+    rates, left = scheduled(SCHEDULERS[name])
+    assert len(rates) == 6 and rates[0] == 0.5 and len(set(rates)) > 2
+    first, _ = scheduled(SCHEDULERS[name], tmp_path, stop=5)
+    second, found = scheduled(SCHEDULERS[name], tmp_path)
+    assert len(first) == 2 and first + second == rates and found == left
+
+
+def test_a_scheduler_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+    rates, _ = scheduled(SCHEDULERS["StepLR"])
+    monkeypatch.setattr(trained, "_parameters_in", lambda value: ())
+    first, _ = scheduled(SCHEDULERS["StepLR"], tmp_path, stop=7)
+    assert first + scheduled(SCHEDULERS["StepLR"], tmp_path)[0] != rates
+
+
+def test_a_skipped_window_is_no_step():
+    network = nn.Dense(6, 3)
+    optimizer = optim.SGD(network.trainable_params(), 0.5)
+    scheduler = schedules.StepLR(optimizer, 1, 0.5)
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=scheduler)
+    good, bad = batches(np.random.RandomState(1), [4, 4])
+    bad = (Tensor(np.full((4, 6), np.nan), ms.float32), bad[1])
+    model.train_process(1, [good, bad, good], 1, report=(), ckpt_path=None)
+    assert (model.updates, model.skipped) == (2, 1) and float(optimizer.lrs[0].asnumpy()) == 0.125
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: schedules.ReduceLROnPlateau(optimizer),
+        lambda optimizer: schedules.StepLR(optim.SGD(nn.Dense(2, 2).trainable_params(), 0.1), 1),
+        lambda optimizer: 0.5,
+    ],
+    ids=["of a metric", "of another optimizer", "a rate"],
+)
+def test_what_is_no_scheduler_of_the_optimizer_is_refused(make):
+    network = nn.Dense(6, 3)
+    optimizer = optim.SGD(network.trainable_params(), 0.5)
+    with pytest.raises(TypeError, match="'scheduler' must be of mindspore.experimental.optim.lr_scheduler, of "):
+        GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=make(optimizer))
+
+
+def test_an_optimizer_that_looks_at_no_scheduler_is_refused():
+    network = nn.Dense(6, 3)
+    optimizer = mint.optim.SGD(network.trainable_params(), 0.5)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with pytest.raises(TypeError, match="mint.optim.SGD, which does not look at it. Use mindspore.exp"):
+        GradientAccumulation(network, nn.MSELoss(), optimizer, scheduler=schedules.StepLR(optimizer, 1))

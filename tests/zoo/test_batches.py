@@ -1,0 +1,166 @@
+"""Do the batches come in the order they should, epoch by epoch?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from idx_files import rows_of, write_mnist
+from model_zoo import create_dataset
+from model_zoo.data.batches import Batches, Order
+from model_zoo.data.images import Split
+from model_zoo.data.mnist import load_mnist
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with small files in MNIST's format."""
+    return write_mnist(tmp_path / "data")
+
+
+def epoch_of(dataset):
+    """Return one fresh epoch's labels, batch by batch."""
+    return [label.asnumpy() for _, label in dataset.create_tuple_iterator(num_epochs=1)]
+
+
+def same(left, right):
+    """Say whether two epochs are equal batch by batch."""
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
+
+
+def test_same_seed_same_batches_epoch_by_epoch(folder):
+    first, second = create_dataset(folder, 8, seed=3), create_dataset(folder, 8, seed=3)
+    epochs = [epoch_of(first) for _ in range(3)]
+    assert all(same(epoch, epoch_of(second)) for epoch in epochs)
+    assert not same(epochs[0], epochs[1]) and not same(epochs[1], epochs[2])
+    assert not same(epochs[0], epoch_of(create_dataset(folder, 8, seed=4)))
+
+
+def test_one_iterator_or_one_per_epoch_is_the_same(folder):
+    expected = [epoch_of(dataset) for dataset in [create_dataset(folder, 8)] for _ in range(3)]
+    for num_epochs in (3, -1):
+        iterator = create_dataset(folder, 8).create_tuple_iterator(num_epochs=num_epochs)
+        for epoch in expected:
+            assert same([label.asnumpy() for _, label in iterator], epoch)
+
+
+def test_endless_iterators_do_not_read_ahead_into_the_next_ones_epoch(folder):
+    dataset, expected = create_dataset(folder, 8), create_dataset(folder, 8)
+    for _ in range(20):
+        # The tutorials' loop: a new iterator for each epoch, endless by default.
+        found = [batch["label"].asnumpy() for batch in dataset.create_dict_iterator()]
+        assert same(found, epoch_of(expected))
+
+
+def test_an_iterator_left_early_uses_up_one_epoch(folder):
+    dataset = create_dataset(folder, 8)
+    next(dataset.create_tuple_iterator())
+    assert dataset.source.next_epoch == 1
+
+
+def test_the_epoch_can_be_set(folder):
+    dataset = create_dataset(folder, 8)
+    epochs = [epoch_of(dataset) for _ in range(4)]
+    resumed = create_dataset(folder, 8)
+    resumed.source.begin_with_epoch(2)
+    assert same(epoch_of(resumed), epochs[2]) and same(epoch_of(resumed), epochs[3])
+    dataset.source.begin_with_epoch(0)
+    assert same(epoch_of(dataset), epochs[0])
+    with pytest.raises(ValueError, match="'epoch' must be an int >= 0, but got -1"):
+        dataset.source.begin_with_epoch(-1)
+
+
+def test_asking_for_the_size_uses_up_nothing(folder):
+    dataset = create_dataset(folder, 8)
+    assert (dataset.get_dataset_size(), len(dataset), dataset.get_batch_size()) == (8, 8, 8)
+    dataset.get_col_names()
+    assert dataset.source.next_epoch == 0
+
+
+@pytest.mark.parametrize(("global_seed", "meant"), [(None, 0), (5, 5)])
+def test_the_seed_is_mindspores_or_zero(folder, monkeypatch, global_seed, meant):
+    # MindSpore can set a seed, but not unset one.
+    monkeypatch.setattr(ms, "get_seed", lambda: global_seed)
+    found = epoch_of(create_dataset(folder, 8))
+    assert same(found, epoch_of(create_dataset(folder, 8, seed=meant)))
+    assert not same(found, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
+
+
+def test_the_order_ignores_numpys_global_state(folder):
+    np.random.seed(1)
+    first = epoch_of(create_dataset(folder, 8))
+    np.random.seed(2)
+    assert same(first, epoch_of(create_dataset(folder, 8)))
+
+
+@pytest.mark.parametrize(
+    ("usage", "shuffle", "shuffled"),
+    [
+        ("train", None, True),
+        ("test", None, False),
+        ("train", False, False),
+        ("test", True, True),
+    ],
+)
+def test_shuffle(folder, usage, shuffle, shuffled):
+    dataset = create_dataset(folder, 32, usage=usage, shuffle=shuffle)
+    labels = np.concatenate(epoch_of(dataset))
+    assert np.array_equal(labels, np.arange(len(labels)) % 10) is not shuffled
+    assert sorted(labels) == sorted(np.arange(len(labels)) % 10)
+
+
+@pytest.mark.parametrize(("drop", "sizes"), [(False, [24, 24, 16]), (True, [24, 24])])
+def test_the_remainder(folder, drop, sizes):
+    dataset = create_dataset(folder, 24, drop_remainder=drop)
+    assert dataset.get_dataset_size() == len(sizes)
+    assert [len(batch) for batch in epoch_of(dataset)] == sizes
+
+
+def test_an_epoch_may_be_several_passes(folder):
+    once, twice = create_dataset(folder, 24), create_dataset(folder, 24, 2)
+    assert twice.get_dataset_size() == 6
+    for _ in range(2):
+        assert same(epoch_of(twice), epoch_of(once) + epoch_of(once))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shards_deal_each_row_once(num_shards, shuffle):
+    arguments = {"usage": "test", "shuffle": shuffle, "num_shards": num_shards, "seed": 1}
+    shards = [create_dataset(shard_id=i, **arguments) for i in range(num_shards)]
+    for _ in range(2):
+        parts = [rows_of(shard) for shard in shards]
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        expected = rows_of(create_dataset(usage="test"))
+        assert sorted(row for part in parts for row in part) == sorted(expected)
+
+
+def test_the_order_is_a_function_of_seed_and_pass():
+    order = Order(1000, seed=7)
+    assert np.array_equal(order.of(3), Order(1000, seed=7).of(3))
+    assert sorted(order.of(3)) == list(range(1000))
+    assert np.array_equal(Order(10, seed=None).of(5), np.arange(10))
+    assert [len(Order(10, 0, num_shards=3, shard_id=i)) for i in range(3)] == [4, 3, 3]
+
+
+def test_batches_keep_the_stride_that_is_copied_fast(folder):
+    split = load_mnist(folder, "train")
+    image, label = Batches(split, Order(64, seed=0), batch_size=8)[0]
+    assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
+    assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(("rows", "shards"), [(10, 3), (9, 2), (9, 4), (11, 2), (17, 2), (13, 3)])
+def test_all_shards_have_as_many_batches_and_lose_nothing(batch_size, rows, shards):
+    """Where one shard has a row less, and that row would be a batch."""
+    images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
+    split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)
+    orders = [Order(rows, 1, num_shards=shards, shard_id=shard) for shard in range(shards)]
+    sources = [Batches(split, order, batch_size=batch_size) for order in orders]
+    assert len({len(source) for source in sources}) == 1
+    labels = [[source[number][1] for number in range(len(source))] for source in sources]
+    assert all(len(batch) for shard in labels for batch in shard)
+    assert sorted(np.concatenate([batch for shard in labels for batch in shard])) == list(range(rows))

@@ -1,0 +1,169 @@
+"""Are the batches the right ones, and are bad arguments refused in one line?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore.dataset import MnistDataset, transforms, vision
+
+from idx_files import make_digits, real_mnist, rows_of, write_mnist
+from model_zoo import create_dataset
+from model_zoo.data.digits import load_digits_split
+from model_zoo.data.images import resize
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with small files in MNIST's format."""
+    return write_mnist(tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    """The real MNIST."""
+    return real_mnist(tmp_path_factory.mktemp("mnist"))
+
+
+def test_the_embedded_digits_have_the_documented_form():
+    train, test = create_dataset(), create_dataset(usage="test")
+    assert train.get_dataset_size() == 45 and test.get_dataset_size() == 12
+    assert train.get_col_names() == ["image", "label"]
+    assert train.get_batch_size() == 32
+    image, label = next(train.create_tuple_iterator(num_epochs=1))
+    assert (image.shape, image.dtype) == ((32, 1, 32, 32), ms.float32)
+    assert (label.shape, label.dtype) == ((32,), ms.int32)
+    assert len(rows_of(train)) == 1437 and len(rows_of(test)) == 360
+
+
+def test_the_digits_split_is_fixed_and_disjoint():
+    np.random.seed(0)
+    train, test = load_digits_split("train"), load_digits_split("test")
+    np.random.seed(1)
+    assert np.array_equal(load_digits_split(None).images, train.images)
+    assert test.labels[:12].tolist() == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5, 2, 8]
+    together = {image.tobytes() for image in (*train.images, *test.images)}
+    assert len(together) == len(train.images) + len(test.images) == 1797
+    assert train.images.min() == 0 and train.images.max() == 255
+
+
+def test_the_digits_are_normalised_by_their_own_constants():
+    split = load_digits_split("train")
+    inputs = split.gray_to_input()[split.images]
+    assert abs(inputs.mean()) < 1e-3 and abs(inputs.std() - 1) < 1e-3
+
+
+@pytest.mark.parametrize("image_size", [8, 28, 32, 47])
+def test_image_size(folder, image_size):
+    dataset = create_dataset(folder, 16, image_size=image_size)
+    image, _ = next(dataset.create_tuple_iterator(num_epochs=1))
+    assert image.shape == (16, 1, image_size, image_size)
+
+
+def test_pixels_and_labels_are_the_files(folder):
+    images, labels = make_digits(32, seed=1)
+    dataset = create_dataset(folder, 32, usage="test", image_size=28)
+    image, label = next(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+    np.testing.assert_allclose(image[:, 0], (images / 255 - 0.1307) / 0.3081, rtol=0, atol=1e-6)
+    assert label.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("side", [28, 32])
+def test_the_real_mnist_is_what_mindspore_makes_of_it(mnist, side):
+    ours = create_dataset(mnist, 500, usage="test", image_size=side)
+    image, label = next(ours.create_tuple_iterator(num_epochs=1, output_numpy=True))
+    theirs, their_label = _tutorial_batch(mnist, side)
+    # One gray level: MindSpore's resize rounds with 11 bits, ours with float32.
+    gray = 1 / 255 / 0.3081
+    assert np.abs(image - theirs).max() < (1.01 * gray if side == 32 else 1e-5)
+    assert np.array_equal(label, their_label)
+    # The planted fault: corners aligned instead of centres.
+    shifted = np.roll(image, 1, axis=3)
+    assert np.abs(shifted - theirs).max() > 100 * gray
+
+
+def _tutorial_batch(mnist, side):
+    """Return the first 500 test rows by the r1.0 tutorial's pipeline."""
+    test = next(path for path in mnist.rglob("t10k-images*") if path.is_file()).parent
+    data = MnistDataset(str(test), usage="test", shuffle=False, num_parallel_workers=1)
+    operations = [
+        vision.Resize((side, side), vision.Inter.LINEAR),
+        vision.Rescale(1 / 255, 0.0),
+        vision.Rescale(1 / 0.3081, -0.1307 / 0.3081),
+        vision.HWC2CHW(),
+    ]
+    data = data.map(transforms.TypeCast(ms.int32), "label", num_parallel_workers=1)
+    data = data.map(operations, "image", num_parallel_workers=1).batch(500)
+    return next(data.create_tuple_iterator(num_epochs=1, output_numpy=True))
+
+
+def test_resize_is_bilinear():
+    ramp = np.broadcast_to(np.arange(0, 256, 8, dtype=np.uint8), (1, 32, 32))
+    halved = resize(ramp, 16)
+    assert np.array_equal(halved[0, 0], np.arange(4, 256, 16))
+    flat = np.full((3, 28, 28), 200, np.uint8)
+    assert (resize(flat, 32) == 200).all()
+    assert resize(flat, 28) is flat
+
+
+def test_real_mnist_has_1875_batches(mnist):
+    assert create_dataset(mnist, 32, usage="train").get_dataset_size() == 1875
+
+
+# B1's part: bad arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"batch_size": 0}, ValueError, "'batch_size' must be an int >= 1, but got 0."),
+        ({"batch_size": -1}, ValueError, "'batch_size' must be an int >= 1, but got -1."),
+        ({"batch_size": 1.5}, TypeError, "'batch_size' must be an int >= 1, but got type float."),
+        ({"batch_size": True}, TypeError, "'batch_size' must be an int >= 1, but got type bool."),
+        ({"batch_size": 1438}, ValueError, "'batch_size' must be <= 1437, the number of train"),
+        (
+            {"batch_size": 361, "usage": "test", "drop_remainder": True},
+            ValueError,
+            "'batch_size' must be <= 360, the number of test images, but got 361",
+        ),
+        (
+            {"batch_size": 480, "num_shards": 3},
+            ValueError,
+            "'batch_size' must be <= 479, the number of train images of a shard, but got 480",
+        ),
+        ({"repeat_size": 0}, ValueError, "'repeat_size' must be an int >= 1, but got 0."),
+        ({"num_parallel_workers": 0}, ValueError, "'num_parallel_workers' must be an int >= 1"),
+        ({"usage": "all"}, ValueError, "'usage' must be one of ('train', 'test'), but got 'all'"),
+        ({"usage": 1}, TypeError, "'usage' must be one of ('train', 'test'), but got type int."),
+        ({"image_size": 7}, ValueError, "'image_size' must be an int in [8, 128], but got 7."),
+        ({"image_size": 4096}, ValueError, "'image_size' must be an int in [8, 128]"),
+        ({"shuffle": 1}, TypeError, "'shuffle' must be a bool, but got type int."),
+        ({"seed": -1}, ValueError, "'seed' must be an int >= 0, but got -1."),
+        ({"seed": "x"}, TypeError, "'seed' must be an int >= 0, but got type str."),
+        ({"drop_remainder": None}, TypeError, "'drop_remainder' must be a bool"),
+        ({"num_shards": 0}, ValueError, "'num_shards' must be an int >= 1, but got 0."),
+        ({"num_shards": 2000}, ValueError, "'num_shards' must be <= 1437, the number of trai"),
+        ({"shard_id": 1}, ValueError, "'shard_id' must be an int in [0, 0], but got 1."),
+        ({"num_shards": 2, "shard_id": -1}, ValueError, "'shard_id' must be an int in [0, 1]"),
+        ({"data_path": 3}, TypeError, "'data_path' must be a path, but got type int."),
+        ({"data_path": b"x"}, TypeError, "'data_path' must be a path, but got type bytes."),
+        ({"data_path": ""}, ValueError, "'data_path' must be a path, but got ''."),
+        ({"data_path": "a\0b"}, ValueError, "'data_path' must be a path, but got 'a\\x00b'."),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(arguments, error, says):
+    with pytest.raises(error) as caught:
+        create_dataset(**arguments)
+    message = str(caught.value)
+    assert message.startswith(f"For 'create_dataset', {says}")
+    assert len(message.splitlines()) == 1
+
+
+def test_a_batch_larger_than_the_test_split_is_the_split():
+    dataset = create_dataset(usage="test", batch_size=1000)
+    assert len(rows_of(dataset)) == 360 and dataset.get_dataset_size() == 1
+
+
+def test_numpy_integers_and_the_largest_batch_are_fine():
+    dataset = create_dataset(batch_size=np.int64(1437), seed=np.int32(1), drop_remainder=True)
+    assert dataset.get_dataset_size() == 1

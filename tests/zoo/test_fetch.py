@@ -1,0 +1,292 @@
+"""Does a fetch end in bounded time, whatever the server does, and keep to TLS?"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import model_zoo
+import model_zoo.data.fetch
+from loopback import sends, serving
+from model_zoo.data.fetch import fetch
+
+ROOT = Path(model_zoo.__file__).parents[1]
+# Long enough for a busy machine; what must stall is given less.
+PATIENCE, BOUND = 60.0, 20
+
+
+def fetched(url, folder, *, stall_seconds=PATIENCE, max_bytes=1 << 20):
+    """Return what was fetched."""
+    fetch(url, folder / "x.zip", stall_seconds=stall_seconds, max_bytes=max_bytes, caller="download_mnist")
+    return (folder / "x.zip").read_bytes()
+
+
+def unfetched(url, folder, *, error=OSError, **kwargs):
+    """Return the message of a failure, after seeing that it took the form of one line."""
+    with pytest.raises(error) as caught:
+        fetched(url, folder, **kwargs)
+    message = str(caught.value)
+    start = f"For 'download_mnist', 'url' must be a file that can be fetched, but got {url!r}: "
+    assert message.startswith(start) and message.endswith("or give a mirror's address.")
+    assert len(message.splitlines()) == 1
+    return message
+
+
+@pytest.mark.parametrize(("announced", "seconds"), [(True, PATIENCE), (False, PATIENCE), (True, 1e10)])
+def test_a_file_comes_as_it_is(tmp_path, announced, seconds):
+    """Also with more patience than a socket has."""
+    body = bytes(range(256)) * 1000
+    with serving(sends(body, announced=announced)) as url:
+        assert fetched(url, tmp_path, stall_seconds=seconds) == body
+
+
+def test_a_server_that_never_answers(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url, start = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", time.monotonic()
+        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        assert "nothing came for 1 seconds, after 0 bytes" in message
+        assert time.monotonic() - start < BOUND
+
+
+def test_a_server_that_stalls_in_the_body(tmp_path):
+    over = threading.Event()
+
+    def stall(handler):
+        sends(b"x" * 10_000, length=20_000)(handler)
+        handler.wfile.flush()
+        over.wait(30)
+
+    with serving(stall) as url:
+        start = time.monotonic()
+        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        over.set()
+        assert "nothing came for 2 seconds" in message
+        assert time.monotonic() - start < BOUND
+
+
+def test_a_body_without_end(tmp_path):
+    def pour(handler):
+        sends(b"", announced=False)(handler)
+        for _ in range(100_000):
+            handler.wfile.write(b"x" * 65536)
+
+    with serving(pour) as url:
+        assert "it is longer than 1048576 bytes" in unfetched(url, tmp_path)
+
+
+def test_a_body_shorter_than_announced(tmp_path):
+    with serving(sends(b"x" * 100, length=200)) as url:
+        assert "100" in unfetched(url, tmp_path)
+
+
+def test_an_error_page(tmp_path):
+    with serving(lambda handler: handler.send_error(404)) as url:
+        assert "404" in unfetched(url, tmp_path)
+
+
+def test_nobody_listens(tmp_path):
+    assert "refused" in unfetched("http://127.0.0.1:1/x.zip", tmp_path)
+
+
+def test_a_body_in_chunks(tmp_path):
+    def chunked(handler, end=b"0\r\n\r\n"):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"4e20\r\n" + bytes(20_000) + b"\r\n" + end)
+
+    with serving(chunked) as url:
+        assert fetched(url, tmp_path) == bytes(20_000)
+    (tmp_path / "x.zip").unlink()
+    with serving(lambda handler: chunked(handler, end=b"4e20\r\n" + bytes(100))) as url:
+        assert "IncompleteRead" in unfetched(url, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_a_server_that_drips(tmp_path, part):
+    """It always sends something, and would take an hour."""
+
+    def drip(handler):
+        if part == "body":
+            sends(b"", length=10_000)(handler)
+        for _ in range(10_000):
+            handler.wfile.write(b"X")
+            time.sleep(0.4)
+
+    with serving(drip) as url:
+        start = time.monotonic()
+        assert "nothing came for 2 seconds" in unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        assert time.monotonic() - start < BOUND
+
+
+@pytest.mark.parametrize("step", ["getaddrinfo", "create_connection"])
+def test_an_address_that_is_not_found_in_time(tmp_path, monkeypatch, step):
+    over = threading.Event()
+
+    def wait(*args, **kwargs):
+        over.wait(30)
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, step, wait)
+    start = time.monotonic()
+    message = unfetched("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
+    over.set()
+    assert "nothing came for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
+
+
+@pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (1 << 22, 1_000)], ids=["stalled", "too long"])
+def test_no_thread_stays(tmp_path, count, max_bytes):
+    """A thread that nobody waits for any more ends as soon as something comes."""
+    sent, seen = threading.Event(), []
+
+    def fetching():
+        return [thread for thread in threading.enumerate() if thread.name == "fetch"]
+
+    def pause(handler):
+        seen.extend(set(fetching()) - before)
+        sends(bytes(count), length=1 << 23)(handler)
+        sent.wait(30)
+        handler.wfile.write(bytes(1 << 22))
+
+    before = set(fetching())
+    with serving(pause) as url:
+        unfetched(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
+        sent.set()
+        (thread,) = seen
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_stale_file_is_neither_used_nor_touched(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"stale")
+    with serving(sends(b"fresh")) as url:
+        assert "File exists" in unfetched(url, tmp_path)
+    assert (tmp_path / "x.zip").read_bytes() == b"stale"
+
+
+def test_a_proxy_is_asked(tmp_path, monkeypatch):
+    asked = []
+
+    def answer(handler):
+        asked.append(handler.path)
+        sends(b"by proxy")(handler)
+
+    with serving(answer) as url:
+        monkeypatch.setenv("http_proxy", url.rpartition("/")[0])
+        monkeypatch.setenv("no_proxy", "")
+        assert fetched("http://host.invalid/x.zip", tmp_path) == b"by proxy"
+    assert asked == ["http://host.invalid/x.zip"]
+
+
+def test_tls_is_not_given_up_on_a_redirect():
+    def redirect(old, new, proxy=None):
+        request = urllib.request.Request(old)
+        if proxy:
+            request.set_proxy("proxy", proxy)
+        return model_zoo.data.fetch._KeepTls().redirect_request(request, io.BytesIO(), 302, "Found", {}, new)
+
+    for new in ("http://b/x", "ftp://b/x", "HTTP://b/x"):
+        for old in ("https://a/x", "HTTPS://a/x"):
+            with pytest.raises(urllib.error.URLError, match="from https"):
+                redirect(old, new)
+            with pytest.raises(urllib.error.URLError, match="from https"):
+                redirect(old, new, proxy="http")
+    assert redirect("https://a/x", "https://b/x").full_url == "https://b/x"
+    assert redirect("http://a/x", "http://b/x").full_url == "http://b/x"
+    assert redirect("http://a/x", "http://b/x", proxy="https").full_url == "http://b/x"
+
+
+@pytest.fixture
+def tls(tmp_path, monkeypatch):
+    """The context of a server on 127.0.0.1, whose certificate clients trust."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed, which makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True, timeout=PATIENCE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def moved(url):
+    """Answer with a redirect."""
+
+    def answer(handler):
+        handler.send_response(302)
+        handler.send_header("Location", url)
+        handler.end_headers()
+
+    return answer
+
+
+def test_redirects_between_servers(tmp_path, tls):
+    with serving(sends(b"secret"), tls=tls) as secret, serving(sends(b"open")) as plain:
+        assert fetched(secret, tmp_path) == b"secret"
+        with serving(moved(secret)) as url:
+            (tmp_path / "x.zip").unlink()
+            assert fetched(url, tmp_path) == b"secret"
+        (tmp_path / "x.zip").unlink()
+        with serving(moved(plain), tls=tls) as down:
+            assert "redirects from https to an open connection" in unfetched(down, tmp_path)
+            assert (tmp_path / "x.zip").read_bytes() == b""
+            (tmp_path / "x.zip").unlink()
+            with serving(moved(down)) as up_and_down:
+                assert "redirects from https to an open connection" in unfetched(up_and_down, tmp_path)
+
+
+def test_the_body_of_a_redirect_is_not_read(tmp_path):
+    written = []
+
+    def pour(handler):
+        moved(there)(handler)
+        for _ in range(2_000):
+            written.append(handler.wfile.write(bytes(65536)))
+
+    with serving(sends(b"x")) as there, serving(pour) as url:
+        assert fetched(url, tmp_path) == b"x"
+    assert len(written) < 1_000  # what fits into the buffers of two sockets
+
+
+def test_a_certificate_that_nobody_trusts(tmp_path, tls, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with serving(sends(b"secret"), tls=tls) as url:
+        assert "CERTIFICATE_VERIFY_FAILED" in unfetched(url, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_stopped_stops_fetching(tmp_path, number):
+    program = (
+        "from pathlib import Path\nfrom model_zoo.data.fetch import fetch\n"
+        "fetch({!r}, Path({!r}), stall_seconds=600, max_bytes=9, caller='x')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
+        command = [sys.executable, "-c", program.format(url, str(tmp_path / "x.zip"))]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as child:
+            connection, _ = silent.accept()
+            with connection:
+                connection.settimeout(PATIENCE)
+                child.send_signal(number)
+                start = time.monotonic()
+                assert child.wait(timeout=PATIENCE) == -number and time.monotonic() - start < BOUND
+                while connection.recv(65536):  # the request, then the end
+                    pass
+            assert (b"KeyboardInterrupt" in child.stderr.read()) == (number == signal.SIGINT)

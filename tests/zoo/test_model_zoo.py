@@ -1,0 +1,228 @@
+"""Are the networks those of the tutorials, and is the package light?"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+import model_zoo
+from model_zoo import MLP, LeNet5, ResNet18
+
+ROOT = Path(model_zoo.__file__).parents[1]
+MODULES = sorted(module.name for module in pkgutil.walk_packages(model_zoo.__path__, "model_zoo."))
+
+LENET5 = {
+    "conv1.weight": (6, 1, 5, 5),
+    "conv2.weight": (16, 6, 5, 5),
+    "fc1.weight": (120, 400),
+    "fc1.bias": (120,),
+    "fc2.weight": (84, 120),
+    "fc2.bias": (84,),
+    "fc3.weight": (10, 84),
+    "fc3.bias": (10,),
+}
+MLP_ = {
+    "dense_relu_sequential.0.weight": (512, 784),
+    "dense_relu_sequential.0.bias": (512,),
+    "dense_relu_sequential.2.weight": (512, 512),
+    "dense_relu_sequential.2.bias": (512,),
+    "dense_relu_sequential.4.weight": (10, 512),
+    "dense_relu_sequential.4.bias": (10,),
+}
+
+
+def _resnet18():
+    """Return the parameters of ResNet-18, written down from the paper's table in torchvision's names."""
+    shapes = {"conv1.weight": (64, 3, 3, 3), **_batch_norm("bn1", 64)}
+    before = 64
+    for stage, channels in enumerate((64, 128, 256, 512), start=1):
+        for block in (0, 1):
+            name = f"layer{stage}.{block}"
+            for number, taken in ((1, before), (2, channels)):
+                shapes[f"{name}.conv{number}.weight"] = (channels, taken, 3, 3)
+                shapes.update(_batch_norm(f"{name}.bn{number}", channels))
+            if before != channels:
+                shapes[f"{name}.downsample.0.weight"] = (channels, before, 1, 1)
+                shapes.update(_batch_norm(f"{name}.downsample.1", channels))
+            before = channels
+    return {**shapes, "fc.weight": (10, 512), "fc.bias": (10,)}
+
+
+def _batch_norm(name, channels):
+    return {f"{name}.{part}": (channels,) for part in ("moving_mean", "moving_variance", "gamma", "beta")}
+
+
+@pytest.mark.parametrize(("network", "expected"), [(LeNet5, LENET5), (MLP, MLP_), (ResNet18, _resnet18())])
+def test_parameters_are_those_of_the_tutorials(network, expected):
+    found = {parameter.name: parameter.shape for parameter in network().get_parameters()}
+    assert found == expected
+
+
+def test_classes_and_channels_change_the_ends_only():
+    network = LeNet5(num_class=3, num_channel=2)
+    found = {parameter.name: parameter.shape for parameter in network.get_parameters()}
+    changed = {"conv1.weight": (6, 2, 5, 5), "fc3.weight": (3, 84), "fc3.bias": (3,)}
+    assert found == {**LENET5, **changed}
+    assert MLP(num_class=3)(ms.ops.zeros((2, 1, 28, 28))).shape == (2, 3)
+    assert ResNet18(num_class=3).fc.weight.shape == (3, 512)
+
+
+@pytest.mark.parametrize(("network", "channels", "side"), [(LeNet5, 1, 32), (MLP, 1, 28), (ResNet18, 3, 32)])
+def test_a_graph_computes_what_pynative_does(network, channels, side):
+    net = network().set_train(False)
+    images = ms.Tensor(np.random.RandomState(0).randn(4, channels, side, side).astype(np.float32))
+    logits = net(images).asnumpy()
+    assert logits.shape == (4, 10)
+    assert np.isfinite(logits).all() and logits.std() > 0
+
+    @ms.jit
+    def forward(images):
+        return net(images)
+
+    np.testing.assert_allclose(forward(images).asnumpy(), logits, rtol=1e-5, atol=1e-6)
+
+
+def test_lenet5_is_the_textbook_computation():
+    net = LeNet5()
+    image = np.random.RandomState(1).randn(1, 1, 32, 32).astype(np.float32)
+    weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
+    found = net(ms.Tensor(image)).asnumpy()
+    np.testing.assert_allclose(found, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
+    # The planted fault: without the second pooling's maximum, far more than the tolerance.
+    wrong = _lenet5(image, weights, pool=np.mean)
+    assert np.abs(found - wrong).max() > 100 * 1e-5
+
+
+def _lenet5(image, weights, *, pool=np.max):
+    """Compute LeNet-5 in NumPy: windows, products, and nothing else."""
+    x = image.astype(np.float64)
+    for layer in ("conv1", "conv2"):
+        windows = np.lib.stride_tricks.sliding_window_view(x, (5, 5), axis=(2, 3))
+        x = np.maximum(np.einsum("nchwij,ocij->nohw", windows, weights[f"{layer}.weight"]), 0)
+        n, c, h, w = x.shape
+        x = pool(x.reshape(n, c, h // 2, 2, w // 2, 2), axis=(3, 5))
+    x = x.reshape(len(x), -1)
+    for layer in ("fc1", "fc2", "fc3"):
+        x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+        x = np.maximum(x, 0) if layer != "fc3" else x
+    return x
+
+
+def test_resnet18_is_the_textbook_computation():
+    net, random = ResNet18().set_train(False), np.random.RandomState(1)
+    for name, parameter in net.parameters_dict().items():
+        if "bn" in name or "downsample.1" in name:  # or every layer would multiply by 1 and add 0
+            parameter.set_data(ms.Tensor(random.uniform(0.5, 1.5, parameter.shape).astype(np.float32)))
+    image = random.randn(1, 3, 32, 32).astype(np.float32)
+    weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
+    found = net(ms.Tensor(image)).asnumpy()
+    expected = _resnet18_of(image, weights)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    # The planted fault: one shortcut less, the last.
+    wrong = _resnet18_of(image, weights, shortcut=lambda x, name: x * (name != "layer4.1"))
+    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+
+
+def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
+    """Compute ResNet-18 in NumPy, as it is when it does not train."""
+
+    def convolve(x, name, stride=1):
+        weight = weights[f"{name}.weight"]
+        around = weight.shape[-1] // 2
+        x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+        return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+
+    def normalise(x, name):
+        mean, variance, gamma, beta = (weights[key].reshape(-1, 1, 1) for key in _batch_norm(name, 0))
+        return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+
+    x = np.maximum(normalise(convolve(image.astype(np.float64), "conv1"), "bn1"), 0)
+    for name in [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]:
+        changes = f"{name}.downsample.0.weight" in weights
+        stride = 2 if changes else 1
+        inner = np.maximum(normalise(convolve(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
+        if changes:
+            x = normalise(convolve(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+        x = np.maximum(normalise(convolve(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
+    return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
+
+
+def test_resnet18_starts_from_hes_distribution():
+    ms.set_seed(1)
+    for name, parameter in ResNet18().parameters_dict().items():
+        if parameter.ndim == 4 and parameter.size > 10_000:
+            channels, _, kernel, _ = parameter.shape
+            expected = (2 / (channels * kernel**2)) ** 0.5
+            assert abs(parameter.asnumpy().std() / expected - 1) < 0.03, name
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: LeNet5(0), ValueError, "'num_class' must be an int >= 1, but got 0"),
+        (lambda: LeNet5(num_channel=-1), ValueError, "For 'LeNet5', 'num_channel' must be"),
+        (lambda: LeNet5("10"), TypeError, "'num_class' must be an int >= 1, but got type str"),
+        (lambda: MLP(True), TypeError, "For 'MLP', 'num_class' must be"),
+        (lambda: MLP(2.0), TypeError, "but got type float"),
+        (lambda: ResNet18(0), ValueError, "For 'ResNet18', 'num_class' must be an int >= 1, but got 0"),
+        (lambda: ResNet18(None), TypeError, "but got type NoneType"),
+    ],
+)
+def test_bad_arguments_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_public_names():
+    networks, data = (
+        {"LeNet5", "MLP", "ResNet18", "MODELS"},
+        {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
+    )
+    assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}
+    assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
+    for model in model_zoo.MODELS.values():
+        network, size = model.make().set_train(False), model.image_size
+        assert network(ms.ops.zeros((2, model.channels, size, size))).shape == (2, 10)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_run(module):
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
+
+
+def imports_of(module):
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return names + [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_ms_accum(module):
+    assert not [name for name in imports_of(module) if name.startswith("ms_accum")]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("model_zoo.data")])
+def test_data_are_made_without_networks(module):
+    ours = [name for name in imports_of(module) if name.split(".")[0] == "model_zoo"]
+    assert [name for name in ours if name != "model_zoo._check" and not name.startswith("model_zoo.data")] == []
+
+
+def test_import_is_light():
+    program = (
+        "import sys, mindspore; before = set(sys.modules); import model_zoo; "
+        "print(*[name for name in ('sklearn', 'download', 'ms_accum') "
+        "if name in set(sys.modules) - before])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""

@@ -1,0 +1,86 @@
+"""Does each data set get its recipe, and only where nobody said otherwise?"""
+
+from __future__ import annotations
+
+import pytest
+
+from model_zoo import DOWNLOADS, MODELS, OPTIMIZERS, RECIPES
+from model_zoo.recipes import by_dataset, choose, dataset_for
+from programs import settings_of
+
+CIFAR10 = ("--dataset=cifar10", "--data_path=x")
+
+
+def rates(*argv):
+    settings = settings_of(*argv)
+    return settings.optimizer, settings.lr, settings.momentum, settings.weight_decay
+
+
+@pytest.mark.parametrize(
+    ("argv", "dataset", "model", "epochs", "rows"),
+    [
+        ([], "digits", "lenet5", 25, 32),
+        (["--data_path=x"], "mnist", "lenet5", 10, 32),
+        (["--dataset=mnist", "--data_path=x", "--model=mlp"], "mnist", "mlp", 10, 32),
+        (CIFAR10, "cifar10", "resnet18", 80, 128),
+        (["--model=resnet18", "--data_path=x"], "cifar10", "resnet18", 80, 128),
+        ([*CIFAR10, "--epochs=3", "--batch_size=8"], "cifar10", "resnet18", 3, 8),
+    ],
+)
+def test_what_is_trained(argv, dataset, model, epochs, rows):
+    settings = settings_of(*argv)
+    assert (settings.dataset, settings.model, settings.epochs, settings.batch_size) == (dataset, model, epochs, rows)
+    assert settings.mini_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], ("momentum", 0.04, 0.9, 0)),
+        (["--data_path=x"], ("momentum", 0.01, 0.9, 0)),
+        (CIFAR10, ("sgd", 0.1, 0.9, 5e-4)),
+        ([*CIFAR10, "--optimizer=momentum", "--lr=0.2"], ("momentum", 0.2, 0.9, 5e-4)),
+        ([*CIFAR10, "--momentum=0", "--weight_decay=0"], ("sgd", 0.1, 0, 0)),
+        ([*CIFAR10, "--optimizer=adamw"], ("adamw", 0.001, 0.9, 0)),
+        ([*CIFAR10, "--optimizer=adam", "--weight_decay=0.1", "--lr=0.5"], ("adam", 0.5, 0.9, 0.1)),
+    ],
+)
+def test_how_it_is_trained(argv, expected):
+    assert rates(*argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("cifar10", "lenet5", "x", None), "--model: lenet5 does not take the images of cifar10; resnet18 does"),
+        (("mnist", "resnet18", "x", None), "--model: resnet18 does not take the images of mnist; lenet5 does"),
+        (("digits", "resnet18", None, None), "--model: resnet18 does not take the images of digits; lenet5 does"),
+        (("cifar10", None, None, True), "--data_path: must be given for cifar10; --download fetches it there"),
+        ((None, "resnet18", None, None), "--data_path: must be given for cifar10; --download fetches it there"),
+        ((None, None, None, True), "--download: needs --data_path"),
+        (("digits", None, None, True), "--dataset: digits are embedded"),
+        (("digits", None, "x", None), "--dataset: digits are embedded"),
+    ],
+)
+def test_flags_that_contradict_each_other(arguments, says):
+    with pytest.raises(ValueError) as caught:
+        choose(*arguments)
+    assert str(caught.value).startswith(f"argument {says}")
+
+
+def test_the_models_of_the_recipes_take_their_images():
+    assert set(DOWNLOADS) == set(RECIPES) - {"digits"}
+    for dataset, recipe in RECIPES.items():
+        assert choose(dataset, None, None if dataset == "digits" else "x", None) == (dataset, recipe.model)
+        assert recipe.optimizer in OPTIMIZERS and recipe.model in MODELS
+
+
+def test_a_model_and_a_folder_say_which_data_set():
+    assert [dataset_for(model, None) for model in MODELS] == ["digits", "digits", "cifar10"]
+    assert [dataset_for(model, "x") for model in MODELS] == ["mnist", "mnist", "cifar10"]
+    assert (dataset_for(None, None), dataset_for(None, "x")) == ("digits", "mnist")
+
+
+def test_recipes_in_words():
+    assert by_dataset("optimizer") == "momentum on mnist and digits, sgd on cifar10"
+    assert by_dataset("weight_decay") == "0 on mnist and digits, 0.0005 on cifar10"
