@@ -7,11 +7,11 @@ import mindspore as ms
 from mindspore import nn
 
 from model_zoo import LeNet5, create_dataset
-from ms_accum import Group, TrainClear, TrainForwardBackward, TrainOptim, own_group, tune_cpu
+from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group, tune_cpu
 
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
-group = own_group() or Group(rank=0, size=1)
+group = own_group()
 network, mini_steps = LeNet5(10), 2
 tune_cpu(network)
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

@@ -19,8 +19,8 @@ from ours import VERSIONS, LastLoss, driver, tuned
 from protocol import flags_of, peak_mib, serve
 from workload import Network, micro_batches
 
-from ms_accum import Group, ZeroOptimizer, own_group
-from ms_accum.ranks.parallel import wait_for_all
+from ms_accum import Group, ZeroOptimizer
+from ms_accum.ranks.parallel import AUTO, group_of, wait_for_all
 
 
 def _adam(parameters: list) -> nn.Optimizer:
@@ -57,7 +57,7 @@ class Rank:
 
     def __init__(self, network: str, ways: Sequence[str]):
         self._name, self._network = network, tuned(networks_ms.make(network))
-        self.group = own_group()
+        self.group = group_of("benchmarks", AUTO)
         parameters, made = self._network.trainable_params(), {way: WAYS[way] for way in ways}
         self._models = {way: driver(self._network, make(parameters), **more) for way, (make, more) in made.items()}
         self._data = lru_cache(1)(self._window)

@@ -11,7 +11,7 @@ import mindspore as ms
 from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
-from ..ranks.parallel import Group, is_first, own_group
+from ..ranks.parallel import AUTO, Group, group_of, is_first
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
 from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
@@ -37,7 +37,7 @@ def choose_device(target: str) -> str:
 
 def join(settings: Settings) -> tuple[Settings, Group | None]:
     """Join the process group if a launcher started this process, and take its share of the effective batch."""
-    group = own_group()
+    group = group_of("train.py", AUTO)
     if group is not None:
         if settings.auto:
             raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)

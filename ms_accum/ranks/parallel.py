@@ -37,27 +37,27 @@ class Group(NamedTuple):
     """The number of processes."""
 
 
-def own_group() -> Group | None:
-    """Return the group of this process, or None for a single process. A launched process joins its group here.
+def own_group() -> Group:
+    """Return the group of this process, of size 1 for a single process. A launched process joins its group here.
 
     Returns:
-        Optional[Group], with `rank` and `size`.
+        Group, with `rank` and `size`.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
         >>> from ms_accum import own_group
-        >>> print(own_group())
-        None
+        >>> own_group()
+        Group(rank=0, size=1)
     """
     if is_launched() and not GlobalComm.INITED:
         communication.init()
         heartbeat()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # a launcher's scheduler process that runs the same program: its work is done
-    if not GlobalComm.INITED or communication.get_group_size() == 1:
-        return None
+    if not GlobalComm.INITED:
+        return Group(rank=0, size=1)
     return Group(communication.get_rank(), communication.get_group_size())
 
 
@@ -74,7 +74,7 @@ def comes_first() -> bool:
 def group_of(owner: str, group: Any) -> Group | None:
     """Convert the argument `group` to a Group, or to None for a single process."""
     if isinstance(group, str) and group == AUTO:
-        return own_group()
+        group = own_group()
     if group is not None and not isinstance(group, Group):
         _check.refuse(TypeError, owner, "group", "'auto', None or what 'own_group' returns", repr(group))
     return None if group is None or group.size == 1 else group
@@ -113,7 +113,7 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
         >>> total([359, 360], own_group())
         [359, 360]
     """
-    if group is None:
+    if group is None or group.size == 1:
         return list(counts)
     return _whole(_sum(Tensor(_digits(counts))).asnumpy())
 

@@ -22,6 +22,7 @@ from ms_accum import (
     total,
 )
 from ms_accum.ranks import parallel, reduction
+from ms_accum.ranks.parallel import group_of
 from ms_accum.saving.state_folder import StateFolder
 from ms_accum.window.batches import Data, Position
 from reference import miss
@@ -170,8 +171,9 @@ def test_one_process_goes_on_where_several_stopped(seen):
 
 
 def test_a_process_that_nobody_launched_is_alone():
-    assert own_group() is None
-    assert total([3, 4], None) == [3, 4]
+    assert own_group() == (0, 1)
+    assert total([3, 4], own_group()) == total([3, 4], None) == [3, 4]
+    assert group_of("test", own_group()) is group_of("test", "auto") is None
 
 
 @pytest.mark.parametrize("make", [lambda o: Accumulator(o, 2, group=2), lambda o: driver(o, group="all")])
