@@ -44,17 +44,17 @@ class Accumulator:
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
-        - **weight** (Union[Tensor, float], optional) - the weight of the micro-batch with
-          ``reduction="mean"``: its rows or tokens. Default: ``None``, weight 1, which is exact only for
-          micro-batches of equal size. It multiplies the gradients, so a NaN gradient stays NaN with weight 0.
+        - **weight** (Union[Tensor, float], optional) - the weight of the micro-batch, required with
+          ``reduction="mean"``: what its loss averages over, such as rows or tokens. It multiplies the gradients, so
+          a NaN gradient stays NaN with weight 0. Default: ``None``, for ``reduction="sum"``.
 
     Outputs:
         Tensor of bool, whether this call updated the parameters.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, `weight` is given with ``reduction="sum"``, or the
-            gradients do not match the optimizer's parameters.
+        ValueError: If an argument is out of range, `weight` is missing with ``reduction="mean"`` or given with
+            ``"sum"``, or the gradients do not match the optimizer's parameters.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -128,6 +128,11 @@ class Accumulator:
         grads = _check.same_layout("Accumulator", "grads", tree.dense(grads, self._parameters), self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
+        if weight is None and self._mean:
+            raise ValueError(
+                "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
+                "accumulator(grads, rows) with what the loss of the micro-batch averages over: its rows, or tokens."
+            )
         if self._grad_sum is None:
             return self._close(grads, None, None if weight is None else ops.cast(weight, ms.float32))
         self._add(grads, weight)
@@ -145,7 +150,7 @@ class Accumulator:
         else:
             tree.add_weighted(self._grad_sum, grads, weight)
         if self._weight_sum is not None:
-            ops.assign_add(self._weight_sum, ops.cast(1.0 if weight is None else weight, ms.float32))
+            ops.assign_add(self._weight_sum, ops.cast(weight, ms.float32))
         ops.assign_add(self._micro_batches, 1)
 
     def _end(self) -> Any:

@@ -29,14 +29,16 @@ def as_gradients(*arrays, dtype=ms.float32):
 
 
 def compiled(accumulator):
-    """Return the step that feeds an accumulator.
+    """Return the step that feeds an accumulator micro-batches of equal weights.
 
     A tuple handed to a compiled function is a constant, and each new one is compiled anew: it takes tensors.
     """
 
+    weight = (1.0,) if getattr(accumulator, "_mean", False) else ()  # an optimizer has no weight
+
     @ms.jit
     def step(*grads):
-        return accumulator(grads)
+        return accumulator(grads, *weight)
 
     return step
 
@@ -467,7 +469,7 @@ def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
     start = values(optimizer.parameters)
     expected = ms.value_and_grad(forward, None, optimizer.parameters)(*joined(window))[1]
     accumulator = Accumulator(optimizer, 3, reduction=reduction)
-    divisor = 3 if reduction == "sum" else 1
+    divisor, weight = (3, ()) if reduction == "sum" else (1, (8,))
 
     def divided(x, y):
         return loss_fn(network(x), y) / divisor
@@ -477,7 +479,7 @@ def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads)
+        accumulator(grads, *weight)
         return loss
 
     for columns in window:
@@ -515,7 +517,7 @@ def test_it_runs_in_pynative_too():
     parameters = weights_of((1,))
     accumulator = Accumulator(nn.SGD(parameters, 1.0), 2, reduction="mean")
     for gradient in (1.0, 2.0, 3.0):
-        accumulator(as_gradients(gradient))
+        accumulator(as_gradients(gradient), 1)
     assert values(parameters) == [-1.5]
     assert accumulator.flush()
     assert values(parameters) == [-4.5]
@@ -547,7 +549,7 @@ def test_two_accumulators_in_one_graph():
     @ms.jit
     def step(*grads):
         one(grads)
-        return two(grads)
+        return two(grads, 1.0)
 
     for gradient in (1, 2, 3, 4, 5, 6):
         step(*as_gradients(gradient))
@@ -600,6 +602,21 @@ def test_a_weight_with_a_sum_is_refused():
     fed = Fed(2)
     with pytest.raises(ValueError, match="'weight' must come with reduction='mean', but got 'sum'"):
         fed.feed_weighted((1, 8))
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_mean_without_a_weight_is_refused(mode, window):
+    """With weights of 1 it would be the wrong mean of uneven micro-batches."""
+    ms.set_context(mode=mode)
+    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), window, reduction="mean")
+
+    def step(*grads):
+        return accumulator(grads)
+
+    with pytest.raises(ValueError, match=r"'weight' must be given .*, but got None. Call accumulator\(grads, rows\)"):
+        (ms.jit(step) if mode == ms.GRAPH_MODE else step)(*as_gradients(1.0))
+    assert accumulator.micro_batches == accumulator.updates == 0
 
 
 @pytest.mark.parametrize(

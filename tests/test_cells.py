@@ -250,7 +250,7 @@ def window_by_functions(network, optimizer, loss_fn, window, parameters=None):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads)
+        accumulator(grads, x.shape[0])
         return loss
 
     for columns in window:
