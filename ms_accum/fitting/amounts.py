@@ -40,5 +40,7 @@ def mib(size: int) -> str:
 
 def short(size: int) -> str:
     """Format bytes in GiB or MiB."""
+    if size < 2**20:
+        return f"{size:,} bytes"
     unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
     return f"{size / unit:.4g} {name}"

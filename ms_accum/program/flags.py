@@ -6,7 +6,8 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Callable, NoReturn
 
 import yaml
@@ -88,7 +89,16 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the flags; those of a --config file come first, so the command line overrides them."""
         path = Parser(add_help=False).parse_known_args(argv)[0].config
-        return self.parse_args([*(_flags_of(path, self) if path else ()), *argv])
+        found, unknown = self.parse_known_args([*(_flags_of(path, self) if path else ()), *argv])
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], self._option_string_actions)}")
+        return found
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return the known name that was probably meant, as the end of an error message."""
+    close = get_close_matches(name.partition("=")[0], known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _flags_of(path: str, parser: Parser) -> list[str]:
@@ -98,7 +108,8 @@ def _flags_of(path: str, parser: Parser) -> list[str]:
     flags = []
     for key, value in _read_yaml(path).items():
         if key not in known:
-            raise Failure(f"'{path}' has the unknown key '{key}'; known are {', '.join(sorted(known))}", USAGE)
+            hint = _hint(key, known) or f"; known are {', '.join(sorted(known))}"
+            raise Failure(f"'{path}' has the unknown key '{key}'{hint}", USAGE)
         if value.tag == f"{_TAG}bool" and known[key].nargs in (0, "?"):
             flags += [f"--{key}"] if yaml.SafeLoader.bool_values[value.value.lower()] else []
         elif value.tag != f"{_TAG}null":

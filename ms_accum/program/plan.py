@@ -23,7 +23,7 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
     momentum = f", momentum {settings.momentum:g}" if settings.optimizer in ("momentum", "sgd") else ""
     decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
     clip = f", clip_norm {settings.clip_norm:g}" if settings.clip_norm else ""
-    lines = (
+    lines = [
         ("model", f"{settings.model}, {parameters:,} parameters, on {device}"),
         ("data", f"{settings.data_path or 'embedded digits'}, seed {settings.seed}"),
         ("effective batch", effective_batch),
@@ -34,7 +34,9 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
             f"{settings.optimizer}, lr {settings.lr:g}{momentum}{decay}{clip}, {settings.reduction} over a window",
         ),
         ("accumulators", _accumulators(settings, network, window)),
-    )
+    ]
+    if settings.zero and settings.ranks == 1:
+        lines.append(("zero", "no effect: a single process has nothing to shard"))
     for name, value in lines:
         show(name, value)
 

@@ -134,7 +134,10 @@ class Checkpointer:
             return None
         changed = changes(found.state.facts["config"], self._config)
         if changed and not self._allow_config_change:
-            raise CheckpointError(f"'{found.path}' is of a run with other settings: {', '.join(changed)}.")
+            raise CheckpointError(
+                f"'{found.path}' is of a run with other settings: {', '.join(changed)}. "
+                "Give allow_config_change to resume all the same."
+            )
         facts = found.state.facts
         self._updates = facts["planned"]
         self._states.adopt(found)

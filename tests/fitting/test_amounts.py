@@ -37,7 +37,9 @@ def test_numbers():
     assert amounts.amount("test", "budget", 2**31) == 2**31
 
 
-@pytest.mark.parametrize(("size", "text"), [(2**31, "2 GiB"), (2**20, "1 MiB"), (2**30 * 1.899, "1.899 GiB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(2**31, "2 GiB"), (2**20, "1 MiB"), (600, "600 bytes"), (2**30 * 1.899, "1.899 GiB")]
+)
 def test_written(size, text):
     assert amounts.short(size) == text
 

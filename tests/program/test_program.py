@@ -88,7 +88,8 @@ def test_defaults_and_flags():
         (["--lr", "fast"], "argument --lr/--learning_rate: must be a number > 0, but got 'fast'"),
         (["--momentum=-0.1"], "argument --momentum: must be a number >= 0, but got '-0.1'"),
         (["--unknown", "1"], "unrecognized arguments: --unknown 1"),
-        (["--epoch", "1"], "unrecognized arguments: --epoch 1"),
+        (["--epoch", "1"], "unrecognized arguments: --epoch 1; did you mean --epochs?"),
+        (["--data-path=x"], "unrecognized arguments: --data-path=x; did you mean --data_path?"),
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
@@ -144,9 +145,9 @@ def test_an_empty_config_changes_nothing(config, text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("epochs: 1\nepoch: 2\n", "unknown key 'epoch'"),
+        ("epochs: 1\nepoch: 2\n", "unknown key 'epoch'; did you mean epochs?"),
         ("batch-size: 1\n", "unknown key 'batch-size'"),
-        ("1: 2\n", "unknown key '1'"),
+        ("1: 2\n", "unknown key '1'; known are data_path, debug, "),
         ("--epochs: 1\n", "unknown key '--epochs'"),
         ("- epochs\n- 3\n", "run.yaml' must hold lines of the form 'flag: value'"),
         ("epochs", "run.yaml' must hold lines of the form 'flag: value'"),

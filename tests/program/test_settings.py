@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from model_zoo import MLP
+from ms_accum.program import plan
 from programs import settings_of
 from train import flags
 
@@ -57,3 +59,12 @@ def test_what_a_resumed_run_must_have_had():
     found = settings_of("--lr=0.5", "--model=mlp").config
     names = ["model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed"]
     assert found == dict(zip(names, ("mlp", "digits", 32, None, 0.5, 0.9, 0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "said"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
+)
+def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsys):
+    plan.show_plan(settings_of("--model=mlp", *argv).on(ranks), "CPU", MLP(), 45, 12, "")
+    lines = capsys.readouterr().out.splitlines()
+    assert ("zero             no effect: a single process has nothing to shard" in lines) is said

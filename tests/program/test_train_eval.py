@@ -243,7 +243,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path):
 
 def test_other_flags_are_refused_in_a_run_that_is_resumed(out, capfd):
     assert train(*QUICK, "--resume", "--lr=0.5", "--seed=2") == CHECKPOINT
-    said = "of a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2."
+    said = "of a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give allow_config_change"
     assert said in one_line(capfd.readouterr().err)
 
 
