@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 
-if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before NumPy starts threads
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-
-from mindspore import nn
-
-from model_zoo import MODELS, DataError, create_dataset
-from model_zoo.recipes import dataset_for
-from ms_accum import evaluate, tune_cpu
+from model_zoo import MODELS
 from ms_accum.program.flags import Parser, place
-from ms_accum.program.main import CHECKPOINT, DATA, USAGE, exit_code, run
-from ms_accum.program.plan import show_accuracy, show_runtime
-from ms_accum.program.steps import choose_device
-from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
+from ms_accum.program.main import CHECKPOINT, DATA, USAGE, begin, exit_code, run
 
 
 def flags() -> Parser:
@@ -30,6 +19,19 @@ def flags() -> Parser:
     add("--ckpt_path", type=place, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
     return parser
+
+
+if __name__ == "__main__":
+    begin(flags())  # wrong flags end the program here: importing MindSpore takes seconds
+
+from mindspore import nn
+
+from model_zoo import DataError, create_dataset
+from model_zoo.recipes import dataset_for
+from ms_accum import evaluate, tune_cpu
+from ms_accum.program.plan import show_accuracy, show_runtime
+from ms_accum.program.steps import choose_device
+from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
 
 
 def model_of(path: str) -> str:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
 from functools import partial
 from typing import Any
 
-if __name__ == "__main__" and hasattr(signal, "pthread_sigmask"):  # before NumPy starts threads
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-
-import mindspore as ms
-from mindspore import nn
-
-from model_zoo import DOWNLOADS, MODELS, OPTIMIZERS, RECIPES, DataError, create_dataset, make_optimizer
+from model_zoo import MODELS, OPTIMIZERS, RECIPES
 from model_zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
-from ms_accum import GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
-from ms_accum.evaluation import evaluate_together
-from ms_accum.program import plan, steps
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, USAGE, exit_code, run
+from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
 from ms_accum.program.settings import Settings
-from ms_accum.ranks.parallel import comes_first
 
 
 def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
-    parser = Parser("Train LeNet5, an MLP or ResNet-18 with gradient accumulation.")
+    parser = Parser(
+        "Train LeNet5, an MLP or ResNet-18 with gradient accumulation.",
+        finish=lambda given: Settings.of(filled_in(given)),
+    )
     parser.add_device()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of MNIST or CIFAR-10; without it the embedded digits are used")
@@ -47,6 +38,19 @@ def flags() -> Parser:
     parser.add_output()
     parser.add_states()
     return parser
+
+
+if __name__ == "__main__":
+    begin(flags())  # wrong flags end the program here: importing MindSpore takes seconds
+
+import mindspore as ms
+from mindspore import nn
+
+from model_zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
+from ms_accum import GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
+from ms_accum.evaluation import evaluate_together
+from ms_accum.program import plan, steps
+from ms_accum.ranks.parallel import comes_first
 
 
 def download(settings: Settings) -> None:
@@ -100,10 +104,8 @@ def trial(settings: Settings, rows: int) -> None:
     evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))])
 
 
-def main(args: argparse.Namespace) -> None:
+def main(settings: Settings) -> None:
     """Build and print the run, train, save, evaluate."""
-    with exit_code(USAGE, ValueError):
-        settings = Settings.of(filled_in(vars(args)))
     device = steps.choose_device(settings.device_target)
     download(settings)
     settings, group = steps.join(settings)

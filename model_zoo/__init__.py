@@ -1,31 +1,26 @@
 """What is trained in the examples: small networks and their images.
 
-The networks and what they are trained with are here, their images in `model_zoo.data`. Nothing imports `ms_accum`.
+The networks and what they are trained with are here, their images in `model_zoo.data`. Nothing imports `ms_accum`. The
+public names are written once, in `__init__.pyi`, and imported when they are first used, as in `ms_accum`.
 """
 
-from __future__ import annotations
+import ast
+import importlib
+import pkgutil
 
-from model_zoo._check import DataError
-from model_zoo.data import DEFAULT_URL, DOWNLOADS, create_dataset, download_cifar10, download_mnist
-from model_zoo.lenet import LeNet5
-from model_zoo.mlp import MLP
-from model_zoo.models import MODELS
-from model_zoo.optimizers import OPTIMIZERS, make_optimizer
-from model_zoo.recipes import RECIPES
-from model_zoo.resnet import ResNet18
+_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
+_FOUND = {name.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names}
+_HOMES = dict(sorted(_FOUND.items()))
+__all__ = list(_HOMES)
 
-__all__ = [
-    "DEFAULT_URL",
-    "DataError",
-    "MLP",
-    "MODELS",
-    "DOWNLOADS",
-    "OPTIMIZERS",
-    "RECIPES",
-    "LeNet5",
-    "ResNet18",
-    "create_dataset",
-    "download_cifar10",
-    "download_mnist",
-    "make_optimizer",
-]
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list:
+    return sorted({*globals(), *__all__})

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
-
-from mindspore import nn
-
-from model_zoo.lenet import LeNet5
-from model_zoo.mlp import MLP
-from model_zoo.resnet import ResNet18
+from importlib import import_module
+from typing import Any, NamedTuple
 
 
 class Model(NamedTuple):
-    """A network, the side and the channels of the images it takes."""
+    """A network, the side and the channels of its images. Flags use these before MindSpore is imported."""
 
-    make: Callable[[], nn.Cell]
+    module: str
+    kind: str
     image_size: int
     channels: int = 1
 
+    def make(self) -> Any:
+        """Return a new network."""
+        return getattr(import_module(f"model_zoo.{self.module}"), self.kind)()
 
-MODELS = {"lenet5": Model(LeNet5, 32), "mlp": Model(MLP, 28), "resnet18": Model(ResNet18, 32, channels=3)}
+
+MODELS = {
+    "lenet5": Model("lenet", "LeNet5", 32),
+    "mlp": Model("mlp", "MLP", 28),
+    "resnet18": Model("resnet", "ResNet18", 32, channels=3),
+}

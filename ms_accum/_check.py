@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 import warnings
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
-import mindspore as ms
-from mindspore import nn, ops
-from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
-from mindspore.ops.primitive import jit_context
-
-# Tested with the CPU wheel: these optimizers are constructed without an error and fail in their first update, after
-# a complete window. Each is listed with an optimizer to use instead.
-_NOT_ON_CPU = {
-    "mindspore.nn.optim.lamb.Lamb": "nn.AdamWeightDecay",
-    "mindspore.nn.optim.lars.LARS": "nn.Momentum",
-    "mindspore.mint.optim.adamw.AdamW": "mindspore.experimental.optim.AdamW",
-    "mindspore.mint.optim.fused_adamw.FusedAdamW": "mindspore.experimental.optim.AdamW",
-}
-
-_NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
-
-_MANY = 10**6
 _INSIDE = ("ms_accum", "contextlib")
-_DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
 
 
 def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
@@ -75,137 +56,3 @@ def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], r
     if not isinstance(value, kind):
         refuse(TypeError, owner, name, rule, type(value).__name__)
     return value
-
-
-def scheduler(owner: str, value: Any, optimizer: Any) -> Any:
-    """Return the learning-rate scheduler, or raise an error if it is not valid; None means no scheduler."""
-    if value is None:
-        return value
-    step = getattr(value, "step", None)
-    arguments = inspect.signature(step).parameters.values() if step else ()
-    needed = [each for each in arguments if each.default is each.empty]
-    if step is None or needed or getattr(value, "optimizer", None) is not optimizer:
-        rule = "of mindspore.experimental.optim.lr_scheduler, of this optimizer, with a 'step()' that needs no argument"
-        refuse(TypeError, owner, "scheduler", rule, type(value).__name__)
-    if any("lr_float" in group for group in value.optimizer.param_groups):
-        remedy = "Use mindspore.experimental.optim.SGD."
-        refuse(TypeError, owner, "scheduler", "None", "one of mint.optim.SGD, which does not look at it", remedy)
-    return value
-
-
-def inner_of(value: Any) -> Any:
-    """Return the optimizer that updates: for a `ZeroOptimizer` the one inside."""
-    return getattr(value, "inner", value)
-
-
-def kind_of(value: Any) -> str:
-    """Return the optimizer's class name, for a `ZeroOptimizer` that of the optimizer inside."""
-    return type(inner_of(value)).__name__
-
-
-def is_dealt_out(value: Any) -> bool:
-    """Return whether an optimizer's state is sharded over several ranks."""
-    return inner_of(value) is not value and value.group is not None
-
-
-def optimizer(owner: str, value: Any) -> Any:
-    """Return `value`, or raise an error if it is not an optimizer or does not run on this device."""
-    instance(
-        owner, "optimizer", inner_of(value), (nn.Optimizer, ExperimentalOptimizer, nn.LARS), "a MindSpore optimizer"
-    )
-    frozen = [parameter.name for parameter in value.parameters if not parameter.requires_grad]
-    if frozen:
-        rule = "one of parameters that require gradients"
-        refuse(ValueError, owner, "optimizer", rule, f"'{frozen[0]}', which is frozen", "Freeze first, then make it.")
-    if ms.get_context("device_target") == "CPU":
-        kind = type(value)
-        instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
-        if instead:
-            rule = "one that MindSpore runs on CPU"
-            refuse(ValueError, owner, "optimizer", rule, kind.__name__, f"Use {instead}, or another device.")
-        if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
-            # MindSpore raises no error: the optimizer runs and does not change the parameters.
-            remedy = f"Take graph mode, or mindspore.experimental.optim.{kind.__name__}."
-            refuse(
-                ValueError,
-                owner,
-                "optimizer",
-                "one that trains",
-                f"mint.optim.{kind.__name__} in PyNative mode",
-                remedy,
-            )
-        if isinstance(value, nn.AdaFactor) and value.is_group:
-            # MindSpore raises no error here either: the parameters do not change.
-            remedy = "Use it without groups, or nn.Adam."
-            refuse(ValueError, owner, "optimizer", "one that trains", "AdaFactor with parameter groups", remedy)
-    return value
-
-
-def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
-    """Raise an error if the optimizer has none of the network's parameters; it may have additional ones."""
-    shown = {id(parameter) for parameter in network.get_parameters()}
-    if shown and not any(id(parameter) in shown for parameter in optimizer.parameters):
-        refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
-
-
-@ops.constexpr
-def not_traced(owner: str) -> bool:
-    """Reject MindSpore's tracing, which fixes each branch as first taken, and changes Parameters twice."""
-    if jit_context() is not None:
-        raise RuntimeError(
-            f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which follows one call "
-            "and repeats it: no window would end where it should."
-        )
-    return True
-
-
-def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
-    """Raise an error unless there is the same number of tensors and of the optimizer's parameters."""
-    if len(tensors) != len(parameters):
-        raise ValueError(
-            f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
-            f"but got {len(tensors)}. {remedy}"
-        )
-
-
-def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
-    """Return `tensors`, or raise an error if their shapes differ from those of the same number of parameters.
-
-    Runs on the host and also while a graph is compiled, where shapes are constants. There MindSpore prints a
-    warning if the returned value is not used.
-    """
-    for tensor, parameter in zip(tensors, parameters):
-        if tensor.shape != parameter.shape:
-            raise ValueError(
-                f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
-                f"{tensor.shape} for {parameter.shape}. {remedy}"
-            )
-    return tensors
-
-
-def columns_taken(loss_fn: Any) -> range:
-    """Return the allowed numbers of a dataset's columns: one for the network, and those that the loss takes."""
-    if loss_fn is None:
-        return range(1, _MANY)
-    try:
-        parameters = inspect.signature(
-            loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
-        ).parameters.values()
-    except (TypeError, ValueError):
-        return range(2, _MANY)
-    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
-        return range(2, _MANY)
-    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    needed = max(2, sum(each.default is each.empty for each in places))  # arguments with defaults are not columns
-    return range(needed, needed + 1)
-
-
-def columns(owner: str, micro_batch: tuple, taken: range) -> None:
-    """Raise an error if a micro-batch has another number of columns."""
-    if len(micro_batch) not in taken:
-        most = "or more" if taken.stop == _MANY else ""
-        rule = (
-            f"one that yields {taken.start} {most}".rstrip()
-            + " columns, data and what 'loss_fn' takes beside the output"
-        )
-        refuse(ValueError, owner, "train_dataset", rule, f"{len(micro_batch)}")

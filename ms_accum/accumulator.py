@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from . import _check
-from .network import tree
+from .network import checks, tree
 from .network.accumulators import new_grad_sum, seen, state, unique_name
 from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
@@ -101,7 +101,7 @@ class Accumulator:
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         self._group = group_of(owner, group)
-        how = summing(owner, _check.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
+        how = summing(owner, checks.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
         # In a single process a window of 1 needs no accumulators, unless its gradients are sparse.
         holds = window > 1 or self._group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
         multiply = tree.multiply_in_place if holds else tree.multiply
@@ -122,10 +122,10 @@ class Accumulator:
         self._end_compiled = ms.jit(self._end)
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
-        _check.not_traced("Accumulator")
+        checks.not_traced("Accumulator")
         grads = tuple(grads)  # `ms.grad` returns a list if it was given one
-        _check.as_many("Accumulator", "grads", grads, self._parameters)
-        grads = _check.same_layout("Accumulator", "grads", tree.dense(grads, self._parameters), self._parameters)
+        checks.as_many("Accumulator", "grads", grads, self._parameters)
+        grads = checks.same_layout("Accumulator", "grads", tree.dense(grads, self._parameters), self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if weight is None and self._mean:

@@ -12,9 +12,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
-from . import _check
 from .loss.gradients import LossAndGradients
-from .network import tree
+from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
 from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
 from .ranks.reduction import Summing, summing
@@ -91,7 +90,7 @@ class TrainForwardBackward(nn.Cell):
         self.weight_sum = hidden(weight_sum)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        _check.not_traced("TrainForwardBackward")
+        checks.not_traced("TrainForwardBackward")
         scale = 1.0
         if weight is not None and not self.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
@@ -150,7 +149,7 @@ class TrainOptim(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         owner = "TrainOptim"
-        how = summing(owner, _check.optimizer(owner, optimizer), group, sync_every_micro_batch)
+        how = summing(owner, checks.optimizer(owner, optimizer), group, sync_every_micro_batch)
         _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
@@ -160,7 +159,7 @@ class TrainOptim(nn.Cell):
             take_from_rank_0(optimizer.parameters)
 
     def construct(self, figures: Any = None) -> Any:
-        _check.not_traced("TrainOptim")
+        checks.not_traced("TrainOptim")
         weight_sum = self.weight_sum[0] if self.weight_sum else None
         updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures)
         return (updated, norm) if figures is None else (updated, norm, summed)
@@ -200,8 +199,8 @@ def _check_accumulators(
     """Raise an error unless the accumulators fit this Cell, and the Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
-    _check.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
-    _check.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
+    checks.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
+    checks.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
     given = {"weight_sum": "None" if weight_sum is None else "given", "group": "auto" if how.of_micro_batch else "None"}
     agreed(owner, grad_sum, sync_every_micro_batch=sync_every_micro_batch, **given)
 

@@ -14,6 +14,7 @@ from . import _check
 from .accumulator import REDUCTIONS
 from .cells import runner_of
 from .loss.objective import Objective
+from .network import checks
 from .network.as_found import start_training
 from .program.report import Reporter, progress
 from .ranks.heartbeat import heartbeat
@@ -105,12 +106,12 @@ class GradientAccumulation:
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)
         self._ranks = self._group.size if self._group else 1
-        kind = _check.kind_of(_check.optimizer(_OWNER, optimizer))
+        kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
         self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
         self._forward = self._objective.forward
-        _check.trains(_OWNER, optimizer, self._forward)
-        self._trained = Trained(self._forward, optimizer, _check.scheduler(_OWNER, scheduler, optimizer))
+        checks.trains(_OWNER, optimizer, self._forward)
+        self._trained = Trained(self._forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer))
         self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
         how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
         how["wait"] = _check.instance(_OWNER, "wait", wait, bool, "a bool")

@@ -4,10 +4,3 @@ Exports `create_dataset`, which batches the files of a folder or scikit-learn's 
 such a folder. May import MindSpore, NumPy and `model_zoo._check`, but no network and never `ms_accum`; scikit-learn and
 tqdm are imported where they are used.
 """
-
-from __future__ import annotations
-
-from model_zoo.data.dataset import create_dataset
-from model_zoo.data.download import DEFAULT_URL, DOWNLOADS, download_cifar10, download_mnist
-
-__all__ = ["DEFAULT_URL", "DOWNLOADS", "create_dataset", "download_cifar10", "download_mnist"]

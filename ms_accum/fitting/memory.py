@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from .. import _check
+from ..network import checks
 from ..network.as_found import left_as_found
 from ..network.parameters import without
 from . import amounts
@@ -86,7 +87,7 @@ def memory_report(
         total            12.77 MiB
     """
     _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
-    trained = _check.optimizer(_OWNER, optimizer).parameters
+    trained = checks.optimizer(_OWNER, optimizer).parameters
     window = _check.positive_int(_OWNER, "mini_steps", mini_steps)
     activations = None
     if micro_batch is not None:

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..network import tree
+from ..network import checks, tree
 
 _SPARSE = "Outside a graph MindSpore gives sparse ones without their rows: take graph mode, or nn.Embedding."
 
@@ -25,10 +25,10 @@ class LossAndGradients(nn.Cell):
 
     def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
         super().__init__(auto_prefix=False)
-        _check.optimizer(owner, optimizer)
+        checks.optimizer(owner, optimizer)
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
-        _check.trains(owner, optimizer, network)
+        checks.trains(owner, optimizer, network)
         self.sens = _check.positive_number(owner, "sens", sens)
         self.parameters = tuple(optimizer.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
@@ -52,5 +52,5 @@ class LossAndGradients(nn.Cell):
             scale = scale * self.sens
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
-        grads = _check.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads

@@ -9,6 +9,7 @@ from mindspore import nn
 
 from .. import _check
 from ..network.batch_norm import warn_about_batch_norm
+from . import columns
 from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
 from .gradients import WithLoss
 from .reductions import check_loss
@@ -47,7 +48,7 @@ class Objective:
         """WindowLoss, the loss of the open window."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, from a micro-batch's columns to its loss."""
-        self._columns = _check.columns_taken(loss_fn)
+        self._columns = columns.taken(loss_fn)
         wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
         self._to_be_checked = wanted and reduction == "mean" and self.weight.is_guess
         self._looks = LOOKS
@@ -66,7 +67,7 @@ class Objective:
             alone (bool): whether it is the only one of its window.
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
-        _check.columns("train_process", micro_batch, self._columns)
+        columns.check("train_process", micro_batch, self._columns)
         if alone or not self._to_be_checked:
             return
         self._look_at_shapes(micro_batch)

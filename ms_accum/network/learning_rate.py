@@ -8,7 +8,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-from .. import _check
+from . import checks
 
 
 class LearningRate:
@@ -20,7 +20,7 @@ class LearningRate:
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
-        inner = _check.inner_of(optimizer)
+        inner = checks.inner_of(optimizer)
         self._sets_its_own = isinstance(inner, nn.AdaFactor) and inner.relative_step
         self._first = _first_of_first_group(inner)
         self._compiled: Any = None

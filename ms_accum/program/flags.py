@@ -8,13 +8,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Callable, NoReturn
+from typing import Any, Callable, NoReturn
 
 import yaml
 
 from ..fitting.amounts import RULE, from_text
 from ..window.ends import TAILS
-from .main import USAGE, Failure
+from .main import USAGE, Failure, exit_code
 
 AUTO = "auto"
 MINI_STEPS = 4
@@ -25,10 +25,19 @@ _SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", 
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, with errors of one line and the two flags of all programs."""
+    """A parser without abbreviations, with errors of one line and the two flags of all programs.
 
-    def __init__(self, description: str = "", *, add_help: bool = True):
+    Args:
+        description (str): what the program does, for --help.
+        finish (Optional[Callable]): makes the result of `parse` from the flags, a dict. Default: ``None``, a Namespace.
+        add_help (bool): whether there is --help. Default: ``True``.
+    """
+
+    def __init__(
+        self, description: str = "", *, finish: Callable[[dict[str, Any]], Any] | None = None, add_help: bool = True
+    ):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
+        self._finish = finish
         self.add_argument(
             "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
         )
@@ -86,13 +95,14 @@ class Parser(argparse.ArgumentParser):
         """Raise a `Failure` of one line for wrong flags."""
         raise Failure(message, USAGE)
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parse(self, argv: Sequence[str]) -> Any:
         """Parse the flags; those of a --config file come first, so the command line overrides them."""
         path = Parser(add_help=False).parse_known_args(argv)[0].config
         found, unknown = self.parse_known_args([*(_flags_of(path, self) if path else ()), *argv])
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], self._option_string_actions)}")
-        return found
+        with exit_code(USAGE, ValueError):
+            return found if self._finish is None else self._finish(vars(found))
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
-from .signals import INTERRUPTED, SIGNALS
+from .signals import INTERRUPTED, SIGNALS, block_signals
 from .streams import lasting_streams
 
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
@@ -61,11 +60,22 @@ def plain_warnings() -> Iterator[None]:
 class ParsesFlags(Protocol):
     """Parses the flags of a program."""
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parse(self, argv: Sequence[str]) -> Any:
         """Return the flags, including ``debug``, or raise a `Failure`."""
 
 
-def run(main: Callable[[argparse.Namespace], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:
+def begin(parser: ParsesFlags) -> None:
+    """Reject wrong flags before MindSpore is imported, and block signals before it starts threads; then call `run`."""
+    block_signals()
+    with lasting_streams():
+        try:
+            parser.parse(sys.argv[1:])
+        except Failure as failure:
+            print(f"error: {failure}", file=sys.stderr)
+            sys.exit(failure.code)
+
+
+def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:
     """Parse, run and return the exit code; errors are printed as one line, with --debug also as a traceback."""
     debug = False
     with SIGNALS, lasting_streams(), plain_warnings():

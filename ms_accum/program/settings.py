@@ -49,6 +49,7 @@ class Settings:
     keep: int
     keep_best: bool
     allow_config_change: bool
+    debug: bool
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
 

@@ -29,6 +29,12 @@ def heard() -> list[signal.Signals]:
     return [number for number in CODES if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN]
 
 
+def block_signals() -> None:
+    """Block them in this thread, and in those that it starts from now on."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, list(CODES))
+
+
 class Asked:
     """The request of a first signal, and whether a second one means to end at once.
 

@@ -82,8 +82,12 @@ def fit(settings: Settings, trial: Callable[[int], None]) -> tuple[Settings, str
 
 def make_folders(settings: Settings) -> None:
     """Create the folders of the output files; raise a `Failure` now instead of at the end of the run."""
-    with exit_code(DISK, OSError, ValueError):
+    try:
         os.makedirs(settings.output_dir, exist_ok=True)
+    except OSError as error:
+        what = f"'{settings.output_dir}' can't be made: {error.strerror}"
+        raise Failure(f"argument --output_dir: {what}", DISK) from error
+    with exit_code(DISK, OSError, ValueError):
         for path in settings.models:
             folder = os.path.dirname(os.path.abspath(path))
             os.makedirs(folder, exist_ok=True)

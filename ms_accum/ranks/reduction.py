@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import ops
 
 from .. import _check
-from ..network import tree
+from ..network import checks, tree
 from .parallel import Group, group_of
 from .parts import parts_of
 
@@ -133,7 +133,7 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
     group, like = group_of(owner, group), optimizer.parameters
-    dealt_out = _check.is_dealt_out(optimizer)
+    dealt_out = checks.is_dealt_out(optimizer)
     if dealt_out and group is None:
         _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers what it updates", None)
     if group is None:
@@ -141,7 +141,7 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     sums = PartSums(optimizer.parts, optimizer.group) if dealt_out else WholeSums(like)
     if not every_micro_batch:
         return Summing(None, sums, like)
-    return Summing(sums, SumsAlready(sums), _check.inner_of(optimizer).parameters if dealt_out else like)
+    return Summing(sums, SumsAlready(sums), checks.inner_of(optimizer).parameters if dealt_out else like)
 
 
 def pieces(sizes: Sequence[int], limit: int) -> tuple:

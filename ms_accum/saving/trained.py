@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
-from .. import _check
+from ..network import checks
 from ..network.parameters import without
 from .checkpoint import CheckpointError
 
@@ -49,7 +49,7 @@ class Trained:
 
     def _settings(self) -> list[Any]:
         """Return the optimizer's Parameters that are settings: neither trained weights nor its state."""
-        optimizer = _check.inner_of(self.optimizer)
+        optimizer = checks.inner_of(self.optimizer)
         named = [getattr(optimizer, name, None) for name in ("learning_rate", "momentum")]
         held = _parameters_in([*named, list(getattr(optimizer, "param_groups", ()))])
         unique = {id(parameter): parameter for parameter in held}.values()

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from .. import _check
-from ..network import tree
+from ..network import checks, tree
 from ..network.accumulators import loss_scale
 
 
@@ -41,7 +41,7 @@ class Boundary:
     ):
         if clip_norm is not None:
             clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
-        self.optimizer = _check.optimizer(owner, optimizer)
+        self.optimizer = checks.optimizer(owner, optimizer)
         self.parameters = tuple(optimizer.parameters)
         self.scale = loss_scale(optimizer)
         self.clip_norm = clip_norm

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-from .. import _check
 from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
+from ..network import checks
 from ..network.first_update import FirstUpdate
 from ..network.tree import gives_rows
 from ..ranks.parallel import Group
@@ -47,7 +47,7 @@ class OpenWindow:
         """int, the micro-batches in the window."""
         self.lost = False
         """bool, whether the window was discarded because a micro-batch failed."""
-        self._first_update = FirstUpdate("train_process", _check.kind_of(optimizer), optimizer.parameters)
+        self._first_update = FirstUpdate("train_process", checks.kind_of(optimizer), optimizer.parameters)
         # With several ranks, windows of 1 are weighted and summed, too. Sparse gradients become dense when added.
         self._always_added = group is not None or gives_rows(objective.forward)
         self._cells_made: dict[bool, Accumulating | Immediate] = {}
@@ -128,7 +128,7 @@ class OpenWindow:
     @property
     def is_whole(self) -> bool:
         """bool, whether this process alone can save the state: with several ranks only between windows."""
-        return self._group is None or not (self.micro_batches or _check.is_dealt_out(self._optimizer))
+        return self._group is None or not (self.micro_batches or checks.is_dealt_out(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the accumulators have been loaded."""

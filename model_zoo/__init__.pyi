@@ -1,0 +1,13 @@
+from ._check import DataError as DataError
+from .data.dataset import create_dataset as create_dataset
+from .data.download import DEFAULT_URL as DEFAULT_URL
+from .data.download import DOWNLOADS as DOWNLOADS
+from .data.download import download_cifar10 as download_cifar10
+from .data.download import download_mnist as download_mnist
+from .lenet import LeNet5 as LeNet5
+from .mlp import MLP as MLP
+from .models import MODELS as MODELS
+from .optimizers import OPTIMIZERS as OPTIMIZERS
+from .optimizers import make_optimizer as make_optimizer
+from .recipes import RECIPES as RECIPES
+from .resnet import ResNet18 as ResNet18
