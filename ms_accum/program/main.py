@@ -78,8 +78,9 @@ def begin(parser: ParsesFlags) -> None:
 def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:
     """Parse, run and return the exit code; errors are printed as one line, with --debug also as a traceback."""
     debug = False
-    with SIGNALS, lasting_streams(), plain_warnings():
+    with lasting_streams(), plain_warnings(), SIGNALS:
         try:
+            SIGNALS.raise_pending()
             arguments = parser.parse(sys.argv[1:] if argv is None else argv)
             debug = arguments.debug
             with exit_code(TRAINING, Exception):

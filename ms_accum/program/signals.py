@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
 SAME = 1.0
@@ -63,7 +64,7 @@ class Signals:
     def __init__(self) -> None:
         self._asked: Asked | None = None
         self._deferred = False
-        self._over = False
+        self._over = self._raised = False
         self._before: dict[int, object] = {}
         self._numbers: list[signal.Signals] = []
 
@@ -77,12 +78,18 @@ class Signals:
         """The text that the program prints at its end."""
         return WORDS.get(self.code, WORDS[INTERRUPTED])
 
+    def raise_pending(self) -> None:
+        """Raise the KeyboardInterrupt of a signal that came before this one was entered."""
+        if self.pending() and not self._raised:
+            self._raise()
+
     def pending(self) -> bool:
         """Return whether a signal has been received."""
         return self._asked is not None
 
     def __enter__(self) -> Signals:
-        self._asked, self._over = None, False
+        self._asked, self._over, self._raised = None, False, False
+        self._deferred = True  # what came before is raised by `raise_pending`, where it is handled
         # For threads that do not block them, and systems that can't block them.
         numbers = self._numbers = heard()
         for number in numbers:
@@ -91,8 +98,11 @@ class Signals:
             # SIGURG is ignored where it has no handler, so it is safe for waking the main thread.
             self._before[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            for number in signal.sigpending().intersection(numbers):
+                self._take(signal.sigwait([number]))
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
+        self._deferred = False
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -113,7 +123,7 @@ class Signals:
         finally:
             self._deferred = False
         if self.pending():
-            raise KeyboardInterrupt
+            self._raise()
 
     def _wait(self) -> None:
         while True:
@@ -125,9 +135,13 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._take(number):
-            raise KeyboardInterrupt
+            self._raise()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.raise_pending()  # once: the end of `deferred` may have raised it
+
+    def _raise(self) -> NoReturn:
+        self._raised = True
         raise KeyboardInterrupt
 
     def _take(self, number: int) -> bool:

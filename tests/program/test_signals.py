@@ -121,6 +121,28 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     assert len(lines[0]) == len(lines[1]) == 3 * 7
 
 
+PENDING = """
+import os, sys
+from ms_accum.program import main
+from ms_accum.program.flags import Parser
+
+main.block_signals()
+os.kill(os.getpid(), int(sys.argv.pop(1)))
+sys.exit(main.run(lambda arguments: print("it ran"), Parser()))
+"""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_that_came_before_ends_it_with_a_line(number):
+    """While MindSpore was imported. It must not end the program before there is somebody to say so: mostly it did."""
+    command = [sys.executable, "-c", PENDING, str(int(number))]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False}
+    for _ in range(5):
+        done = subprocess.run(command, **options)
+        expected = (CODES[number], "", f"error: {WORDS[CODES[number]]}\n")
+        assert (done.returncode, done.stdout, done.stderr) == expected
+
+
 # train.py, of which one part says when it begins, and then does what it reads: to wait for a signal, to go on.
 HELD = """
 import signal, sys, time
