@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import queue
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,7 +148,7 @@ def test_an_address_that_is_not_found_in_time(tmp_path, monkeypatch, step):
     assert "nothing came for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
 
 
-@pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (1 << 22, 1_000)], ids=["stalled", "too long"])
+@pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (20_000, 1_000)], ids=["stalled", "too long"])
 def test_no_thread_stays(tmp_path, count, max_bytes):
     """A thread that nobody waits for any more ends as soon as something comes."""
     sent, seen = threading.Event(), []
@@ -156,7 +158,7 @@ def test_no_thread_stays(tmp_path, count, max_bytes):
 
     def pause(handler):
         seen.extend(set(fetching()) - before)
-        sends(bytes(count), length=1 << 23)(handler)
+        sends(bytes(count), length=1 << 22)(handler)
         sent.wait(30)
         handler.wfile.write(bytes(1 << 22))
 
@@ -165,6 +167,30 @@ def test_no_thread_stays(tmp_path, count, max_bytes):
         unfetched(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
         sent.set()
         (thread,) = seen
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_thread_that_waits_for_room_ends_too(monkeypatch):
+    """Nobody takes what it has read any more."""
+    waits, put = threading.Event(), []
+
+    class Small(queue.Queue):
+        def put(self, *item):
+            put.append(item)
+            if len(put) == 4:  # two are taken, the length and a piece, and one fills it
+                waits.set()
+            super().put(*item)
+
+    monkeypatch.setattr(model_zoo.data.fetch, "queue", SimpleNamespace(Queue=Small, Empty=queue.Empty))
+    monkeypatch.setattr(model_zoo.data.fetch, "_QUEUED", 1)
+    before = set(threading.enumerate())
+    with serving(sends(bytes(1 << 20))) as url:
+        pieces = model_zoo.data.fetch._pieces(url, PATIENCE)
+        next(pieces)
+        (thread,) = [each for each in set(threading.enumerate()) - before if each.name == "fetch"]
+        assert waits.wait(PATIENCE)
+        pieces.close()
         thread.join(PATIENCE)
         assert not thread.is_alive()
 
