@@ -275,11 +275,11 @@ class GradientAccumulation:
 
     def _resume(self, epochs: int, data: Data, states: Checkpointer, settings: dict) -> Position | None:
         """Load the state found by the checkpointer, and return its position; None if there is no state."""
-        self._saved.check()
+        parameters = self._saved.parameters()  # rejects before training what can not be saved
         found = states.find(settings)
         if found is None:
             return None
-        at = self._saved.put_back(found, epochs, data)
+        at = self._saved.put_back(found, parameters, epochs, data)
         vars(self).update({name: found.state.facts[name] for name in _COUNTERS})
         self._skips.count = found.state.facts["skips"]
         return at

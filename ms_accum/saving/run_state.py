@@ -33,16 +33,22 @@ class RunState:
         accumulators, window = self._window.state()
         return capture({**self._trained.parameters(), **accumulators}, {"at": asdict(at), "window": window, **counters})
 
-    def check(self) -> None:
-        """Raise an error before training, not at the first save, if the state can't be saved.
+    def parameters(self) -> dict[str, Any]:
+        """Return the Parameters that are saved, by name.
 
         Raises:
-            CheckpointError: If two Parameters have the same name.
+            CheckpointError: If two have the same name, so that no state can be saved.
         """
-        self._trained.parameters()
+        return self._trained.parameters()
 
-    def put_back(self, found: Found, epochs: int, data: Data) -> Position:
+    def put_back(self, found: Found, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.
+
+        Args:
+            found (Found): the state.
+            parameters (Mapping): what `parameters` returned.
+            epochs (int): the epochs of the run.
+            data (Data): the data set of the run.
 
         Raises:
             CheckpointError: If it is of another network or optimizer, or this run can't continue it.
@@ -58,7 +64,7 @@ class RunState:
                 f"The state holds {held} micro-batches of a window, which {who} can't go on with. "
                 "Resume as it was saved, or from one between two windows."
             )
-        parameters = {**self._trained.parameters(), **self._window.accumulators(held)}
+        parameters = {**parameters, **self._window.accumulators(held)}
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._window.load(window)
         if not found.changed:
