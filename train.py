@@ -32,8 +32,7 @@ def flags() -> Parser:
     add("--lr", type=number(0, above=True), metavar="X", help=what)
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
-    what = "what each of several processes keeps its part of only: 1, the optimizer's state; 2, the accumulators too"
-    add("--zero", type=int, choices=(1, 2), help=what)
+    add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
     parser.add_output()
     parser.add_states()

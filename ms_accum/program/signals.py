@@ -31,7 +31,7 @@ def heard() -> list[signal.Signals]:
 
 
 def block_signals() -> None:
-    """Block them in this thread, and in those that it starts from now on."""
+    """Block the handled signals in this thread, and in the threads that it starts later."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, list(CODES))
 
@@ -79,7 +79,7 @@ class Signals:
         return WORDS.get(self.code, WORDS[INTERRUPTED])
 
     def raise_pending(self) -> None:
-        """Raise the KeyboardInterrupt of a signal that came before this one was entered."""
+        """Raise KeyboardInterrupt if a signal has been received and this was not done yet."""
         if self.pending() and not self._raised:
             self._raise()
 
@@ -89,7 +89,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._asked, self._over, self._raised = None, False, False
-        self._deferred = True  # what came before is raised by `raise_pending`, where it is handled
+        self._deferred = True  # `run` raises signals received so far where it handles them
         # For threads that do not block them, and systems that can't block them.
         numbers = self._numbers = heard()
         for number in numbers:
@@ -138,7 +138,7 @@ class Signals:
             self._raise()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.raise_pending()  # once: the end of `deferred` may have raised it
+        self.raise_pending()  # not twice: `deferred` may have raised it
 
     def _raise(self) -> NoReturn:
         self._raised = True

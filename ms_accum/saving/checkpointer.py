@@ -136,7 +136,7 @@ class Checkpointer:
         if changed and not self._allow_config_change:
             raise CheckpointError(
                 f"'{found.path}' is of a run with other settings: {', '.join(changed)}. "
-                "Give allow_config_change to resume all the same."
+                "Give allow_config_change to resume anyway."
             )
         facts = found.state.facts
         self._updates = facts["planned"]

@@ -134,7 +134,7 @@ sys.exit(main.run(lambda arguments: print("it ran"), Parser()))
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_that_came_before_ends_it_with_a_line(number):
-    """While MindSpore was imported. It must not end the program before there is somebody to say so: mostly it did."""
+    """For example while MindSpore is imported. Without `raise_pending` it ends in a traceback."""
     command = [sys.executable, "-c", PENDING, str(int(number))]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False}
     for _ in range(5):
