@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Callable
@@ -13,13 +12,15 @@ from mindspore import Tensor, nn
 from . import _check
 from .accumulator import REDUCTIONS
 from .cells import runner_of
+from .evaluation import evaluation_of
 from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
-from .program.report import Reporter, progress
-from .ranks.heartbeat import heartbeat
+from .program.callbacks import Callbacks
+from .program.report import called_in
 from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .ranks.reduction import summing
+from .run import Run, Ways, epochs_of, facts_of
 from .saving.checkpoint import check_path, save_model
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.run_state import RunState
@@ -27,12 +28,11 @@ from .saving.trained import Trained
 from .saving.training_state import TrainingState
 from .window.batches import Data, Position
 from .window.ends import TAILS, planned, window_ends
-from .window.open_window import OpenWindow
-from .window.record import SkippedInARow, UpdateRecord
+from .window.open_window import Ended, OpenWindow
+from .window.record import SkippedInARow
 
 _OWNER = "GradientAccumulation"
 _COUNTERS = ("updates", "skipped", "updated")
-Reporters = Sequence[Reporter]
 
 
 class GradientAccumulation:
@@ -132,21 +132,35 @@ class GradientAccumulation:
         mini_steps: int | None = None,
         *,
         micro_batch_size: int | None = None,
-        report: Sequence[Reporter] | None = None,
+        report: Any = None,
+        callbacks: Any = None,
+        valid_dataset: Any = None,
+        metrics: Any = None,
+        eval_every: int = 1,
+        initial_epoch: int = 0,
         ckpt_path: str | None = "gradient_accumulation.ckpt",
         checkpointer: Checkpointer | None = None,
     ) -> None:
         """Train for some epochs and save the model.
 
         Args:
-            epoch (int): number of epochs.
+            epoch (int): the last epoch; the number of epochs unless `initial_epoch` is given.
             train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
                 or dicts, whose key order is that of the first dict.
             mini_steps (Optional[int]): micro-batches in a window. A window of 1 accumulates nothing.
             micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
                 each batch is a window, split into micro-batches of this number of rows.
-            report (Optional[Sequence[Reporter]]): called at each update. Default: ``None``, a progress bar on a
-                terminal, else one line per update. ``()``: no reports.
+            report (Union[None, Callback, Sequence[Callback]]): shows the run, on rank 0 only. Default: ``None``, a
+                progress bar on a terminal, else one line per update. ``()``: no reports.
+            callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, called on all ranks. A step is a
+                window: `cur_step_num` counts windows, `net_outputs` is the mean loss of the window, and `record` its
+                `UpdateRecord`. `request_stop` ends the run, with several ranks at the end of the epoch.
+                Default: ``None``.
+            valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
+            metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
+                such as ``{"acc"}``; the mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
+            eval_every (int): epochs between two evaluations. Default: 1.
+            initial_epoch (int): the epoch after which the numbering begins, as for `Model.fit`. Default: 0.
             ckpt_path (Optional[str]): where to save the model. ``None``: not saved. Default: the tutorial's name.
             checkpointer (Optional[Checkpointer]): saves the run's state, or resumes a run. Default: ``None``.
 
@@ -157,29 +171,22 @@ class GradientAccumulation:
             CheckpointError: If the state to resume can't be read, or is of another run.
             Stopped: If the `checkpointer` got a request to stop; the state is saved.
         """
-        _check.positive_int("train_process", "epoch", epoch)
+        epochs = epochs_of(epoch, initial_epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
-        windows = self.planned_updates(epoch, train_dataset, mini_steps)  # a resumed run may have another number
-        tail, splits = self._tail if checkpointer else "", self._in_step and mini_steps is None
-        check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
+        windows = self.planned_updates(epochs, train_dataset, mini_steps)  # a resumed run may have another number
+        how: Any = {
+            "saved_tail": self._tail if checkpointer else "",
+            "splits_in_step": self._in_step and not mini_steps,
+        }
+        check_together("train_process", self._group, windows, **how)
         check_path("train_process", ckpt_path, self._network)
+        evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
+        called = called_in("train_process", report, callbacks, shows=is_first(self._group))
         self._open(mini_steps)
-        reporters = ((progress(),) if report is None else tuple(report)) if is_first(self._group) else ()
-        with ExitStack() as closing:
-            if checkpointer is not None:
-                closing.enter_context(checkpointer.share(self._group))
-            settings = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
-            data = Data(train_dataset, self._ranks)
-            at, windows = self._begin(epoch, data, checkpointer, settings)
-            for reporter in reporters:
-                reporter.start(None if windows is None else windows - at.windows)
-                closing.callback(reporter.close)
-            if checkpointer is not None:
-                closing.enter_context(checkpointer.saving_at_the_end(partial(self._state, at), self._window))
-            self._ended_at = time.perf_counter()
-            for batches in data.epochs(epoch, at):
-                self._run_epoch(at, ends(batches, self.micro_batches), reporters, checkpointer)
-                at.next_epoch()
+        how = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
+        if initial_epoch:
+            how["initial_epoch"] = initial_epoch
+        at = self._train(epochs, Data(train_dataset, self._ranks), how, ends, called, checkpointer, evaluate)
         if not at.windows and self._tail == "drop":
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         if ckpt_path is not None and is_first(self._group):
@@ -206,8 +213,7 @@ class GradientAccumulation:
         """Update with the micro-batches left over by ``tail="carry"``; return whether there was an update."""
         if total([self.micro_batches], self._group) == [0]:
             return False
-        self._end_window(Position(epoch=0), (), None)
-        return self.updated
+        return self._end(NO_WISHES).updated
 
     def clear(self) -> None:
         """Discard the micro-batches of an open window."""
@@ -218,42 +224,39 @@ class GradientAccumulation:
         """int, the micro-batches in the window."""
         return self._window.micro_batches
 
-    def _run_epoch(self, at: Position, data: Iterable, reporters: Reporters, states: Checkpointer | None) -> None:
-        """Run the rest of an epoch."""
-        for micro_batch, ends in data:
-            self._window.add(micro_batch)
-            heartbeat().beat()
-            self.updated = False
-            at.batches += ends or self._window.size is not None
-            at.rows += micro_batch[0].shape[0]
-            if ends:
-                self._end_window(at, reporters, states)
-            elif states is not None:
-                wishes = states.wishes()  # with several ranks kept until the window ends, where ranks sum them
-                if self._group is None:
-                    states.after_micro_batch(self.updates, True, partial(self._state, at), wishes)
-        if self.micro_batches and self._tail == "flush":
-            self._end_window(at, reporters, states)
-        elif self._tail == "drop":
-            self.clear()
+    def _add(self, micro_batch: tuple) -> None:
+        self._window.add(micro_batch)
+        self.updated = False
 
-    def _end_window(self, at: Position, reporters: Reporters, states: Checkpointer | None) -> None:
-        ended = self._window.end(states.wishes() if states and self._group else NO_WISHES)
+    def _end(self, wishes: Sequence[float]) -> Ended:
+        """End the window, and count."""
+        ended = self._window.end(wishes)
         self.updated = ended.updated
-        self.updates += self.updated
-        if self.updated:
+        self.updates += ended.updated
+        self.skipped += not ended.updated
+        if ended.updated:
             self._trained.step()
-        self.skipped += not self.updated
-        at.step, at.windows = at.step + 1, at.windows + 1
-        now = time.perf_counter()
-        seconds, self._ended_at = now - self._ended_at, now
-        record = UpdateRecord(at.epoch, at.step, self.updates, *ended.figures, seconds, not self.updated)
-        for reporter in reporters:
-            reporter.update(record)
-        self._skips.add(record)
-        if states is not None:
-            wishes = states.wishes() if self._group is None else ended.wishes
-            states.after_micro_batch(self.updates, False, partial(self._state, at), wishes)
+        return ended
+
+    def _train(
+        self, epochs: int, data: Data, how: dict, ends: Callable, called: list, states: Any, evaluate: Any
+    ) -> Position:
+        """Train, with all that accompanies it, and return the position at the end."""
+        ways = Ways(
+            self._window, self._add, self._end, lambda: self.updates, self._state, self._skips, self._tail, self._group
+        )
+        with ExitStack() as closing:
+            if states is not None:
+                closing.enter_context(states.share(self._group))
+            at, windows = self._begin(epochs, data, states, how)
+            facts = facts_of(data, epochs, how["mini_steps"], self._tail, at, self._objective, self._trained.optimizer)
+            calls = closing.enter_context(Callbacks(called, facts))
+            calls("on_train_begin", planned=None if windows is None else windows - at.windows)
+            if states is not None:
+                closing.enter_context(states.saving_at_the_end(partial(self._state, at), self._window))
+            run = Run(ways, at, calls, states=states, evaluate=evaluate, before=how.get("initial_epoch", 0))
+            run.train(data.epochs(epochs, at), ends)
+        return at
 
     def _state(self, at: Position) -> TrainingState:
         counters = {name: getattr(self, name) for name in _COUNTERS}

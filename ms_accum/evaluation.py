@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from mindspore import nn
+from mindspore.train import Loss
+from mindspore.train.metrics import get_metrics
 
+from . import _check
+from .loss.objective import Objective
 from .network.as_found import training_mode
-from .ranks.parallel import Group, take_from_rank_0, total
+from .program.callbacks import UNKNOWN, Callbacks
+from .ranks.parallel import Group, as_on_rank_0, take_from_rank_0, total
 from .window.batches import Data
+
+_OWNER = "train_process"
 
 
 def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
@@ -48,3 +56,77 @@ def evaluate_together(network: nn.Cell, part: Iterable, group: Group | None) -> 
     if group is not None:
         take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad])
     return total(evaluate(network, part), group)
+
+
+class _LossAndOutput(nn.Cell):
+    """From a batch's columns to the loss and the network's output; for a network that returns its loss, to it alone."""
+
+    def __init__(self, network: nn.Cell, loss_fn: Any):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn = network, loss_fn
+
+    def construct(self, data: Any, *labels: Any) -> Any:
+        output = self.network(data)
+        return self.loss_fn(output, *labels), output
+
+
+class Evaluation:
+    """Evaluates with MindSpore's metrics at the end of epochs, as `Model.fit` does.
+
+    Args:
+        objective (Objective): the network, its loss, and what that averages over.
+        dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
+        metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
+        every (int): epochs between two evaluations.
+        group (Optional[Group]): the ranks: all get rank 0's results, so that callbacks decide alike.
+    """
+
+    def __init__(self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None):
+        self._every = _check.positive_int(_OWNER, "eval_every", every)
+        self._metrics = get_metrics(metrics) or {}
+        self._objective, self._data, self._group = objective, Data(dataset), group
+        if dataset is None:
+            _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
+        network, loss_fn = objective.network, objective.loss_fn
+        if self._metrics and loss_fn is None:
+            remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
+            _check.refuse(ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy)
+        self._has_output = loss_fn is not None
+        self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
+
+    def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:
+        """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""
+        if epoch not in range(0, epoch + 1, self._every):
+            return None
+        for metric in self._metrics.values():
+            metric.clear()
+        calls = calls.evaluating(batch_num=self._data.batches or UNKNOWN)
+        calls("on_eval_begin")
+        calls("on_eval_epoch_begin")
+        with training_mode(self._cell, False):
+            loss = self._mean_loss(calls)
+        calls("on_eval_epoch_end")
+        results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
+        results = {name: as_on_rank_0(value, self._group) for name, value in results.items()}
+        calls("on_eval_end", metrics=results, eval_results=results)
+        return results
+
+    def _mean_loss(self, calls: Callbacks) -> float:
+        """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
+        mean = self._objective.loss.another()
+        for columns in next(self._data.epochs(1)):
+            step = calls.facts.cur_step_num + 1
+            calls("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
+            loss, *output = self._cell(*columns) if self._has_output else (self._cell(*columns),)
+            mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
+            calls("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
+            for metric in self._metrics.values():
+                metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
+        return mean.mean
+
+
+def evaluation_of(
+    objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None
+) -> Evaluation | None:
+    """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
+    return None if dataset is None and metrics is None else Evaluation(objective, dataset, metrics, every, group)

@@ -34,6 +34,7 @@ BASES = {
     "ops.constexpr(_has_in_place, get_instance=False)": "it has one answer inside a graph and one outside",
     "Callback": "what MindSpore's Model calls",
     "LearningRateSchedule": "optimizers take a schedule only if it is one",
+    "dict": "MindSpore's RunContext takes nothing else",
     "Protocol": "an interface, nothing is inherited",
     "NamedTuple": "a record, nothing is inherited",
     "argparse.ArgumentParser": "its errors can be changed by overriding `error` only",

@@ -67,7 +67,8 @@ SIGNATURES = {
         "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None)"
     ),
     ms_accum.GradientAccumulation.train_process: (
-        "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, "
+        "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
+        "valid_dataset=None, metrics=None, eval_every=1, initial_epoch=0, "
         "ckpt_path='gradient_accumulation.ckpt', checkpointer=None)"
     ),
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",

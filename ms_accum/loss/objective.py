@@ -39,7 +39,8 @@ class Objective:
         check: str,
         group: Any,
     ):
-        self._owner, self._network, self._loss_fn = owner, network, loss_fn
+        self._owner = owner
+        self.network, self.loss_fn = network, loss_fn
         self.reduction = reduction
         """str, ``"mean"`` or ``"sum"``."""
         self.weight = Weight(owner, weight, reduction, loss_fn, group)
@@ -56,8 +57,8 @@ class Objective:
 
     def warn(self) -> None:
         """Warn about whatever makes a window of several micro-batches differ from one large batch."""
-        warn_about_batch_norm(self._network)
-        warn_about_loss(self._owner, self._loss_fn)
+        warn_about_batch_norm(self.network)
+        warn_about_loss(self._owner, self.loss_fn)
 
     def look_at(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
         """Reject invalid micro-batches, and check with the first ones whether the loss is a mean by weight.

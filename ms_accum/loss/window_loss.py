@@ -17,6 +17,10 @@ class WindowLoss:
         self._summing = summing
         self.clear()
 
+    def another(self) -> WindowLoss:
+        """Return an empty one for the same loss."""
+        return WindowLoss(self._summing)
+
     def clear(self) -> None:
         """Discard the window."""
         self._terms: list[tuple[Any, float]] = []

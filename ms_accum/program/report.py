@@ -8,25 +8,14 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Callable, Protocol, TextIO
+from typing import Any, Callable, TextIO
 
+from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
 from ..window.record import UpdateRecord
-
-
-class Reporter(Protocol):
-    """The interface of objects that are called at every update."""
-
-    def start(self, updates: int | None) -> None:
-        """A run begins; `updates` is its number of updates, or None if unknown."""
-
-    def update(self, record: UpdateRecord) -> None:
-        """A window has ended."""
-
-    def close(self) -> None:
-        """The run has ended, also after an error."""
+from .callbacks import callbacks_of
 
 
 def _line(record: UpdateRecord) -> str:
@@ -34,38 +23,62 @@ def _line(record: UpdateRecord) -> str:
     return line + " (skipped: the gradient is not finite)" if record.skipped else line
 
 
-class Lines:
-    """Print one line for each update, in the format of MindSpore's tutorial."""
-
-    def start(self, updates: int | None) -> None:
-        del updates
-
-    def update(self, record: UpdateRecord) -> None:
-        print(_line(record), flush=True)
-
-    def close(self) -> None:
-        pass
+def _results(args: Any) -> list[str]:
+    """Return the line about an evaluation, if there was one."""
+    results = args.get("eval_results")
+    if not results:
+        return []
+    shown = ", ".join(
+        f"{name} {value:.7g}" if isinstance(value, float) else f"{name} {value}" for name, value in results.items()
+    )
+    return [f"epoch: {args.cur_epoch_num} evaluation: {shown}"]
 
 
-class Bar:
+class Lines(Callback):
+    """Print one line for each update, in the format of MindSpore's tutorial, and one for each evaluation."""
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        print(_line(run_context.original_args().record), flush=True)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        for line in _results(run_context.original_args()):
+            print(line, flush=True)
+
+
+class Bar(Callback):
     """Show a progress bar for the run."""
 
-    def start(self, updates: int | None) -> None:
-        self._bar = tqdm(total=updates, unit="update", dynamic_ncols=True, file=sys.stdout)
+    _bar: Any = None
 
-    def update(self, record: UpdateRecord) -> None:
+    def on_train_begin(self, run_context: RunContext) -> None:
+        total = run_context.original_args().planned
+        self._bar = tqdm(total=total, unit="update", dynamic_ncols=True, file=sys.stdout)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        record = run_context.original_args().record
         if record.skipped:
             self._bar.write(_line(record), file=sys.stdout)
         self._bar.set_postfix_str(f"epoch {record.epoch}, loss {record.loss:.4f}", refresh=False)
         self._bar.update()
 
-    def close(self) -> None:
-        self._bar.close()
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        for line in _results(run_context.original_args()):
+            self._bar.write(line, file=sys.stdout)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
-def progress() -> Reporter:
+def progress() -> Callback:
     """Return a bar if stdout is a terminal, else lines."""
     return Bar() if sys.stdout.isatty() else Lines()
+
+
+def called_in(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[Callback]:
+    """Return what is called in a run: what shows it, by default `progress`, and the user's callbacks."""
+    shown = callbacks_of(owner, "report", progress() if report is None else report)
+    return [*(shown if shows else ()), *callbacks_of(owner, "callbacks", callbacks)]
 
 
 def show(name: str, value: object) -> None:
@@ -79,7 +92,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-class Opening:
+class Opening(Callback):
     """Print lines when the run begins.
 
     Args:
@@ -90,19 +103,13 @@ class Opening:
     def __init__(self, name: str, lines: Callable[[], Sequence[str]]):
         self._name, self._lines = name, lines
 
-    def start(self, updates: int | None) -> None:
-        del updates
+    def on_train_begin(self, run_context: RunContext) -> None:
+        del run_context
         for line in self._lines():
             show(self._name, line)
 
-    def update(self, record: UpdateRecord) -> None:
-        pass
 
-    def close(self) -> None:
-        pass
-
-
-class MetricsFile:
+class MetricsFile(Callback):
     """Write one line of JSON for each window to a file.
 
     If the file can't be written, there is one warning and training continues.
@@ -117,23 +124,24 @@ class MetricsFile:
         self._kept = kept
         self._file: TextIO | None = None
 
-    def start(self, updates: int | None) -> None:
-        del updates
+    def on_train_begin(self, run_context: RunContext) -> None:
+        del run_context
         try:
             self._open(self._kept())
         except (OSError, ValueError) as error:
             self._give_up(error)
 
-    def update(self, record: UpdateRecord) -> None:
+    def on_train_step_end(self, run_context: RunContext) -> None:
         if self._file is None:
             return
+        record = run_context.original_args().record
         fields = {name: _plain(value) for name, value in record._asdict().items() if name != "step"}
         try:
             self._file.write(json.dumps(fields) + "\n")
         except OSError as error:
             self._give_up(error)
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -149,7 +157,7 @@ class MetricsFile:
 
     def _give_up(self, error: Exception) -> None:
         with contextlib.suppress(OSError):
-            self.close()
+            self.__exit__()
         self._file = None
         _check.warn(f"metrics are no longer written to '{self._path}': {error}")
 

@@ -185,6 +185,13 @@ def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
         ops.assign(parameter, Tensor(_sent(as_array(parameter))).astype(parameter.dtype))
 
 
+def as_on_rank_0(value: Any, group: Group | None) -> Any:
+    """Return a number as it is on rank 0; anything else, which can't be sent, and all of a single process unchanged."""
+    if group is None or not isinstance(value, (int, float, np.number)):
+        return value
+    return type(value)(_sent(np.array([value], np.float64))[0])
+
+
 def begin_with(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
     """Set the network's untrained Parameters to rank 0's values, and make it draw random numbers of its own."""
     if group is not None:

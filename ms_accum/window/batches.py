@@ -68,19 +68,20 @@ class Data:
     """
 
     def __init__(self, dataset: Any, ranks: int = 1):
-        self._dataset, self._ranks = dataset, ranks
+        self.dataset, self._ranks = dataset, ranks
+        """Union[Dataset, Iterable], what was given."""
 
     @property
     def batches(self) -> int | None:
         """Optional[int], the number of batches of an epoch; None if unknown."""
-        if hasattr(self._dataset, "get_dataset_size"):
-            return None if _has_to_be_read(self._dataset) else self._dataset.get_dataset_size()
-        return len(self._dataset) if hasattr(self._dataset, "__len__") else None
+        if hasattr(self.dataset, "get_dataset_size"):
+            return None if _has_to_be_read(self.dataset) else self.dataset.get_dataset_size()
+        return len(self.dataset) if hasattr(self.dataset, "__len__") else None
 
     def start(self, held: int = 0) -> Position:
         """Return the position at the start of a run whose open window holds `held` micro-batches."""
-        size = self._dataset.get_batch_size() if hasattr(self._dataset, "get_batch_size") else None
-        source: Any = getattr(self._dataset, "source", None)
+        size = self.dataset.get_batch_size() if hasattr(self.dataset, "get_batch_size") else None
+        source: Any = getattr(self.dataset, "source", None)
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
         return Position(first, size=size, total=self.batches, ranks=self._ranks, held=held)
 
@@ -116,9 +117,9 @@ class Data:
         if done >= epochs:
             return
         if at.first is not None:
-            self._dataset.source.begin_with_epoch(at.first + done)
+            self.dataset.source.begin_with_epoch(at.first + done)
             epochs, done = epochs - done, 0
-        passes = _passes(self._dataset, epochs)
+        passes = _passes(self.dataset, epochs)
         for _ in range(done):
             deque(next(passes)(), maxlen=0)
         for begin in passes:

@@ -16,6 +16,7 @@ import warnings
 import pytest
 
 from ms_accum import UpdateRecord
+from ms_accum.program.callbacks import Callbacks, Facts
 from ms_accum.program.report import Bar, Lines, MetricsFile, progress
 
 NAN = float("nan")
@@ -28,10 +29,10 @@ def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
 
 def tell(reporter, *records, updates=None):
     """Do what the driver does."""
-    reporter.start(updates)
-    for told in records:
-        reporter.update(told)
-    reporter.close()
+    with Callbacks([reporter], Facts()) as calls:
+        calls("on_train_begin", planned=updates)
+        for told in records:
+            calls.step_end(told)
 
 
 # Lines
@@ -143,11 +144,10 @@ def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
 
 
 def test_metrics_can_be_read_while_the_run_goes_on(tmp_path):
-    metrics = MetricsFile(str(tmp_path / "m"))
-    metrics.start(None)
-    metrics.update(record(1))
-    assert [row["update"] for row in rows_of(tmp_path / "m")] == [1]
-    metrics.close()
+    with Callbacks([MetricsFile(str(tmp_path / "m"))], Facts()) as calls:
+        calls("on_train_begin", planned=None)
+        calls.step_end(record(1))
+        assert [row["update"] for row in rows_of(tmp_path / "m")] == [1]
 
 
 def test_an_old_file_is_replaced(tmp_path):
@@ -182,12 +182,10 @@ def test_a_disk_that_gets_full_is_one_warning(full):
 
 def test_a_disk_that_gets_full_leaves_no_open_file(full):
     before = set(os.listdir("/proc/self/fd"))
-    metrics = MetricsFile(full)
-    metrics.start(None)
-    with warnings.catch_warnings(record=True) as seen:
+    with Callbacks([MetricsFile(full)], Facts()) as calls, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        metrics.update(record(1))
+        calls("on_train_begin", planned=None)
+        calls.step_end(record(1))
         gc.collect()
-    metrics.close()
     assert [str(w.message) for w in seen if w.category is ResourceWarning] == []
     assert set(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,130 @@
+"""How does the driver call MindSpore's callbacks?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from mindspore import Tensor
+from mindspore.train import Callback, RunContext, TimeMonitor
+
+from .. import _check
+from ..window.record import UpdateRecord
+
+UNKNOWN = sys.maxsize
+"""int, what callbacks get as the number of steps in an epoch of unknown length."""
+
+
+class Reporter(Protocol):
+    """The short form of a callback, for what only wants the records."""
+
+    def start(self, updates: int | None) -> None:
+        """A run begins; `updates` is its number of updates, or None if unknown."""
+
+    def update(self, record: UpdateRecord) -> None:
+        """A window has ended."""
+
+    def close(self) -> None:
+        """The run has ended, also after an error."""
+
+
+class _Reporting(Callback):
+    """Calls a `Reporter`."""
+
+    def __init__(self, reporter: Reporter):
+        self._reporter, self._started = reporter, False
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._started = True
+        self._reporter.start(run_context.original_args().planned)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self._reporter.update(run_context.original_args().record)
+
+    def __exit__(self, *error: object) -> None:
+        if self._started:
+            self._reporter.close()
+
+
+def callbacks_of(owner: str, name: str, given: Any) -> list[Callback]:
+    """Return the callbacks of an argument: one, several or None; a `Reporter` becomes a callback."""
+    several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
+    for each in several:
+        if not isinstance(each, Callback) and not all(hasattr(each, part) for part in ("start", "update", "close")):
+            rule = "callbacks of mindspore.train, or objects with start, update and close"
+            _check.refuse(TypeError, owner, name, rule, getattr(each, "__name__", type(each).__name__))
+    return [each if isinstance(each, Callback) else _Reporting(each) for each in several]
+
+
+class Facts(dict):
+    """What `RunContext.original_args` returns: a dict whose entries are also attributes, as MindSpore's is."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class Callbacks:
+    """The callbacks of a run. A step is a window: `cur_step_num` counts windows, `net_outputs` is the loss of one.
+
+    Args:
+        callbacks (Sequence[Callback]): are called in this order.
+        facts (Facts): what they find in `RunContext.original_args`; `record` is the last `UpdateRecord`.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], facts: Facts):
+        self._callbacks, self.facts = list(callbacks), facts
+        self._context = RunContext(facts)
+        facts.list_callback = self._callbacks
+
+    def __enter__(self) -> Callbacks:
+        with ExitStack() as entered:
+            targets = [entered.enter_context(each) for each in self._callbacks]
+            self._entered = entered.pop_all()
+        both = zip(self._callbacks, targets)
+        self._callbacks[:] = [target if isinstance(target, Callback) else each for each, target in both]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
+
+    def __call__(self, moment: str, **facts: Any) -> None:
+        """Call a method of all callbacks, such as ``"on_train_step_end"``, after setting these facts."""
+        self.facts.update(facts)
+        for each in self._callbacks:
+            getattr(each, moment)(self._context)
+
+    def step_end(self, record: UpdateRecord) -> None:
+        """Call the callbacks after a window."""
+        if self._callbacks:
+            self("on_train_step_end", record=record, net_outputs=Tensor(record.loss))
+
+    def epoch_end(self, results: dict[str, Any] | None) -> None:
+        """Call the callbacks after an epoch, with the results of its evaluation if there was one."""
+        measured: dict[str, Any] = {}
+        if results is not None:
+            own = {name: value for name, value in results.items() if name != "eval_loss"}
+            measured = {"metrics": own, "eval_results": results}
+        self("on_train_epoch_end", **measured)
+        for name in measured:
+            self.facts.pop(name, None)
+
+    def evaluating(self, **facts: Any) -> Callbacks:
+        """Return the callbacks that `Model.fit` would call during an evaluation: not MindSpore's own."""
+        own = [each for each in self._callbacks if isinstance(each, TimeMonitor) or not _is_mindspores(each)]
+        return Callbacks(own, Facts(self.facts, mode="eval", cur_step_num=0, **facts))
+
+    @property
+    def stopping(self) -> bool:
+        """bool, whether a callback has asked the run to stop."""
+        return self._context.get_stop_requested()
+
+
+def _is_mindspores(callback: Callback) -> bool:
+    return type(callback).__module__.partition(".")[0] == "mindspore"

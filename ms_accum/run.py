@@ -1,0 +1,151 @@
+"""How does a run proceed, from one window to the next?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+import mindspore as ms
+
+from . import _check
+from .loss.objective import Objective
+from .program.callbacks import UNKNOWN, Callbacks, Facts
+from .ranks.heartbeat import heartbeat
+from .ranks.parallel import Group, total
+from .saving.checkpointer import NO_WISHES, Checkpointer
+from .saving.training_state import TrainingState
+from .window.batches import Data, Position
+from .window.ends import updates_in_run
+from .window.open_window import Ended, OpenWindow
+from .window.record import SkippedInARow, UpdateRecord
+
+
+class Ways(NamedTuple):
+    """What a run needs of the driver."""
+
+    window: OpenWindow
+    add: Callable[[tuple], None]
+    """Adds a micro-batch to the window."""
+    end: Callable[[Any], Ended]
+    """Ends the window with these wishes, and counts."""
+    updates: Callable[[], int]
+    """Returns the updates so far."""
+    take: Callable[[Position], TrainingState]
+    """Returns the training state."""
+    skips: SkippedInARow
+    tail: str
+    group: Group | None
+
+
+class Run:
+    """One call of `train_process`.
+
+    Args:
+        ways (Ways): the driver's.
+        at (Position): where it begins.
+        calls (Callbacks): the callbacks.
+        states (Optional[Checkpointer]): saves the training states.
+        evaluate (Optional[Callable]): gets the epoch and the callbacks; returns the results, or None.
+        before (int): epochs before the first one, in the numbers that are shown.
+    """
+
+    def __init__(
+        self,
+        ways: Ways,
+        at: Position,
+        calls: Callbacks,
+        *,
+        states: Checkpointer | None = None,
+        evaluate: Callable[[int, Callbacks], dict[str, Any] | None] | None = None,
+        before: int = 0,
+    ):
+        self._ways, self._window, self._at, self._calls = ways, ways.window, at, calls
+        self._states, self._evaluate, self._before = states, evaluate, before
+        self._step_begun = False
+
+    def train(self, epochs: Iterable[Iterable], ends: Callable) -> None:
+        """Train with the remaining epochs; `ends` marks in an epoch's batches where windows end."""
+        self._ended_at = time.perf_counter()
+        for batches in epochs:
+            epoch = self._before + self._at.epoch
+            self._calls("on_train_epoch_begin", cur_epoch_num=epoch)
+            self._run_epoch(ends(batches, self._window.micro_batches))
+            if not self._stopping():
+                self._at.next_epoch()
+            self._calls.epoch_end(None if self._evaluate is None else self._evaluate(epoch, self._calls))
+            if total([self._calls.stopping], self._ways.group) != [0]:
+                break
+        self._calls("on_train_end")
+
+    def _run_epoch(self, micro_batches: Iterable) -> None:
+        for micro_batch, ends in micro_batches:
+            self._add(micro_batch)
+            self._at.batches += ends or self._window.size is not None
+            self._at.rows += micro_batch[0].shape[0]
+            if ends:
+                self._end_window()
+            elif self._states is not None:
+                wishes = self._states.wishes()  # with several ranks kept until the window ends, where ranks sum them
+                if self._ways.group is None:
+                    self._save_if_due(True, wishes)
+            if self._stopping():
+                return
+        if self._window.micro_batches and self._ways.tail == "flush":
+            self._end_window()
+        elif self._ways.tail == "drop":
+            self._window.clear()
+
+    def _add(self, micro_batch: tuple) -> None:
+        if not self._step_begun:
+            self._step_begun = True
+            step = self._calls.facts.cur_step_num + 1
+            self._calls("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
+        self._ways.add(micro_batch)
+        heartbeat().beat()
+
+    def _stopping(self) -> bool:
+        """Return whether to stop inside the epoch: several ranks agree on it at the epoch's end."""
+        return self._ways.group is None and self._calls.stopping
+
+    def _end_window(self) -> None:
+        at, states, group = self._at, self._states, self._ways.group
+        ended = self._ways.end(states.wishes() if states and group else NO_WISHES)
+        at.step, at.windows = at.step + 1, at.windows + 1
+        now = time.perf_counter()
+        seconds, self._ended_at = now - self._ended_at, now
+        epoch, skipped = self._before + at.epoch, not ended.updated
+        record = UpdateRecord(epoch, at.step, self._ways.updates(), *ended.figures, seconds, skipped)
+        self._step_begun = False
+        self._calls.step_end(record)
+        self._ways.skips.add(record)
+        if states is not None:
+            self._save_if_due(False, states.wishes() if group is None else ended.wishes)
+
+    def _save_if_due(self, in_window: bool, wishes: Any) -> None:
+        if self._states is not None:
+            self._states.after_micro_batch(self._ways.updates(), in_window, partial(self._ways.take, self._at), wishes)
+
+
+def epochs_of(last: int, before: int) -> int:
+    """Return the number of epochs of a run that ends with epoch `last` and begins after epoch `before`."""
+    _check.positive_int("train_process", "epoch", last)
+    if type(before) is not int or not 0 <= before < last:
+        _check.refuse(ValueError, "train_process", "initial_epoch", f"an int >= 0 and < {last}, the last epoch", before)
+    return last - before
+
+
+def facts_of(
+    data: Data, epochs: int, window: int | None, tail: str, at: Position, objective: Objective, optimizer: Any
+) -> Facts:
+    """Return what callbacks find about a run in `RunContext.original_args`, under the names of MindSpore's `Model`."""
+    batches = data.batches
+    if batches is not None and window is not None:
+        batches = max(1, updates_in_run(batches, window, tail, 1))
+    facts = Facts(mode="train", train_dataset=data.dataset, epoch_num=epochs, dataset_sink_mode=False)
+    facts.update(batch_num=batches or UNKNOWN, cur_step_num=at.windows, train_dataset_element=None)
+    facts.update(parallel_mode=ms.get_auto_parallel_context("parallel_mode"), device_number=at.ranks)
+    facts.update(train_network=objective.forward, network=objective.network, loss_fn=objective.loss_fn)
+    facts.update(optimizer=optimizer)
+    return facts

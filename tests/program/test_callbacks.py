@@ -1,0 +1,329 @@
+"""Do MindSpore's callbacks, and evaluation, work in the driver as they do in Model?"""
+
+from __future__ import annotations
+
+import os
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train import (
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    History,
+    LambdaCallback,
+    LearningRateScheduler,
+    LossMonitor,
+    Metric,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    TimeMonitor,
+)
+
+from helpers import Recorder, batches, cross_entropy, micro_batch, slope_driver
+from ms_accum import GradientAccumulation
+
+ROWS = [8, 8, 5, 8, 3]
+
+
+def driver(lr=0.1, **options):
+    ms.set_seed(1)
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
+    optimizer = nn.SGD(network.trainable_params(), lr)
+    return GradientAccumulation(network, cross_entropy(), optimizer, **options), optimizer
+
+
+def data(rows=ROWS, seed=3):
+    return batches(np.random.RandomState(seed), rows)
+
+
+def train(model, epochs=2, mini_steps=2, **options):
+    recorder = Recorder()
+    model.train_process(epochs, data(), mini_steps, report=recorder, ckpt_path=None, **options)
+    return recorder.records
+
+
+class Told(Callback):
+    """Keeps the moments, and the facts that it is asked to look at."""
+
+    def __init__(self, *names):
+        self.names, self.moments = names, []
+
+    def __enter__(self):
+        self.moments.append("enter")
+        return self
+
+    def __exit__(self, *error):
+        self.moments.append("exit")
+
+    def keep(self, moment, run_context):
+        args = run_context.original_args()
+        self.moments.append((moment, *(args.get(name) for name in self.names)) if self.names else moment)
+
+
+for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
+               ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")]:  # fmt: skip
+    setattr(Told, moment, lambda self, run_context, moment=moment: self.keep(moment, run_context))
+
+
+# The moments
+
+
+def test_a_step_is_a_window():
+    told = Told("cur_epoch_num", "cur_step_num", "batch_num")
+    records = train(driver()[0], callbacks=[told])
+    steps = [moment[1:] for moment in told.moments if moment[0] == "on_train_step_end"]
+    assert steps == [(1, 1, 3), (1, 2, 3), (1, 3, 3), (2, 4, 3), (2, 5, 3), (2, 6, 3)]
+    assert [(record.epoch, record.step) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+
+
+def test_the_moments_come_in_models_order():
+    told = Told()
+    train(driver()[0], epochs=1, mini_steps=3, callbacks=told, valid_dataset=data([4]))
+    step, evaluation = ["on_train_step_begin", "on_train_step_end"], ["begin", "epoch_begin", "step_begin", "step_end"]
+    assert told.moments == [
+        *("enter", "on_train_begin", "on_train_epoch_begin", *step, *step),
+        *(f"on_eval_{part}" for part in (*evaluation, "epoch_end", "end")),
+        *("on_train_epoch_end", "on_train_end", "exit"),
+    ]
+
+
+@pytest.mark.host
+def test_they_are_exited_after_an_error():
+    class Fails(Callback):
+        def on_train_step_end(self, run_context):
+            raise KeyError("mine")
+
+    told = Told()
+    with pytest.raises(KeyError, match="mine"):
+        train(driver()[0], callbacks=[told, Fails()])
+    assert told.moments[-1] == "exit"
+
+
+@pytest.mark.host
+def test_the_loss_is_the_windows():
+    told = Told("net_outputs", "record")
+    records = train(driver()[0], callbacks=[told])
+    for _, outputs, record in (each for each in told.moments if each[0] == "on_train_step_end"):
+        assert isinstance(outputs, Tensor) and outputs.shape == () and float(outputs) == np.float32(record.loss)
+    assert [each[2] for each in told.moments if each[0] == "on_train_step_end"] == records
+
+
+@pytest.mark.host
+def test_what_models_callbacks_find_is_there():
+    model, optimizer = driver()
+    names = ("train_network", "network", "optimizer", "loss_fn", "epoch_num", "mode", "list_callback", "train_dataset")
+    told, dataset = Told(*names), data()
+    model.train_process(2, dataset, 2, report=(), ckpt_path=None, callbacks=told)
+    found = dict(zip(names, told.moments[1][1:]))
+    assert found["optimizer"] is optimizer and found["epoch_num"] == 2 and found["mode"] == "train"
+    assert found["train_dataset"] is dataset and found["list_callback"] == [told]
+    trained = {parameter.name for parameter in optimizer.parameters}
+    assert {each.name for each in found["train_network"].trainable_params()} == trained
+    assert isinstance(found["network"], nn.Cell) and isinstance(found["loss_fn"], nn.Cell)
+
+
+# To stop
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("moment", "windows"), [("on_train_step_end", 2), ("on_train_epoch_end", 3)])
+def test_request_stop_ends_the_run_quietly(moment, windows):
+    def stop(run_context):
+        if run_context.original_args().cur_step_num >= 2:
+            run_context.request_stop()
+
+    told = Told()
+    records = train(driver()[0], epochs=3, callbacks=[told, LambdaCallback(**{moment: stop})])
+    assert len(records) == windows and told.moments[-2:] == ["on_train_end", "exit"]
+
+
+@pytest.mark.host
+def test_a_run_that_was_stopped_inside_an_epoch_resumes_there(tmp_path):
+    from ms_accum import Checkpointer
+
+    stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
+    whole, resumed = driver()[0], driver()[0]
+    expected = train(whole)
+    stopped = train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
+    rest = train(resumed, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert len(stopped) == 1 and [record.loss for record in stopped + rest] == [record.loss for record in expected]
+
+
+# MindSpore's own
+
+
+def test_loss_monitor_prints_the_windows_losses(capsys):
+    records = train(driver()[0], callbacks=LossMonitor())
+    lines = [f"epoch: {r.epoch} step: {r.step}, loss is {np.float32(r.loss)}" for r in records]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.host
+def test_time_monitor_counts_windows(capsys):
+    train(driver()[0], callbacks=TimeMonitor())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("Train epoch time:") for line in lines)
+
+
+def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
+    model, optimizer = driver()
+    config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=5)
+    train(model, callbacks=ModelCheckpoint("mine", str(tmp_path), config))
+    names = {"mine-1_2.ckpt", "mine-2_1.ckpt", "mine-2_3.ckpt"}
+    assert {name for name in os.listdir(tmp_path) if name.endswith(".ckpt")} == names
+    last = ms.load_checkpoint(str(tmp_path / "mine-2_3.ckpt"))
+    for parameter in optimizer.parameters:
+        np.testing.assert_array_equal(last[parameter.name].asnumpy(), parameter.asnumpy())
+
+
+@pytest.mark.host
+def test_early_stopping_on_the_evaluations_loss():
+    model, _ = driver(lr=1e-9)
+    stop = EarlyStopping("eval_loss", patience=2, min_delta=1.0)
+    records = train(model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5))
+    assert records[-1].epoch == 3 and stop.stopped_epoch == 3  # the first is better than infinity
+
+
+def test_restored_weights_are_the_best_epochs():
+    model, optimizer = driver(lr=50.0)
+    kept = []
+    keep = LambdaCallback(on_train_epoch_end=lambda _: kept.append(optimizer.parameters[0].asnumpy().copy()))
+    stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    train(model, epochs=9, callbacks=[keep, stop], valid_dataset=data([4], seed=5))
+    assert len(kept) > 1
+    np.testing.assert_array_equal(optimizer.parameters[0].asnumpy(), kept[-2])
+
+
+def test_reduce_lr_on_plateau_changes_the_rate_that_is_used():
+    model, optimizer = driver(lr=1e-3)
+    reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
+    records = train(model, epochs=3, callbacks=reduce, valid_dataset=data([4], seed=5))
+    assert [record.lr for record in records[::3]] == pytest.approx([1e-3, 1e-3, 5e-4])
+
+
+def test_learning_rate_scheduler_counts_windows():
+    model, _ = slope_driver(lr=1.0), None
+    seen = Recorder()
+    schedule = LearningRateScheduler(lambda lr, step: 1.0 / (step + 1))
+    ones = [micro_batch(1.0)] * 6
+    model.train_process(1, ones, 2, report=seen, ckpt_path=None, callbacks=schedule)
+    assert [record.lr for record in seen.records] == pytest.approx([1.0, 1 / 2, 1 / 3])
+    assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
+
+
+@pytest.mark.host
+def test_history_keeps_epochs():
+    history = History()
+    train(driver()[0], callbacks=history)
+    assert history.epoch == {"epoch": [1, 2]}
+
+
+# Evaluation
+
+
+class Mistakes(Metric):
+    """A metric of the user's."""
+
+    def clear(self):
+        self.count = 0
+
+    def update(self, *inputs):
+        output, label = (each.asnumpy() for each in inputs)
+        self.count += int((output.argmax(1) != label).sum())
+
+    def eval(self):
+        return self.count
+
+
+@pytest.mark.modes
+def test_an_evaluation_is_of_the_whole_data_set():
+    model, _ = driver()
+    told, rows = Told("eval_results", "metrics"), data([8, 3], seed=5)
+    train(model, epochs=1, callbacks=told, valid_dataset=rows, metrics={"mistakes": Mistakes()})
+    results, metrics = next(each[1:] for each in told.moments if each[0] == "on_train_epoch_end")
+    x, y = (np.concatenate([each.asnumpy() for each in columns]) for columns in zip(*rows))
+    weight, bias = (parameter.asnumpy() for parameter in model._network.trainable_params())
+    scores = x @ weight.T + bias
+    of_rows = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]
+    assert results["eval_loss"] == pytest.approx(of_rows.mean(), rel=1e-5)  # not the mean of two means
+    assert metrics == {"mistakes": int((scores.argmax(1) != y).sum())}
+
+
+@pytest.mark.host
+def test_an_evaluation_sees_the_tail():
+    """The last window of the epoch is shorter: its update must be in what is evaluated."""
+    model, optimizer = driver(lr=1.0)
+    seen = []
+
+    class Sees(Told):
+        def on_eval_begin(self, run_context):
+            seen.append(optimizer.parameters[0].asnumpy().copy())
+
+    train(model, epochs=1, callbacks=Sees(), valid_dataset=data([4]))
+    np.testing.assert_array_equal(seen[0], optimizer.parameters[0].asnumpy())
+
+
+@pytest.mark.host
+def test_eval_every(capsys):
+    model, _ = driver()
+    model.train_process(5, data(), 5, ckpt_path=None, valid_dataset=data([4]), eval_every=2, metrics={"acc"})
+    shown = [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if "evaluation" in line]
+    assert shown == [" 2 evaluation", " 4 evaluation"]
+
+
+@pytest.mark.host
+def test_training_goes_on_as_without_an_evaluation():
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3), nn.BatchNorm1d(3))
+    network[2].set_train(False)
+    kept = network[2].moving_mean.asnumpy().copy()
+    model = GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
+    network.set_train()
+    network[2].set_train(False)
+    train(model, valid_dataset=data([4]))
+    assert network.training and not network[2].training
+    np.testing.assert_array_equal(network[2].moving_mean.asnumpy(), kept)
+
+
+# Numbers of epochs
+
+
+@pytest.mark.host
+def test_initial_epoch_goes_on_counting():
+    model, _ = driver()
+    told = Told("cur_epoch_num")
+    first = train(model, epochs=1)
+    second = train(model, epochs=3, initial_epoch=1, callbacks=told)
+    assert sorted({record.epoch for record in first + second}) == [1, 2, 3]
+    assert [moment[1] for moment in told.moments if moment[0] == "on_train_epoch_begin"] == [2, 3]
+
+
+# What is refused
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": [LossMonitor]}, "'callbacks' must be callbacks of mindspore.train, or objects with start"),
+        ({"report": [print]}, "'report' must be callbacks of mindspore.train, .* but got print"),
+        ({"metrics": {"acc"}}, "'valid_dataset' must be given with 'metrics', but got None"),
+        ({"valid_dataset": [], "eval_every": 0}, "'eval_every' must be an int >= 1, but got 0"),
+        ({"initial_epoch": 2}, "'initial_epoch' must be an int >= 0 and < 2, the last epoch, but got 2"),
+        ({"initial_epoch": True}, "'initial_epoch' must be an int"),
+        ({"valid_dataset": [], "metrics": ["acc"]}, "'metrics' must be None, dict or set"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
+
+
+@pytest.mark.host
+def test_metrics_need_the_networks_output():
+    with pytest.raises(ValueError, match="'metrics' must be None for a network that returns its loss, but got some"):
+        slope_driver().train_process(
+            1, [micro_batch(1.0)], 1, report=(), ckpt_path=None, valid_dataset=[micro_batch(1.0)], metrics={"acc"}
+        )
