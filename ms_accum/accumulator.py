@@ -100,16 +100,19 @@ class Accumulator:
         owner = "Accumulator"
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
-        self._group = group_of(owner, group)
-        how = summing(owner, checks.optimizer(owner, optimizer), self._group, sync_every_micro_batch)
+        self.group = group_of(owner, group)
+        """Optional[Group], the ranks; None for a single process."""
+        self.optimizer = optimizer
+        """Optimizer, updates the parameters."""
+        how = summing(owner, checks.optimizer(owner, optimizer), self.group, sync_every_micro_batch)
         # In a single process a window of 1 needs no accumulators, unless its gradients are sparse.
-        holds = window > 1 or self._group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
+        holds = window > 1 or self.group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
         multiply = tree.multiply_in_place if holds else tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
         self._sums = how.of_micro_batch
         name = unique_name("accumulator")
         self._parameters = tuple(optimizer.parameters)
-        begin_with_networks_of(owner, self._parameters, self._group)
+        begin_with_networks_of(owner, self._parameters, self.group)
         self._grad_sum = new_grad_sum(name, how.like) if holds else None
         self._mean = reduction == "mean"
         self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and holds else None
@@ -119,9 +122,39 @@ class Accumulator:
         self._skipped = state(f"{name}.skipped", 0, ms.int32)
         self._updated = state(f"{name}.updated", False, ms.bool_)
         self._grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
-        self._end_compiled = ms.jit(self._end)
+        self._end_compiled = _compiled_end(self)
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
+        grads = self._checked(grads, weight)
+        if self._grad_sum is None:
+            return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
+        self._add(grads, weight)
+        updated = Tensor(False)
+        if self._boundary.touch(is_full(self._micro_batches, self._accumulate_step)):
+            updated = self._end()[0]
+        ops.assign(self._updated, updated)
+        return updated
+
+    def add(self, grads: Any, weight: Any, last: Any, figures: Any) -> Any:
+        """Do what a call does, for a step that also ends the window with a micro-batch that is `last`.
+
+        Returns:
+            tuple[Tensor], whether the window ended, and `figures`, at its end summed over the ranks.
+        """
+        grads = self._checked(grads, weight)
+        if self._grad_sum is None:
+            self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))
+            return Tensor(True), figures
+        self._add(grads, weight)
+        updated, summed = Tensor(False), figures
+        ends = ops.logical_or(is_full(self._micro_batches, self._accumulate_step), last)
+        if self._boundary.touch(ends):
+            updated, summed = self._end(figures)
+        ops.assign(self._updated, updated)
+        return ends, summed
+
+    def _checked(self, grads: Any, weight: Any) -> Any:
+        """Return the gradients, dense, or raise an error if they or the weight do not fit."""
         checks.not_traced("Accumulator")
         grads = tuple(grads)  # `ms.grad` returns a list if it was given one
         checks.as_many("Accumulator", "grads", grads, self._parameters)
@@ -133,14 +166,7 @@ class Accumulator:
                 "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
                 "accumulator(grads, rows) with what the loss of the micro-batch averages over: its rows, or tokens."
             )
-        if self._grad_sum is None:
-            return self._close(grads, None, None if weight is None else ops.cast(weight, ms.float32))
-        self._add(grads, weight)
-        updated = Tensor(False)
-        if self._boundary.touch(is_full(self._micro_batches, self._accumulate_step)):
-            updated = self._end()
-        ops.assign(self._updated, updated)
-        return updated
+        return grads
 
     def _add(self, grads: Any, weight: Any) -> None:
         if self._sums is not None:
@@ -153,18 +179,18 @@ class Accumulator:
             ops.assign_add(self._weight_sum, ops.cast(weight, ms.float32))
         ops.assign_add(self._micro_batches, 1)
 
-    def _end(self) -> Any:
-        updated = self._close(self._grad_sum, self._weight_sum)
+    def _end(self, figures: Any = None) -> Any:
+        updated, figures = self._close(self._grad_sum, self._weight_sum, figures)
         self._clear()
-        return updated
+        return updated, figures
 
-    def _close(self, grads: Any, weight_sum: Any, only: Any = None) -> Any:
-        updated, norm = self._boundary(grads, weight_sum, only=only)[:2]
+    def _close(self, grads: Any, weight_sum: Any, figures: Any = None, only: Any = None) -> Any:
+        updated, norm, figures = self._boundary(grads, weight_sum, figures, only=only)
         ops.assign(self._grad_norm, norm)
         ops.assign(self._updated, updated)
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         ops.assign_add(self._skipped, ops.cast(ops.logical_not(updated), ms.int32))
-        return updated
+        return updated, figures
 
     def _clear(self) -> None:
         tree.clear(self._grad_sum)
@@ -180,7 +206,7 @@ class Accumulator:
         Returns:
             bool, whether the parameters were updated; False for an empty window.
         """
-        held = total([self.micro_batches], self._group)
+        held = total([self.micro_batches], self.group)
         return held != [0] and bool(self._end_compiled())
 
     def clear(self) -> None:
@@ -201,9 +227,25 @@ class Accumulator:
                 f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
                 f"{self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
-        if self._group is None and (window > 1) != (self._grad_sum is not None):
+        if self.group is None and (window > 1) != (self._grad_sum is not None):
             raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
         ops.assign(self._accumulate_step, Tensor(window, ms.int32))  # a compiled graph does not see set_data
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that a resumed run must have in common with this one."""
+        reduction = "mean" if self._mean else "sum"
+        return {"accumulate_step": self.accumulate_step, "reduction": reduction, "clip_norm": self.clip_norm}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, its Parameters by names that are the same in every process; several ranks save between windows only."""
+        names = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
+        held = {"size": self._accumulate_step, **{name: getattr(self, f"_{name}") for name in names}}
+        if self._grad_sum is None or self.group is not None:
+            return held
+        held |= {f"grad_sum.{each.name}": total for each, total in zip(self._parameters, self._grad_sum)}
+        return held if self._weight_sum is None else {**held, "weight_sum": self._weight_sum}
 
     @property
     def clip_norm(self) -> float | None:
@@ -234,3 +276,16 @@ class Accumulator:
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return seen(self._grad_norm, float)
+
+
+def _compiled_end(accumulator: Accumulator) -> Any:
+    """Return a compiled function that ends the window.
+
+    Not the compiled method: MindSpore would take it for the accumulator itself in a step that is compiled later.
+    """
+
+    @ms.jit
+    def end() -> Any:
+        return accumulator._end()[0]
+
+    return end

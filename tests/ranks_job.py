@@ -16,12 +16,13 @@ import mindspore as ms
 
 import ranks
 import ranks_apart
+import ranks_in_model
 import ranks_in_step
 from ms_accum import own_group
 
 if __name__ == "__main__":
     ms.set_context(mode=ms.GRAPH_MODE)
     group = own_group()
-    rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart}
+    rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
     seen = {"rank": list(group), **{name: room.look(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

@@ -15,13 +15,17 @@ import ms_accum
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
+    "AccumulatedTrainStep",
     "Accumulator",
     "CheckpointError",
     "Checkpointer",
+    "FlushTail",
     "GradientAccumulation",
     "Group",
     "MemoryReport",
     "MicroBatch",
+    "ResumableLoop",
+    "SaveStates",
     "Stopped",
     "TrainClear",
     "TrainForwardBackward",
@@ -51,6 +55,15 @@ SIGNATURES = {
         "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto', sync_every_micro_batch=False)"
     ),
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
+    ms_accum.AccumulatedTrainStep: (
+        "(network, optimizer, gradient_accumulation_steps=4, *, clip_norm=None, reduction='mean', weight=None, "
+        "check='first', group='auto', sync_every_micro_batch=False)"
+    ),
+    ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
+    ms_accum.FlushTail: "()",
+    ms_accum.SaveStates: "(checkpointer, step, dataset)",
+    ms_accum.ResumableLoop: "(checkpointer, network, accumulator)",
+    ms_accum.ResumableLoop.after_micro_batch: "(self, epoch, batches)",
     ms_accum.TrainForwardBackward: (
         "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False)"
     ),

@@ -23,15 +23,15 @@ class Average(NamedTuple):
 
 def average_of(loss_fn: Any) -> Average:
     """Return what a loss function averages over."""
-    kind, options = _kind_and_options(loss_fn)
-    if kind not in _COUNTS:
+    kind, options = kind_and_options(loss_fn)
+    if kind not in COUNTS:
         return Average(_rows, known=False)
-    return Average(functools.partial(_COUNTS[kind], options), known=True)
+    return Average(functools.partial(COUNTS[kind], options), known=True)
 
 
 def why_not_additive(loss_fn: Any) -> str | None:
     """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or if unknown."""
-    return _NOT_ADDITIVE.get(_kind_and_options(loss_fn)[0] or "")
+    return _NOT_ADDITIVE.get(kind_and_options(loss_fn)[0] or "")
 
 
 def option_of(loss_fn: Any, name: str) -> Any:
@@ -49,7 +49,7 @@ def option_of(loss_fn: Any, name: str) -> Any:
     return None if found is None or found.default is inspect.Parameter.empty else found.default
 
 
-def _kind_and_options(loss_fn: Any) -> tuple[str | None, Callable[[str], Any]]:
+def kind_and_options(loss_fn: Any) -> tuple[str | None, Callable[[str], Any]]:
     """Return the name of MindSpore's loss, and a function that returns the value of one of its arguments."""
     if isinstance(loss_fn, nn.Cell):
         # A subclass with its own `construct` is another loss.
@@ -67,15 +67,17 @@ def _rows(*columns: Any) -> float:
     return columns[0].shape[0]
 
 
-def _of_rows(options: Any, data: Any, *labels: Any) -> float:
+def of_rows(options: Any, data: Any, *labels: Any) -> float:
+    """Return the rows."""
     return _rows(*(labels or (data,)))  # the first axis of the data need not be the rows
 
 
-def _of_elements(options: Any, data: Any, *labels: Any) -> float:
+def of_elements(options: Any, data: Any, *labels: Any) -> float:
+    """Return the elements of the labels."""
     return labels[0].size if labels and options("reduction") != "batchmean" else _rows(*(labels or (data,)))
 
 
-def _of_labels(options: Any, data: Any, *labels: Any) -> float:
+def of_labels(options: Any, data: Any, *labels: Any) -> float:
     """Return the number of labels that are not ignored, or the sum of their class weights."""
     if not labels:
         return _rows(data)
@@ -97,17 +99,17 @@ def _of_labels(options: Any, data: Any, *labels: Any) -> float:
 
 
 _BY_COUNT: dict[Any, tuple[str, ...]] = {
-    _of_labels: ("CrossEntropyLoss", "NLLLoss"),
-    _of_elements: (
+    of_labels: ("CrossEntropyLoss", "NLLLoss"),
+    of_elements: (
         *("BCELoss", "BCEWithLogitsLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss", "L1Loss"),
         *("MAELoss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss"),
     ),
-    _of_rows: (
+    of_rows: (
         *("CosineEmbeddingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
         *("SoftmaxCrossEntropyWithLogits", "TripletMarginLoss"),
     ),
 }
-_COUNTS = {name: count for count, names in _BY_COUNT.items() for name in names}
+COUNTS = {name: count for count, names in _BY_COUNT.items() for name in names}
 _QUOTIENT = "a quotient of two sums over the batch"
 _NOT_ADDITIVE = {
     "RMSELoss": "the root of a mean; nn.MSELoss has the same minimum",
@@ -133,7 +135,7 @@ _NAMES = {
 _CLASSES = {
     getattr(module, name): name
     for module in (nn, mint.nn)
-    for name in (*_COUNTS, *_NOT_ADDITIVE)
+    for name in (*COUNTS, *_NOT_ADDITIVE)
     if hasattr(module, name)
 }
 _FUNCTIONS = [

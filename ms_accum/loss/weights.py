@@ -42,7 +42,7 @@ class Weight:
         elif callable(weight) and not isinstance(weight, Tensor):
             self._weight = weight
         else:
-            self._weight = _check.positive_number(owner, "weight", _plain(weight))
+            self._weight = _check.positive_number(owner, "weight", plain(weight))
 
     def of(self, micro_batch: tuple) -> float:
         """Return the weight, >= 0, of a micro-batch of the run; the first one sets the unit."""
@@ -55,7 +55,7 @@ class Weight:
         """Return the weight of any micro-batch."""
         if not callable(self._weight):
             return self._weight
-        weight = _plain(self._weight(*micro_batch))
+        weight = plain(self._weight(*micro_batch))
         if not (isinstance(weight, (int, float, np.number)) and math.isfinite(weight) and weight >= 0):
             rule = "a function that returns a finite number >= 0"
             _check.refuse(ValueError, self._owner, "weight", rule, weight)
@@ -93,6 +93,7 @@ def unit_near(weight: float, group: Group | None) -> float | None:
     return 2.0**largest
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a Tensor or array of one element as a number, and anything else unchanged."""
     value = value.asnumpy() if isinstance(value, Tensor) else value
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value

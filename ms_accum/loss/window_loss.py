@@ -14,12 +14,13 @@ class WindowLoss:
     """
 
     def __init__(self, summing: bool = False):
-        self._summing = summing
+        self.summing = summing
+        """bool, whether losses are added as they are."""
         self.clear()
 
     def another(self) -> WindowLoss:
         """Return an empty one for the same loss."""
-        return WindowLoss(self._summing)
+        return WindowLoss(self.summing)
 
     def clear(self) -> None:
         """Discard the window."""
@@ -42,7 +43,7 @@ class WindowLoss:
         """Return the sums of the losses and of the weights so far."""
         total, weights = self._sums
         for loss, weight in self._terms:
-            total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
+            total += float(loss.asnumpy()) * (1.0 if self.summing else weight)
             weights += weight
         self._sums, self._terms = (total, weights), []
         return self._sums

@@ -68,6 +68,11 @@ def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
     return _add(total, ops.cast(gradient, ms.float32) * weight)
 
 
+@_of_tensors("Tensor")
+def _kept(condition: Any, gradient: Any) -> Any:
+    return ops.where(condition, gradient, ops.zeros_like(gradient))
+
+
 @_of_tensors()
 def _clear(total: Any) -> Any:
     # Assign: multiplying by zero or subtracting it from itself would keep NaN.
@@ -127,6 +132,11 @@ def add(total: Any, gradients: Any) -> Any:
 def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
     """Add `weight` times `gradients` to the Parameters of `total`, in the Parameters' type."""
     return _map(ops.partial(_add_weighted, weight), total, gradients)
+
+
+def kept(gradients: Any, condition: Any) -> Any:
+    """Return the gradients if the condition is true, else zeros, also of gradients that are NaN."""
+    return _map(ops.partial(_kept, condition), gradients)
 
 
 def clear(total: Any) -> Any:

@@ -160,12 +160,15 @@ def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], netwo
     """
     if group is None:
         return
-    _check_agreement(owner, group, {name: fact or 0 for name, fact in facts.items()})
+    agree(owner, group, {name: fact or 0 for name, fact in facts.items()})
     take_from_rank_0(network.get_parameters())
     draw_apart([network], group.rank)
 
 
-def _check_agreement(owner: str, group: Group, facts: Mapping[str, int]) -> None:
+def agree(owner: str, group: Group | None, facts: Mapping[str, int]) -> None:
+    """Raise an error if the ranks differ in one of the facts."""
+    if group is None:
+        return
     told = gather(_digits(list(facts.values())), group)
     ranks = [_whole(digits) for digits in np.split(told, group.size)]
     for name, each in zip(facts, zip(*ranks)):

@@ -235,6 +235,10 @@ class Checkpointer:
             if self._can_save and not window.lost and window.is_whole:
                 self._save_after_error(take)
             raise
+        self.save_at_the_end(take)
+
+    def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
+        """Save the state at the end of a run, unless it is saved already."""
         self._save_scored(take)
 
     def _save_after_error(self, take: Callable[[], TrainingState]) -> None:

@@ -1,0 +1,237 @@
+"""How is a loop of the user's own, or MindSpore's `Model`, resumed?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from mindspore import nn
+from mindspore.train import Callback, RunContext
+
+from . import _check
+from .network import checks
+from .ranks.parallel import Group, total, wait_for_all
+from .saving.checkpoint import CheckpointError
+from .saving.checkpointer import Checkpointer
+from .saving.trained import SETTING, Trained
+from .saving.training_state import TrainingState, capture, restore, warn_about_random_layers
+from .window.batches import Position
+
+
+class Accumulates(Protocol):
+    """An `Accumulator`, or an `AccumulatedTrainStep`."""
+
+    optimizer: Any
+    group: Group | None
+    updates: int
+    skipped: int
+    updated: bool
+    micro_batches: int
+    settings: Mapping[str, Any]
+    """What a resumed run must have in common."""
+    state: Mapping[str, Any]
+    """Its Parameters, by names that are the same in every process."""
+
+
+class ResumableLoop:
+    """Save the training state of a loop of your own, and resume it exactly, also inside a window.
+
+    You give the position in the data; make the order of the batches a function of the seed and the epoch. A state
+    is also saved at the end of the ``with`` block, but not after an error: the Parameters may then be ahead of the
+    position.
+
+    Args:
+        checkpointer (Checkpointer): when and where states are saved, and from which one to resume.
+        network (Cell): the network that is trained.
+        accumulator (Union[Accumulator, AccumulatedTrainStep]): the window.
+
+    Raises:
+        CheckpointError: If the state to resume can't be read, or is of another run.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import Accumulator, Checkpointer, ResumableLoop
+        >>> def train(epochs, folder):
+        ...     net, loss_fn = nn.Dense(4, 2), nn.CrossEntropyLoss()
+        ...     optimizer = nn.SGD(net.trainable_params(), 0.1)
+        ...     accumulator = Accumulator(optimizer, 2, reduction="mean")
+        ...     def forward(x, y):
+        ...         return loss_fn(net(x), y)
+        ...     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+        ...     x, y = Tensor(np.ones((8, 4)), ms.float32), Tensor(np.zeros(8), ms.int32)
+        ...     with ResumableLoop(Checkpointer(folder, every=1, resume="auto"), net, accumulator) as loop:
+        ...         for epoch in range(loop.epoch, epochs + 1):
+        ...             for number in range(loop.batches + 1, 4):
+        ...                 accumulator(grad_fn(x, y)[1], 8)
+        ...                 loop.after_micro_batch(epoch, number)
+        ...             accumulator.flush()
+        ...             loop.after_micro_batch(epoch + 1, 0)
+        ...     return accumulator.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        2 4
+    """
+
+    def __init__(self, checkpointer: Checkpointer, network: nn.Cell, accumulator: Accumulates):
+        owner = "ResumableLoop"
+        self._states = _check.instance(owner, "checkpointer", checkpointer, Checkpointer, "a Checkpointer")
+        self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        self._window, self._group = accumulator, accumulator.group
+        self._trained = Trained(network, accumulator.optimizer)
+        self._at = Position()
+
+    @property
+    def epoch(self) -> int:
+        """int, the epoch to go on with, from 1."""
+        return self._at.epoch
+
+    @property
+    def batches(self) -> int:
+        """int, the batches of this epoch that are finished."""
+        return self._at.batches
+
+    def __enter__(self) -> ResumableLoop:
+        self._states.share(self._group).__enter__()
+        try:
+            wait_for_all(self._group)  # rank 0 may still be writing the state to resume
+            self._resume()
+        except BaseException:
+            self._states.__exit__()
+            raise
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        try:
+            if kind is None:
+                self._states.save_at_the_end(self._take)
+        finally:
+            self._states.__exit__(kind, *error)
+
+    def after_micro_batch(self, epoch: int, batches: int) -> None:
+        """Save a state if one is due.
+
+        Args:
+            epoch (int): the epoch, from 1.
+            batches (int): the batches of this epoch that are finished; 0 at its beginning.
+
+        Raises:
+            Stopped: If the `Checkpointer` got a request to stop; the state is saved.
+        """
+        self._at.epoch, self._at.batches = epoch, batches
+        in_window, wishes = self._window.micro_batches > 0, self._states.wishes()
+        if self._group is not None:
+            if in_window:  # several ranks save and stop between windows
+                return
+            wishes = [float(each) for each in total([int(wish) for wish in wishes], self._group)]
+        self._states.after_micro_batch(self._window.updates, in_window, self._take, wishes)
+
+    def _parameters(self) -> dict[str, Any]:
+        held = {f"window.{name}": each for name, each in self._window.state.items()}
+        size = held.pop("window.size")
+        return {**self._trained.parameters(), **held, f"{SETTING}.accumulate_step": size}
+
+    def _take(self) -> TrainingState:
+        window = {"micro_batches": self._window.micro_batches, "loss": [0.0, 0.0, 0], "unit": None}
+        counters = {name: getattr(self._window, name) for name in ("updates", "skipped", "updated")}
+        return capture(self._parameters(), {"at": asdict(self._at), "window": window, **counters, "skips": 0})
+
+    def _resume(self) -> None:
+        parameters = self._parameters()  # rejects before training what can not be saved
+        ranks = self._group.size if self._group else 1
+        kind = checks.kind_of(self._window.optimizer)
+        found = self._states.find({**self._window.settings, "optimizer": kind, "ranks": ranks})
+        if found is None:
+            return
+        warn_about_random_layers(self._network)
+        held = found.state.facts["window"]["micro_batches"]
+        if held and (self._group is not None or not any(name.startswith("window.grad_sum") for name in parameters)):
+            raise CheckpointError(
+                f"The state holds {held} micro-batches of a window, which windows of 1 and several ranks can't go on "
+                "with. Resume as it was saved, or from one between two windows."
+            )
+        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
+        self._at = Position(**found.state.facts["at"])
+
+
+class SaveStates(Callback):
+    """Save the training state of a run of `Model`, and resume it exactly, also inside a window.
+
+    The state is loaded when this callback is made. `Model` skips finished epochs by `initial_epoch`, and the data set
+    skips finished batches by its `set_init_step`.
+
+    Args:
+        checkpointer (Checkpointer): when and where states are saved, and from which one to resume.
+        step (AccumulatedTrainStep): the network of `Model`.
+        dataset (Dataset): the data set it is trained on, shuffled by a fixed seed.
+
+    Raises:
+        CheckpointError: If the state to resume can't be read, or is of another run.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> from mindspore import nn
+        >>> from mindspore.train import Model
+        >>> from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates
+        >>> from model_zoo import MLP, create_dataset
+        >>> def train(epochs, folder):
+        ...     net, digits = MLP(), create_dataset(image_size=28)
+        ...     step = AccumulatedTrainStep((net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
+        ...     states = SaveStates(Checkpointer(folder, every=10, resume="auto"), step, digits)
+        ...     Model(step).train(epochs, digits, callbacks=[FlushTail(), states], initial_epoch=states.initial_epoch)
+        ...     return step.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        12 24
+    """
+
+    def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
+        self._loop, self._data = ResumableLoop(checkpointer, step.loss_and_gradients.network, step), dataset
+        self._loop.__enter__()
+        size = dataset.get_dataset_size()
+        self._epoch, self._batches = self._loop.epoch, self._loop.batches
+        if self._batches == size:
+            self._epoch, self._batches = self._epoch + 1, 0
+        dataset.set_init_step(size * self.initial_epoch + self._batches)
+
+    @property
+    def initial_epoch(self) -> int:
+        """int, the finished epochs: the argument `initial_epoch` of `Model.train` and `Model.fit`."""
+        return self._epoch - 1
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        args["batches_done"] = self._batches
+        args["cur_step_num"] = self._seen = args["batch_num"] * self.initial_epoch + self._batches
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        seen, self._seen = self._seen, args["cur_step_num"]
+        args["batches_done"] += self._seen - seen  # in sink mode a step is several batches
+        self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        if args["batches_done"] == args["batch_num"]:
+            args["batches_done"] = 0
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        del run_context
+        self._end(None)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:  # `Model` also exits callbacks after each evaluation
+            self._end(kind, *error)
+
+    def _end(self, *error: Any) -> None:
+        self._data.set_init_step(0)
+        self._loop.__exit__(*error)

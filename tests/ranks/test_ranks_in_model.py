@@ -1,0 +1,47 @@
+"""Do several processes train with MindSpore's Model, and with its callbacks, as one would?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ranks as program
+from reference import miss
+
+
+@pytest.fixture(scope="module")
+def in_model(job):
+    return [rank["in model"] for rank in job[0]]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["trained", "zero"])
+def test_ranks_are_one_process(in_model, name):
+    found = [rank[name] for rank in in_model]
+    ranks = len(found)
+    assert all(each["digest"] == found[0]["digest"] for each in found)
+    model = program.driver_of(program.network_of(), clip_norm=0.5)
+    records = program.train(model, program.all_data(program.ROWS[ranks]), program.N * ranks)
+    arrays = [np.array(array, np.float32) for array in found[0]["parameters"]]
+    expected = [parameter.asnumpy() for parameter in model._trained.optimizer.parameters]
+    assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
+    assert found[0]["updates"] == len(records)
+    for rank in found:  # at a window's end all see the loss of all rows: callbacks decide alike
+        assert [rank["losses"][end] for end in (2, 4, 7, 9)] == pytest.approx([r.loss for r in records], rel=1e-5)
+    assert found[0]["losses"][0] != found[1]["losses"][0]
+
+
+def test_other_numbers_of_micro_batches_are_refused(in_model):
+    assert all("as many micro-batches in an epoch" in rank["another number"] for rank in in_model)
+
+
+def test_a_stopped_run_is_resumed(in_model):
+    digests = {rank["trained"]["digest"] for rank in in_model} if in_model[0]["mode"] == "host" else set()
+    assert len({rank["resumed"]["digest"] for rank in in_model} | digests) == 1
+    assert {rank["resumed"]["micro-batches"] for rank in in_model} == {10}
+
+
+def test_one_ranks_callback_stops_all(in_model):
+    found = [rank["stopped"] for rank in in_model]
+    assert [each["updates"] for each in found] == [2] * len(found)
+    assert all(each["results"] == found[0]["results"] for each in found) and len(found[0]["results"]) == 1

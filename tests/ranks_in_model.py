@@ -1,0 +1,108 @@
+"""What does each of several processes see that train with MindSpore's Model, or with its callbacks?
+
+Run by tests/ranks_job.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from itertools import count
+from pathlib import Path
+
+from mindspore import nn
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, Model
+
+import ranks
+from helpers import cross_entropy, values
+from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates, Stopped, ZeroOptimizer
+from reference import digest
+
+
+def dataset(micro_batches):
+    rows = [tuple(column.asnumpy() for column in columns) for columns in micro_batches]
+    return GeneratorDataset(rows, ["x", "y"], shuffle=False)
+
+
+def step_of(network, zero=False):
+    def make(parameters):
+        return nn.Momentum(parameters, 0.05, 0.9)
+
+    parameters = network.trainable_params()
+    optimizer = ZeroOptimizer(make, parameters) if zero else make(parameters)
+    return AccumulatedTrainStep((network, cross_entropy()), optimizer, ranks.N, clip_norm=0.5)
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_step_end(self, run_context):
+        self.seen.append(float(run_context.original_args().net_outputs.asnumpy()))
+
+
+def trained(group, zero=False):
+    """From weights that only rank 0 has."""
+    step, losses = step_of(ranks.network_of(seed=1 + group.rank), zero), Losses()
+    Model(step).train(2, dataset(ranks.own_data(group)), callbacks=[losses, FlushTail()])
+    parameters = values(step.optimizer.parameters)
+    return {
+        "parameters": [array.tolist() for array in parameters],
+        "digest": digest(parameters),
+        "losses": losses.seen,
+        "updates": step.updates,
+    }
+
+
+def another_number(group):
+    """One rank has a micro-batch more."""
+    data = ranks.all_data([8] * (3 + (group.rank == 0)))
+    try:
+        Model(step_of(ranks.network_of())).train(1, dataset(data), callbacks=[FlushTail()])
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def resumed(group):
+    """Rank 1 is asked to stop inside a window; all stop at its end, and go on from the state of rank 0."""
+    folder, losses, asked = Path(sys.argv[1]) / "model", Losses(), count(1)
+    for stop in (lambda: group.rank == 1 and next(asked) == 4, None):
+        step, data = step_of(ranks.network_of(seed=1 + group.rank)), dataset(ranks.own_data(group))
+        states = SaveStates(Checkpointer(folder, resume="auto", stop=stop), step, data)
+        with contextlib.suppress(Stopped):
+            callbacks = [losses, states, FlushTail()]
+            Model(step).train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
+    return {"digest": digest(values(step.optimizer.parameters)), "micro-batches": len(losses.seen)}
+
+
+class StopsOnRank1(Callback):
+    def __init__(self, group):
+        self.group, self.results = group, []
+
+    def on_train_step_end(self, run_context):
+        if self.group.rank == 1:
+            run_context.request_stop()
+
+    def on_train_epoch_end(self, run_context):
+        self.results.append(run_context.original_args().eval_results["eval_loss"])
+
+
+def stopped_by_a_callback(group):
+    """One rank's callback ends the run of all; each rank evaluates other data, and all get the results of rank 0."""
+    model, stops = ranks.driver_of(ranks.network_of()), StopsOnRank1(group)
+    valid = ranks.all_data([8, 5, 3])[group.rank : group.rank + 1]
+    ranks.train(model, ranks.own_data(group), epochs=3, callbacks=stops, valid_dataset=valid)
+    return {"results": stops.results, "updates": model.updates}
+
+
+def look(group):
+    return {
+        "mode": "graph" if ranks.EVERYTHING else "host",
+        "trained": ranks.in_job_mode(trained, group),
+        "zero": ranks.on_host(trained, group, zero=True),
+        "another number": ranks.on_host(another_number, group),
+        "resumed": ranks.on_host(resumed, group),
+        "stopped": ranks.on_host(stopped_by_a_callback, group),
+    }

@@ -1,0 +1,397 @@
+"""Does MindSpore's Model, with the train step and its callback, train as one large batch would?"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import (
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateScheduler,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    SummaryCollector,
+    TimeMonitor,
+)
+from mindspore.train.summary_pb2 import Event
+
+from helpers import Recorder, batches, cross_entropy, joined, mutate
+from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, SaveStates, Stopped
+from ms_accum.loss.graph_weights import weight_in_graph
+from ms_accum.loss.weights import Weight
+from reference import digest, miss
+
+ROWS = [8, 8, 5, 8, 8, 8, 5]
+N = 3
+
+
+def numbers(rows=ROWS, seed=3):
+    return batches(np.random.RandomState(seed), rows)
+
+
+def dataset(micro_batches):
+    """Return a data set of ready micro-batches."""
+    rows = [tuple(column.asnumpy() for column in columns) for columns in micro_batches]
+    names = [f"column{number}" for number in range(len(rows[0]))]
+    return GeneratorDataset(rows, names, shuffle=False)
+
+
+def network_of():
+    ms.set_seed(1)
+    return nn.SequentialCell(nn.Flatten(), nn.Dense(6, 5), nn.ReLU(), nn.Dense(5, 3))
+
+
+class Trained:
+    """A network, its optimizer, and the step for Model."""
+
+    def __init__(self, lr=0.05, make=nn.Momentum, **options):
+        self.network, loss_fn = network_of(), cross_entropy()
+        arguments = (lr, 0.9) if make is nn.Momentum else (lr,)
+        self.optimizer = make(self.network.trainable_params(), *arguments)
+        options = {"gradient_accumulation_steps": N, "clip_norm": 0.5, **options}
+        self.step = AccumulatedTrainStep((self.network, loss_fn), self.optimizer, **options)
+        evaluated = nn.WithEvalCell(self.network, loss_fn)
+        self.model = Model(self.step, eval_network=evaluated, eval_indexes=[0, 1, 2], metrics={"acc"})
+
+    def train(self, *callbacks, micro_batches=None, epochs=2, **options):
+        data = dataset(micro_batches or numbers())
+        self.model.train(epochs, data, callbacks=[*callbacks, FlushTail()], **options)
+        return self
+
+    def fit(self, *callbacks, epochs=2, valid=None):
+        valid = dataset(valid or numbers([8, 3], seed=5))
+        self.model.fit(epochs, dataset(numbers()), valid, callbacks=list(callbacks))
+        return self
+
+    @property
+    def weights(self):
+        return [parameter.asnumpy().copy() for parameter in self.optimizer.parameters]
+
+
+class Losses(Callback):
+    """Keeps the loss that Model's callbacks see, and the number of the step."""
+
+    def __init__(self):
+        self.seen, self.steps = [], []
+
+    def on_train_step_end(self, run_context):
+        args = run_context.original_args()
+        self.seen.append(float(args.net_outputs.asnumpy()))
+        self.steps.append((args.cur_epoch_num, args.cur_step_num))
+
+
+def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
+    """Train with the driver, which tests/test_equivalence.py compares with the large batch."""
+    network = network_of()
+    optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+    model = GradientAccumulation(network, cross_entropy(), optimizer, reduction=reduction, clip_norm=0.5)
+    recorder = Recorder()
+    model.train_process(epochs, micro_batches or numbers(), window, report=recorder, ckpt_path=None)
+    return [parameter.asnumpy() for parameter in optimizer.parameters], recorder.records
+
+
+# The arithmetic
+
+
+@pytest.mark.parametrize(("reduction", "window"), [("mean", N), ("sum", N), ("mean", 1), ("mean", 99)])
+def test_it_trains_as_the_driver_does(reduction, window):
+    found = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
+    expected, records = by_driver(reduction=reduction, window=window)
+    assert miss(found.weights, expected, rtol=1e-5, atol=1e-7) <= 1
+    assert (found.step.updates, found.step.skipped, found.step.micro_batches) == (len(records), 0, 0)
+
+
+@pytest.mark.parametrize("mutation", [None, "no division", "no clear"])
+def test_a_window_is_its_large_batch(monkeypatch, mutation):
+    mutate(monkeypatch, mutation)
+    micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
+    found = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
+    expected = Trained(lr=1.0, make=nn.SGD, clip_norm=None, gradient_accumulation_steps=1)
+    expected.train(micro_batches=[joined(micro_batches[:3]), joined(micro_batches[3:])], epochs=1)
+    far = miss(found.weights, expected.weights, rtol=1e-5, atol=1e-6)
+    assert far <= 1 if mutation is None else far >= 100
+
+
+def test_without_the_callback_the_tail_goes_into_the_next_epoch():
+    found = Trained()
+    found.model.train(2, dataset(numbers()))
+    assert (found.step.updates, found.step.micro_batches) == (4, 2)
+    assert found.step.flush() and found.step.updates == 5
+
+
+def test_a_bad_window_is_skipped():
+    micro_batches = numbers([8] * 6)
+    bad = Tensor(np.full((8, 6), np.nan, np.float32))
+    micro_batches[1] = (bad, micro_batches[1][1])
+    found = Trained().train(micro_batches=micro_batches, epochs=1)
+    expected = Trained().train(micro_batches=micro_batches[3:], epochs=1)
+    assert (found.step.updates, found.step.skipped) == (1, 1)
+    np.testing.assert_array_equal(found.weights[0], expected.weights[0])
+
+
+# The weight of a micro-batch
+
+CLASS_WEIGHTS = Tensor([1.0, 2.0, 0.5], ms.float32)
+LABELS = Tensor([0, 2, -100, 1, 1, -100], ms.int32)
+SCORES = Tensor(np.random.RandomState(0).randn(6, 3).astype(np.float32))
+TARGETS = Tensor(np.random.RandomState(1).rand(6, 3).astype(np.float32))
+
+
+def positive(x, y):
+    return (y > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "weight", "label"),
+    [
+        (nn.CrossEntropyLoss(), None, LABELS),
+        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), None, LABELS),
+        (nn.CrossEntropyLoss(), None, TARGETS),
+        (functools.partial(ops.cross_entropy, ignore_index=1), None, LABELS),
+        (nn.MSELoss(), None, TARGETS),
+        (nn.KLDivLoss("batchmean"), None, TARGETS),
+        (cross_entropy(), None, LABELS),
+        (lambda scores, y: scores.mean(), None, LABELS),
+        (None, None, LABELS),
+        (nn.MSELoss(), positive, LABELS),
+        (nn.MSELoss(), 2.5, LABELS),
+    ],
+)
+def test_it_is_computed_in_the_graph_as_on_the_host(loss_fn, weight, label):
+    of = weight_in_graph("test", weight, loss_fn).of
+
+    @ms.jit
+    def computed(*columns):
+        return ops.cast(of(*columns), ms.float32)
+
+    expected = Weight("test", weight, "mean", loss_fn).counted((SCORES, label))
+    assert float(computed(SCORES, label)) == expected
+
+
+def test_it_varies_only_if_it_depends_on_values():
+    assert weight_in_graph("test", None, nn.CrossEntropyLoss()).varies
+    assert weight_in_graph("test", positive, None).varies
+    assert not weight_in_graph("test", None, nn.MSELoss()).varies
+    assert not weight_in_graph("test", 2.0, nn.CrossEntropyLoss()).varies
+
+
+def test_a_micro_batch_without_labels_does_no_harm():
+    """Its loss and its gradient are 0/0."""
+    micro_batches = numbers([4, 4, 4])
+    nothing = Tensor(np.full(4, -100, np.int32))
+
+    def trained(data):
+        network = network_of()
+        optimizer = nn.SGD(network.trainable_params(), 0.5)
+        step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, 3)
+        Model(step).train(1, dataset(data), callbacks=[FlushTail()])
+        assert (step.updates, step.skipped) == (1, 0)
+        return [parameter.asnumpy() for parameter in optimizer.parameters]
+
+    found = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
+    assert miss(found, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
+
+
+# What callbacks see
+
+
+def test_the_loss_is_that_of_the_window_so_far(capsys):
+    losses = Losses()
+    Trained().train(losses, LossMonitor())
+    ends = [2, 5, 6, 9, 12, 13]  # the last micro-batches of the windows
+    assert [losses.seen[end] for end in ends] == pytest.approx([r.loss for r in by_driver()[1]], rel=1e-5)
+    assert losses.steps == [(1 + (step > 7), step) for step in range(1, 15)]  # micro-batches are counted
+    shown = re.findall(r"epoch: (\d) step: (\d), loss is ([0-9.]+)", capsys.readouterr().out)
+    assert [(int(epoch), int(step)) for epoch, step, _ in shown] == [
+        *itertools.product((1, 2), range(1, 8)),
+    ]
+    assert [float(loss) for *_, loss in shown] == pytest.approx(losses.seen)
+
+
+class Sees(Callback):
+    """Keeps what the weights are when Model evaluates."""
+
+    def __init__(self, trained):
+        self.trained, self.evaluated, self.ended = trained, [], []
+
+    def on_eval_begin(self, run_context):
+        self.evaluated.append(self.trained.weights[0])
+
+    def on_train_epoch_end(self, run_context):
+        self.ended.append(self.trained.weights[0])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_tail_is_in_what_is_evaluated_and_saved(first, tmp_path):
+    found = Trained()
+    sees = Sees(found)
+    config = CheckpointConfig(save_checkpoint_steps=7)
+    others = [sees, ModelCheckpoint("mine", str(tmp_path), config), TimeMonitor()]
+    found.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
+    weights = by_driver(epochs=1)[0][0], by_driver()[0][0]
+    for epoch, expected in enumerate(weights):
+        assert miss([sees.evaluated[epoch]], [expected], rtol=1e-5, atol=1e-7) <= 1
+        saved = ms.load_checkpoint(str(tmp_path / f"mine-{epoch + 1}_7.ckpt"))
+        np.testing.assert_array_equal(saved["1.weight"].asnumpy(), sees.evaluated[epoch])
+    assert sorted(saved) == sorted(parameter.name for parameter in found.step.get_parameters())
+    assert not any("accum" in name or "train_step" in name for name in saved)
+    ms.load_param_into_net(network_of(), saved, strict_load=True)
+
+
+def test_early_stopping_and_restored_weights():
+    found = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
+    sees, stop = Sees(found), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    found.fit(sees, stop, FlushTail(), epochs=9)
+    epochs = len(sees.ended)
+    assert 1 < epochs < 9 and stop.stopped_epoch == epochs
+    np.testing.assert_array_equal(found.weights[0], sees.ended[-2])
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_reduce_lr_on_plateau(last):
+    """It needs `cb_params.optimizer`, which Model does not set for a train step."""
+    found = Trained(lr=1e-3)
+    reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
+    found.fit(*([FlushTail(), reduce] if last else [reduce, FlushTail()]), epochs=3)
+    assert float(found.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
+
+
+class Slope(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w, 1))
+
+
+def test_learning_rate_scheduler_and_lambda_callback():
+    """The rate that is used is that of the window's last micro-batch; the gradient is 1."""
+    network, seen = Slope(), []
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 2)
+    schedule = LearningRateScheduler(lambda lr, micro_batch: 1.0 / (micro_batch + 1))
+    ends = LambdaCallback(on_train_epoch_end=lambda context: seen.append(context.original_args().cur_step_num))
+    ones = [(Tensor(np.ones((4, 1), np.float32)),)] * 6
+    Model(step).train(1, dataset(ones), callbacks=[schedule, ends, FlushTail()])
+    assert -network.w.asnumpy() == pytest.approx(1 / 2 + 1 / 4 + 1 / 6)  # it acts after a micro-batch
+    assert seen == [6]
+
+
+def test_summary_collector_writes_the_loss(tmp_path):
+    losses = Losses()
+    collected = {"collect_metric": True}
+    collector = SummaryCollector(
+        str(tmp_path), collect_freq=1, collect_specified_data=collected, keep_default_action=False
+    )
+    Trained().train(losses, collector, epochs=1)
+    (name,) = (name for name in os.listdir(tmp_path) if name.endswith("_MS"))
+    data, found = (tmp_path / name).read_bytes(), {}
+    while data:  # each event is between its length with a checksum, and its own checksum
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        for value in event.summary.value:
+            found[event.step] = value.scalar_value
+        data = data[16 + size :]
+    assert [found[step] for step in range(1, 8)] == pytest.approx(losses.seen)
+
+
+# Resumed
+
+
+def resumable(folder, stop=None, epochs=2):
+    """Train, or go on; return what is left at the end, or None if it was stopped."""
+    found, micro_batch = Trained(), itertools.count(1)
+    data = dataset(numbers())
+    asked = None if stop is None else lambda: next(micro_batch) == stop
+    states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), found.step, data)
+    losses, callbacks = Losses(), [states, FlushTail()]
+    try:
+        found.model.train(epochs, data, callbacks=[losses, *callbacks], initial_epoch=states.initial_epoch)
+    except Stopped:
+        return losses.seen, None
+    left = digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters())
+    return losses.seen, (left, found.step.updates, losses.steps[-1])
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return resumable(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    "stops", [(1,), (5, 3), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(2, 14))]
+)
+def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
+    """Also inside a window, and at the end of an epoch."""
+    losses = []
+    for stop in (*stops, None):
+        seen, left = resumable(tmp_path, stop)
+        losses += seen
+    assert left == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
+
+
+def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
+    """The mutant of the test above: the window is lost."""
+    resumable(tmp_path, 4)
+    found, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+    found.step.accumulator.clear()
+    found.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
+    assert digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters()) != never_stopped[1][0]
+
+
+def test_other_settings_are_refused(tmp_path):
+    resumable(tmp_path, 4)
+    found = Trained(gradient_accumulation_steps=5)
+    with pytest.raises(ValueError, match="accumulate_step was 3 and is 5"):
+        SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, dataset(numbers()))
+
+
+# What is refused
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 0}, "'gradient_accumulation_steps' must be an int >= 1, but got 0"),
+        ({"clip_norm": -1.0}, "'clip_norm' must be a finite number > 0"),
+        ({"reduction": "none"}, "'reduction' must be one of 'mean', 'sum'"),
+        ({"weight": 0}, "'weight' must be a finite number > 0"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        Trained(**options)
+
+
+@pytest.mark.host
+def test_a_loss_is_no_network():
+    with pytest.raises(TypeError, match="'network' must be a Cell, or a Cell and its loss function, but got function"):
+        AccumulatedTrainStep(positive, nn.SGD(network_of().trainable_params(), 0.1))
+
+
+@pytest.mark.host
+def test_flush_tail_needs_the_step():
+    network = network_of()
+    model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep, but got .* Give Model"):
+        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+
+
+def test_a_micro_batch_is_looked_at():
+    with pytest.raises(ValueError, match="columns"):
+        Trained().train(micro_batches=[(x,) for x, _ in numbers()])
