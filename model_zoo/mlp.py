@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import nn
 
-from model_zoo._check import check_int
+from ._check import check_int
 
 
 class MLP(nn.Cell):

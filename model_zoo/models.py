@@ -16,7 +16,7 @@ class Model(NamedTuple):
 
     def make(self) -> Any:
         """Return a new network."""
-        return getattr(import_module(f"model_zoo.{self.module}"), self.kind)()
+        return getattr(import_module(f".{self.module}", __package__), self.kind)()
 
 
 MODELS = {

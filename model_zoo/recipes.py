@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from model_zoo.models import MODELS
+from .models import MODELS
 
 
 class Recipe(NamedTuple):

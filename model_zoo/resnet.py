@@ -7,7 +7,7 @@ from typing import Any
 from mindspore import nn
 from mindspore.common.initializer import HeNormal
 
-from model_zoo._check import check_int
+from ._check import check_int
 
 # (channels, stride of the first block) of each stage; a stage is two blocks.
 _STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple, Optional
 
-from model_zoo._check import DataError
+from .._check import DataError
 
 # Size and SHA-256 of a file; None for a SHA-256 that nobody has published.
 Fingerprint = tuple[int, Optional[str]]

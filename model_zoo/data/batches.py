@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo._check import check_int
-from model_zoo.data.augment import Moves, draw_moves, move
-from model_zoo.data.images import Split
+from .._check import check_int
+from .augment import Moves, draw_moves, move
+from .images import Split
 
 _SAMPLE = 512
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_zoo._check import DataError, check_folder, locate, quote
-from model_zoo.data.images import Split
+from .._check import DataError, check_folder, locate, quote
+from .images import Split
 
 SIDE, CHANNELS, CLASSES = 32, 3, 10
 RECORD = 1 + CHANNELS * SIDE * SIDE

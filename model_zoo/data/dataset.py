@@ -7,12 +7,12 @@ from os import PathLike
 import mindspore as ms
 from mindspore.dataset import GeneratorDataset
 
-from model_zoo._check import check_bool, check_choice, check_int, check_path
-from model_zoo.data.batches import Batches, Epochs, Order
-from model_zoo.data.cifar import SIDE, load_cifar10
-from model_zoo.data.digits import load_digits_split
-from model_zoo.data.images import Split
-from model_zoo.data.mnist import load_mnist
+from .._check import check_bool, check_choice, check_int, check_path
+from .batches import Batches, Epochs, Order
+from .cifar import SIDE, load_cifar10
+from .digits import load_digits_split
+from .images import Split
+from .mnist import load_mnist
 
 _NAME = "create_dataset"
 

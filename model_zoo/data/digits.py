@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_zoo.data.images import Split
+from .images import Split
 
 TEST_ROWS = 360
 # Mean and standard deviation of the 1,437 training images. MNIST's constants would not do: these

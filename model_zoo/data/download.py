@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 from urllib.parse import urlsplit
 
-from model_zoo._check import DataError, check_path, check_seconds, quote
-from model_zoo.data import cifar, mnist
-from model_zoo.data.archive import Files, Fingerprint, bound_of, copy, pieces_of, rejected, unpack_tar, unpack_zip
-from model_zoo.data.fetch import fetch
+from .._check import DataError, check_path, check_seconds, quote
+from . import cifar, mnist
+from .archive import Files, Fingerprint, bound_of, copy, pieces_of, rejected, unpack_tar, unpack_zip
+from .fetch import fetch
 
 
 class Source(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from model_zoo.data.archive import Fingerprint, copy
+from .archive import Fingerprint, copy
 
 # Must arrive within `stall_seconds`; with single bytes, a slow server could take years.
 _PIECE = 8192

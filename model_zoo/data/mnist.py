@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from model_zoo._check import DataError, check_folder, locate, quote
-from model_zoo.data.cifar import holds_cifar10
-from model_zoo.data.images import Split
+from .._check import DataError, check_folder, locate, quote
+from .cifar import holds_cifar10
+from .images import Split
 
 SIDE, CLASSES = 28, 10
 # The constants of MindSpore's tutorials: mean and standard deviation of MNIST's training pixels.
