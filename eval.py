@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from model_zoo import MODELS
 from ms_accum.program.flags import Parser, place
 from ms_accum.program.main import CHECKPOINT, DATA, USAGE, begin, exit_code, run
+from ms_accum.zoo import MODELS
 
 
 def flags() -> Parser:
@@ -26,12 +26,12 @@ if __name__ == "__main__":
 
 from mindspore import nn
 
-from model_zoo import DataError, create_dataset
-from model_zoo.recipes import dataset_for
 from ms_accum import evaluate, tune_cpu
 from ms_accum.program.plan import show_accuracy, show_runtime
 from ms_accum.program.steps import choose_device
 from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
+from ms_accum.zoo import DataError, create_dataset
+from ms_accum.zoo.recipes import dataset_for
 
 
 def model_of(path: str) -> str:

@@ -6,11 +6,11 @@ import sys
 from functools import partial
 from typing import Any
 
-from model_zoo import MODELS, OPTIMIZERS, RECIPES
-from model_zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
 from ms_accum.program.flags import Parser, number, whole
 from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
 from ms_accum.program.settings import Settings
+from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
+from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
 
 
 def flags() -> Parser:
@@ -45,11 +45,11 @@ if __name__ == "__main__":
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
 from ms_accum import GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
 from ms_accum.evaluation import evaluate_together
 from ms_accum.program import plan, steps
 from ms_accum.ranks.parallel import comes_first
+from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
 
 
 def download(settings: Settings) -> None:

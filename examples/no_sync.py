@@ -6,8 +6,8 @@ python -m ms_accum.launch --nproc 2 -m examples.no_sync     (alone: python -m ex
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo import LeNet5, create_dataset
 from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group, tune_cpu
+from ms_accum.zoo import LeNet5, create_dataset
 
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)

@@ -35,7 +35,7 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
 
     Examples:
         >>> from ms_accum import evaluate
-        >>> from model_zoo import LeNet5, create_dataset
+        >>> from ms_accum.zoo import LeNet5, create_dataset
         >>> correct, total = evaluate(LeNet5(), create_dataset(batch_size=60, usage="test"))
         >>> total
         360

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from .commands import PROGRAMS
 from .program.main import DISK, USAGE
 from .program.signals import CODES, WORDS, Asked, heard
 from .program.streams import open_streams
@@ -252,12 +253,8 @@ def flags() -> Parser:
     parser = Parser(usage=usage, description="Run several processes of one program.", allow_abbrev=False)
     add, shown = parser.add_argument, "default: %(default)s"
     add("--nproc", type=whole, metavar="N", default=1, help=f"how many processes, {shown}")
-    add(
-        "--log_dir",
-        type=os.path.expanduser,
-        metavar="DIR",
-        help="folder of the ranks' logs, default: a new one in 'logs'",
-    )
+    what = "folder of the ranks' logs, default: a new one in 'logs'"
+    add("--log_dir", type=os.path.expanduser, metavar="DIR", help=what)
     what = "what the others have to end in when one has ended badly"
     add("--grace", type=seconds, metavar="SECONDS", default=20.0, help=f"{what}, default: 20")
     add("-m", dest="module", action="store_true", help="the program is a module")
@@ -283,12 +280,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_streams()
     parser = flags()
     args = parser.parse_args(argv)
-    if not args.module and not os.path.isfile(args.command[0]):
-        parser.error(f"argument script.py: '{args.command[0]}' is no file")
+    name, *own = args.command
+    script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
+    if not (args.module or os.path.isfile(script[0])):
+        parser.error(f"argument script.py: '{name}' is no file")
     try:
         logs = log_folder(args.log_dir, args.nproc)
         say(f"{'ranks':16} {args.nproc}, logs in {logs}")
-        return launch([*(["-m"] if args.module else []), *args.command], args.nproc, logs, args.grace)
+        return launch([*script, *own], args.nproc, logs, args.grace)
     except OSError as error:
         complain(f"the job can't be started: {error}")
         return DISK

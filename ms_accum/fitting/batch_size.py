@@ -12,7 +12,7 @@ from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from .. import _check
 from ..ranks.parallel import is_launched
 from . import amounts
-from .trials import Trial, available_memory, on_host, run_trial
+from .trials import Trial, available_memory, on_host, peak_of, run_trial
 
 RULES = ("linear", "sqrt")
 
@@ -112,7 +112,8 @@ def find_micro_batch_size(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or not even 1 row fits; the message has the memory that 1 row needs.
-        RuntimeError: If a trial fails for another reason than memory, or a launcher started this process.
+        RuntimeError: If a trial fails for another reason than memory, a launcher started this process, or the
+            device is the CPU and the system is not Linux.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -121,7 +122,7 @@ def find_micro_batch_size(
         >>> import mindspore as ms
         >>> from mindspore import nn
         >>> from ms_accum import GradientAccumulation, find_micro_batch_size
-        >>> from model_zoo import MLP, create_dataset
+        >>> from ms_accum.zoo import MLP, create_dataset
         >>> def trial(rows):
         ...     ms.set_context(mode=ms.GRAPH_MODE)
         ...     net = MLP()
@@ -141,6 +142,8 @@ def find_micro_batch_size(
     rows = _check.positive_int(owner, "effective_batch", effective_batch)
     if is_launched():  # otherwise all ranks would run trials at once, in the same memory
         raise RuntimeError(f"For '{owner}', the process must be alone. Run it once, and give all ranks what it finds.")
+    if on_host() and not peak_of("self"):
+        raise RuntimeError(f"For '{owner}', the system must be Linux, to measure the memory of a process on CPU.")
     limit = _limit(owner, memory_budget)
     trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
     fitting = [tried for tried in trials if tried.fits]

@@ -42,7 +42,7 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
 
     Examples:
         >>> from ms_accum import tune_cpu
-        >>> from model_zoo import MLP
+        >>> from ms_accum.zoo import MLP
         >>> settings = tune_cpu(MLP())
         >>> tune_cpu(MLP())
         {}

@@ -25,6 +25,7 @@ _SECONDS = 0.01
 # Bytes above the limit at which a trial ends itself, in case its parent does not; and bytes above the limit that it may
 # map: this counts also unused memory, such as MindSpore's pools of a gigabyte each, and stacks.
 _SLACK, _MAPPED = 2**28, 2**32
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 
 
 class Trial(NamedTuple):
@@ -44,7 +45,7 @@ def on_host() -> bool:
 
 
 def peak_of(process: int | str) -> int:
-    """Return the peak memory of a process so far, in bytes; 0 if the process has ended."""
+    """Return the peak memory of a process so far, in bytes; 0 if it has ended, and on other systems than Linux."""
     # Not ru_maxrss: a child process inherits its parent's value.
     return _kilobytes(f"/proc/{process}/status", "VmHWM")
 
@@ -80,7 +81,7 @@ def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | N
             process.kill()
             process.join()
             receiver.close()
-        if end == "died" and (process.exitcode == -signal.SIGKILL or says_out_of_memory(log.read())):
+        if end == "died" and (process.exitcode == -_KILL or says_out_of_memory(log.read())):
             end = "memory"
     if end == "peak":
         return Trial(rows, facts[0], limit is None or facts[0] <= limit)
@@ -139,7 +140,7 @@ def _keep_below(limit: int) -> None:
     """Kill this process when its peak memory exceeds `limit` bytes."""
     while peak_of("self") <= limit:
         time.sleep(_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), _KILL)
 
 
 def _map_no_more_than(limit: int) -> None:

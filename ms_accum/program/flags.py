@@ -8,19 +8,21 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, Callable, NoReturn
-
-import yaml
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from ..fitting.amounts import RULE, from_text
 from ..window.ends import TAILS
 from .main import USAGE, Failure, exit_code
+
+if TYPE_CHECKING:
+    import yaml
 
 AUTO = "auto"
 MINI_STEPS = 4
 _TINY, _HUGE = 2.0**-126, 2.0**127
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _TAG = "tag:yaml.org,2002:"
+_TRUE = ("yes", "true", "on")
 _SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
 
 
@@ -121,7 +123,7 @@ def _flags_of(path: str, parser: Parser) -> list[str]:
             hint = _hint(key, known) or f"; known are {', '.join(sorted(known))}"
             raise Failure(f"'{path}' has the unknown key '{key}'{hint}", USAGE)
         if value.tag == f"{_TAG}bool" and known[key].nargs in (0, "?"):
-            flags += [f"--{key}"] if yaml.SafeLoader.bool_values[value.value.lower()] else []
+            flags += [f"--{key}"] if value.value.lower() in _TRUE else []
         elif value.tag != f"{_TAG}null":
             flags.append(f"--{key}={value.value}")
     return flags
@@ -132,6 +134,10 @@ def _read_yaml(path: str) -> dict[str, yaml.ScalarNode]:
 
     Nested lists, with which a few lines can fill the memory, and Python objects are never constructed.
     """
+    try:
+        import yaml  # only --config needs it
+    except ImportError as error:
+        raise Failure("argument --config: needs PyYAML. Run: pip install PyYAML", USAGE) from error
     try:
         with open(path, encoding="utf-8") as file:
             root = yaml.compose(file, Loader=yaml.SafeLoader)

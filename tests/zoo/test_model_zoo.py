@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import subprocess
@@ -202,8 +203,11 @@ def test_examples_run(module):
 
 
 def imports_of(module):
-    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
-    names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    """Return the absolute names of the modules from which a module imports."""
+    found = importlib.import_module(module)
+    tree = ast.parse(inspect.getsource(found))
+    froms = ["." * n.level + (n.module or "") for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    names = [importlib.util.resolve_name(name, found.__package__) for name in froms]
     return names + [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
 
 

@@ -1,0 +1,50 @@
+"""Where is the zoo in a clone?
+
+In the folder `model_zoo`, which is installed in the place of this one. Each module is loaded once, by whichever of its
+two names it is imported: loaded twice, there would be two `DataError`s, and `except` would catch one of them.
+"""
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+_NAME, _FACE = "model_zoo", Path(__file__).resolve().parents[2] / "model_zoo" / "__init__.py"
+
+
+class _SecondName:
+    """Finds `ms_accum.zoo.lenet` as `model_zoo.lenet`."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        return ModuleSpec(name, self) if name.startswith(f"{__name__}.") else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make a module, which is thrown away."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(_NAME + module.__name__[len(__name__) :])
+
+
+def _is_ours() -> bool:
+    """Return whether `model_zoo` is the clone's: a user's folder may have one that comes first."""
+    found = find_spec(_NAME)
+    return found is not None and found.origin is not None and Path(found.origin).resolve() == _FACE
+
+
+def _load() -> ModuleType:
+    """Load the clone's folder as `ms_accum.zoo`."""
+    spec = spec_from_file_location(__name__, _FACE)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"there is no '{_FACE}'")
+    module = sys.modules[__name__] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if _is_ours():
+    sys.meta_path.insert(0, _SecondName())  # type: ignore[arg-type]
+    sys.modules[__name__] = import_module(_NAME)
+else:
+    _load()
