@@ -1,0 +1,107 @@
+"""Does it import and train without what only Linux, or no Windows, has?
+
+MindSpore has wheels for macOS and Windows. Neither system is at hand, so what they lack is taken away here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ms_accum.fitting import batch_size
+from ms_accum.saving import files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# MindSpore and the standard library are imported first: they have their own ways on other systems.
+WITHOUT = """
+import asyncio, ctypes, io, multiprocessing.context, os, runpy, shutil, signal, socket, subprocess, sys, tempfile
+import mindspore, mindspore.dataset, numpy, safetensors.numpy, sklearn.datasets, filelock, tqdm
+sys.path.insert(0, {root!r})
+
+for name in ("fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty", "syslog"):
+    sys.modules[name] = None
+for name in (
+    "alarm", "pthread_kill", "pthread_sigmask", "setitimer", "sigpending", "sigwait", "sigtimedwait", "siginterrupt",
+    "SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGURG", "SIGUSR1", "SIGUSR2",
+):
+    vars(signal).pop(name, None)
+for name in (
+    "fchmod", "fchown", "fork", "getloadavg", "getpgid", "getpriority", "getresuid", "getsid", "killpg", "mkfifo",
+    "nice", "posix_fadvise", "posix_spawn", "pread", "pwrite", "sched_getaffinity", "sched_setaffinity", "setpgid",
+    "setsid", "statvfs", "sync", "sysconf", "uname", "wait4",
+):
+    vars(os).pop(name, None)
+
+opened = io.open
+def no_proc(path, *how, **options):
+    if str(path).startswith(("/proc", "/sys", "/dev/shm")):
+        raise FileNotFoundError(f"the program reads {{path}}")
+    return opened(path, *how, **options)
+io.open = __import__("builtins").open = no_proc
+
+loaded = ctypes.CDLL
+def no_libc(name, *how, **options):
+    if name is None or str(name).endswith((".so", ".so.6")):
+        raise OSError(f"the program loads {{name}}")
+    return loaded(name, *how, **options)
+ctypes.CDLL = no_libc
+"""
+IMPORT = """
+import pkgutil, importlib, ms_accum, model_zoo
+for package in (ms_accum, model_zoo):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(len(ms_accum.__all__) == len([getattr(ms_accum, name) for name in ms_accum.__all__]))
+"""
+TRAIN = """
+quick = ("--model=mlp", "--batch_size=256", "--output_dir=out")
+for program, *flags in (
+    ("train.py", *quick, "--epochs=1", "--save_every=1", "--keep_best"),
+    ("train.py", *quick, "--epochs=2", "--resume", "--allow_config_change"),
+    ("eval.py", "--ckpt_path=out/gradient_accumulation.ckpt"),
+):
+    sys.argv = [program, *flags]
+    try:
+        runpy.run_path(os.path.join({root!r}, program), run_name="__main__")
+    except SystemExit as end:
+        print(program, "ended with", end.code)
+"""
+
+
+def run(program, folder):
+    source = (WITHOUT + program).format(root=str(ROOT))
+    return subprocess.run(
+        [sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_everything_imports(tmp_path):
+    done = run(IMPORT, tmp_path)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_the_programs_train_save_resume_and_evaluate(tmp_path):
+    done = run(TRAIN, tmp_path)
+    ends = [line for line in done.stdout.splitlines() if "ended with" in line]
+    assert ends == [f"{program} ended with 0" for program in ("train.py", "train.py", "eval.py")], done.stderr
+    assert (tmp_path / "out" / "gradient_accumulation.best.ckpt").is_file()
+
+
+@pytest.mark.host
+def test_a_micro_batch_is_not_sought_where_memory_cannot_be_measured(monkeypatch):
+    monkeypatch.setattr(batch_size, "peak_of", lambda process: 0)
+    with pytest.raises(RuntimeError, match="the system must be Linux"):
+        batch_size.find_micro_batch_size(print, 8, memory_budget="1GiB")
+
+
+@pytest.mark.host
+def test_a_folder_that_cannot_be_opened_is_not_flushed(monkeypatch, tmp_path):
+    def cannot(path, mode):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files.os, "open", cannot)
+    files._flush(str(tmp_path), files.os.O_RDONLY)

@@ -1,0 +1,184 @@
+"""Does what is installed have what pyproject.toml says, and is it found by its names?"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11; pytest brings it
+    import tomli as tomllib
+
+import ms_accum
+from ms_accum import commands, launch
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, SETUPTOOLS = CONFIG["project"], CONFIG["tool"]["setuptools"]
+EXTRAS = PROJECT["optional-dependencies"]
+# Requirements by what is imported, where the names differ.
+DISTRIBUTIONS = {"google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+
+
+def lines(name):
+    return (ROOT / name).read_text(encoding="utf-8").splitlines()
+
+
+def names(requirements):
+    return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+
+
+def folder_of(package):
+    """Return the folder of an installed package in the clone: its own, or that of the nearest one above it."""
+    for name in (package, package.rpartition(".")[0]):
+        if name in SETUPTOOLS["package-dir"]:
+            return ROOT / SETUPTOOLS["package-dir"][name] / package[len(name) + 1 :].replace(".", "/")
+    return ROOT / package.replace(".", "/")
+
+
+def third_party(path, everywhere):
+    """Return what a file imports of others: when it is imported itself, or anywhere."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if everywhere else tree.body
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    nodes = ast.walk(tree) if everywhere else tree.body
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    roots = {name.split(".")[0] for name in found} - {"ms_accum", "model_zoo"}
+    return {DISTRIBUTIONS.get(name, name) for name in roots if name not in STANDARD}
+
+
+STANDARD = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
+SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *ROOT.glob("*.py")])
+
+
+# pyproject.toml
+
+
+def test_the_version_is_written_twice_and_is_the_same():
+    assert PROJECT["version"] == ms_accum.__version__
+
+
+def test_requirements_are_those_of_the_package_its_examples_and_tests():
+    assert lines("requirements.txt") == PROJECT["dependencies"] + EXTRAS["examples"] + EXTRAS["test"]
+    assert ["ms-accum[examples,test]", *lines("requirements-dev.txt")] == EXTRAS["dev"]
+
+
+@pytest.mark.skipif(STANDARD is None, reason="Python 3.9 does not list its own modules")
+def test_what_is_imported_is_required():
+    at_once = set().union(*(third_party(path, everywhere=False) for path in SOURCES))
+    assert at_once == names(PROJECT["dependencies"])
+    anywhere = set().union(*(third_party(path, everywhere=True) for path in SOURCES))
+    assert anywhere - at_once == names(EXTRAS["examples"])
+
+
+def test_every_package_is_installed_and_there_is_one_at_the_top():
+    folders = {path.parent for package in ("ms_accum", "model_zoo") for path in (ROOT / package).rglob("*.py")}
+    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == folders - {ROOT / "ms_accum" / "zoo"}
+    assert {name.split(".")[0] for name in SETUPTOOLS["packages"] + SETUPTOOLS["py-modules"]} == {"ms_accum"}
+
+
+def test_the_files_that_are_no_modules_are_installed():
+    patterns = SETUPTOOLS["package-data"]
+    for package in SETUPTOOLS["packages"]:
+        others = {path.name for path in folder_of(package).iterdir() if path.is_file() and path.suffix != ".py"}
+        assert others == set(patterns.get(package, ())), package
+
+
+def test_the_programs_are_installed():
+    files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
+    assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in commands.PROGRAMS.values()}
+    assert set(commands.PROGRAMS.values()) == {str(ROOT / name) for name in files}
+    assert set(PROJECT["scripts"]) == {*commands.PROGRAMS, "ms-accum-launch"}
+    for place in PROJECT["scripts"].values():
+        module, _, function = place.partition(":")
+        assert callable(getattr({"ms_accum.commands": commands, "ms_accum.launch": launch}[module], function))
+
+
+def test_the_pythons_are_one_range():
+    low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
+    named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
+    assert [int(found[1]) for found in named if found] == list(range(low, high))
+
+
+# The zoo's second name
+
+
+def python(program, cwd, **environment):
+    """Run a program in a folder, with the clone on the path as when it is installed: after what is the user's."""
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_both_names_of_the_zoo_are_one_package():
+    import model_zoo._check
+    import model_zoo.data.mnist
+    import ms_accum.zoo.data.mnist
+    from ms_accum.zoo import DataError
+    from ms_accum.zoo.recipes import RECIPES
+
+    assert ms_accum.zoo is model_zoo and ms_accum.zoo.data.mnist is model_zoo.data.mnist
+    assert DataError is model_zoo._check.DataError and RECIPES is model_zoo.RECIPES
+    with pytest.raises(ModuleNotFoundError, match="model_zoo.nothing"):
+        import ms_accum.zoo.nothing  # noqa: F401
+
+
+@pytest.mark.parametrize("theirs", ["model_zoo.py", "model_zoo/__init__.py"])
+def test_a_users_own_model_zoo_is_not_taken_for_ours(theirs, tmp_path):
+    (tmp_path / theirs).parent.mkdir(exist_ok=True)
+    (tmp_path / theirs).write_text("mine = 1\n", encoding="utf-8")
+    done = python(
+        "from ms_accum.zoo import MODELS, DataError; from ms_accum.zoo.data.images import Split; import model_zoo; "
+        "print(model_zoo.mine, DataError.__module__, Split.__module__, MODELS['mlp'].image_size)",
+        tmp_path,
+    )
+    assert done.stdout == "1 ms_accum.zoo._check ms_accum.zoo.data.images 28\n", done.stderr
+
+
+# Console scripts
+
+RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.commands import {2} as run; run()"
+
+
+@pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
+def test_a_console_script_has_its_name_and_imports_nothing_of_the_users(name, function, tmp_path):
+    for theirs in ("train.py", "eval.py", "model_zoo.py", "mindspore.py"):
+        (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
+    done = python(RUN.format(name, "--help", function), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [-h] ")
+    done = python(RUN.format(name, "--epoch_s=1", function), tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: unrecognized arguments: --epoch_s=1")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Return the list of the commands that the launcher would run."""
+    commands_run = []
+    monkeypatch.setattr(launch, "launch", lambda command, *how: commands_run.append(command) or 0)
+    return commands_run
+
+
+def test_the_launcher_finds_a_console_script_by_its_name(launched):
+    assert launch.main(["--nproc=2", "ms-accum-train", "--epochs", "1"]) == 0
+    assert launched == [[str(ROOT / "train.py"), "--epochs", "1"]]
+
+
+def test_the_launcher_takes_a_file_of_that_name_and_a_module(launched, tmp_path):
+    (tmp_path / "ms-accum-train").touch()
+    assert launch.main(["ms-accum-train", "x"]) == launch.main(["-m", "ms-accum-train"]) == 0
+    assert launched == [["ms-accum-train", "x"], ["-m", "ms-accum-train"]]
+
+
+def test_a_config_without_pyyaml_is_one_line(tmp_path):
+    (tmp_path / "run.yaml").write_text("epochs: 1\n", encoding="utf-8")
+    (tmp_path / "yaml.py").write_text("raise ImportError('not installed')\n", encoding="utf-8")
+    done = python(RUN.format("train", "--config=run.yaml", "train"), tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: argument --config: needs PyYAML. Run: pip install PyYAML\n"
