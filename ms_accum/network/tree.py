@@ -28,9 +28,13 @@ def _of_tensors(*others: str) -> Callable[[Callable], Any]:
     return made
 
 
+# Before MindSpore 2.8 `mul_` leaves its operand unchanged on CPU, in graphs too, and nothing is said.
+_WRITES = tuple(int(part) for part in ms.__version__.split(".")[:2]) >= (2, 8)
+
+
 def _has_in_place() -> bool:
     level = (ms.get_context("jit_config") or {}).get("jit_level")
-    return ms.get_context("device_target") != "GPU" and level != "O2"
+    return _WRITES and ms.get_context("device_target") != "GPU" and level != "O2"
 
 
 class _InPlace(ops.constexpr(_has_in_place, get_instance=False)):  # type: ignore[misc]

@@ -1,0 +1,291 @@
+"""Does what is built install into a fresh environment, and work there from another folder?
+
+The oldest setuptools that pyproject.toml allows, and the newest, build the sdist and, from it, the wheel. MindSpore is
+not installed again: the fresh environment sees the packages of this one behind its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ms_accum
+from ms_accum import zoo
+
+pytestmark = [pytest.mark.slow, pytest.mark.several]
+ROOT = Path(__file__).resolve().parents[1]
+# What builds, trains and tests leave in a clone.
+LEFT = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "out", "logs", "states", "*.ckpt"
+)
+OLDEST = re.search(r'"setuptools>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+BIN = "Scripts" if os.name == "nt" else "bin"
+THEIRS = ("train.py", "eval.py", "model_zoo.py", "zoo.py", "program.py", "benchmarks.py")
+
+
+def run(*command, cwd, status=0, **environment):
+    """Run a command and return its output."""
+    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**known, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def environment_in(folder, *, sees_ours=False):
+    """Make an environment with pip and return its folder of programs."""
+    venv.create(folder, with_pip=True)
+    if sees_ours:
+        own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+        Path(own, "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    return folder / BIN
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """Return a function that builds with a version of setuptools, once: the folder of the files, what was printed."""
+
+    @functools.cache
+    def made(version):
+        folder = tmp_path_factory.mktemp("build")
+        python = environment_in(folder / "environment") / "python"
+        command = [python, "-m", "pip", "install", "--upgrade", f"setuptools{version}", "build"]
+        got = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        if got.returncode:
+            pytest.skip(f"no package index: {got.stderr.strip().splitlines()[-1]}")
+        shutil.copytree(ROOT, folder / "clone", ignore=LEFT)
+        printed = run(python, "-m", "build", "--no-isolation", cwd=folder / "clone")
+        return folder / "clone" / "dist", printed
+
+    return made
+
+
+@pytest.fixture(params=[f"=={OLDEST}", ""], ids=["oldest setuptools", "newest setuptools"])
+def built(request, build):
+    """The folder of an sdist and of the wheel made from it, and what the build printed."""
+    return build(request.param)
+
+
+@pytest.fixture(scope="module")
+def installed(build, tmp_path_factory):
+    """The programs of a fresh environment, and a folder of a user's whose files have the names of ours."""
+    folder = tmp_path_factory.mktemp("installed")
+    programs = environment_in(folder / "environment", sees_ours=True)
+    (wheel,) = build(f"=={OLDEST}")[0].glob("*.whl")
+    run(programs / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    home = folder / "home"
+    home.mkdir()
+    for name in THEIRS:
+        (home / name).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
+    return programs, home
+
+
+def right(printed):
+    """Return the number of right answers that a program printed."""
+    return re.findall(r"\b(\d+)/360\b", printed)[-1]
+
+
+QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2")
+
+
+# What is built
+
+
+def test_nothing_is_deprecated(built):
+    assert re.findall(r".*(?:[Dd]eprecat|SetuptoolsWarning).*", built[1]) == []
+
+
+def test_the_wheel_has_one_package_and_all_of_it(built):
+    (wheel,) = built[0].glob("ms_accum-*-py3-none-any.whl")
+    files = set(zipfile.ZipFile(wheel).namelist())
+    facts = f"ms_accum-{ms_accum.__version__}.dist-info"
+    assert {name.split("/")[0] for name in files} == {"ms_accum", facts}
+    own = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ms_accum").rglob("*.py*") if p.suffix in (".py", ".pyi")}
+    own = {name for name in own if not name.startswith("ms_accum/zoo/")} | {"ms_accum/py.typed"}
+    zoo_files = [path.relative_to(ROOT / "model_zoo") for path in (ROOT / "model_zoo").rglob("*.py*")]
+    own |= {f"ms_accum/zoo/{path.as_posix()}" for path in zoo_files if path.suffix in (".py", ".pyi")}
+    own |= {"ms_accum/scripts/train.py", "ms_accum/scripts/eval.py"}
+    assert {name for name in files if not name.startswith(facts)} == own
+    assert f"{facts}/licenses/LICENSE" in files
+
+
+def test_the_metadata_are_complete(built):
+    (wheel,) = built[0].glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        text = file.read(f"ms_accum-{ms_accum.__version__}.dist-info/METADATA").decode()
+    fields = text.partition("\n\n")[0].splitlines()
+    assert {"Name: ms-accum", f"Version: {ms_accum.__version__}", "License-Expression: Apache-2.0"} <= set(fields)
+    needed = {re.match(r"Requires-Dist: ([\w-]+)", field)[1] for field in fields if field.startswith("Requires-Dist")}
+    needed -= {re.match(r"Requires-Dist: ([\w-]+)", f)[1] for f in fields if "extra ==" in f}
+    assert needed == {"mindspore", "numpy", "protobuf", "safetensors", "filelock", "tqdm"}
+    assert not [field for field in fields if field.startswith("Dynamic: ") and "license-file" not in field]
+
+
+# What is installed
+
+
+def test_it_trains_evaluates_and_launches(installed):
+    programs, home = installed
+    trained = run(programs / "ms-accum-train", *QUICK, "--output_dir=one", cwd=home)
+    ckpt = "--ckpt_path=one/gradient_accumulation.ckpt"
+    assert right(run(programs / "ms-accum-eval", ckpt, cwd=home)) == right(trained)
+    launch = (programs / "ms-accum-launch", "--nproc=2", "--log_dir=logs")
+    two = run(*launch, "ms-accum-train", *QUICK, "--output_dir=two", cwd=home)
+    assert right(two) and "[0] " in two and "x 2 ranks" in two
+    again = run(*launch, programs / "ms-accum-train", *QUICK, "--output_dir=path", cwd=home)
+    module = run(*launch, "-m", "ms_accum.scripts.train", *QUICK, "--output_dir=module", cwd=home)
+    assert right(two) == right(again) == right(module)
+
+
+def test_trials_in_processes_of_their_own_find_the_program(installed):
+    programs, home = installed
+    flags = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--batch_size=auto", "--memory_budget=4GiB")
+    assert "256 rows x 1" in run(programs / "ms-accum-train", *flags, "--output_dir=auto", cwd=home)
+
+
+def test_wrong_flags_are_one_line_before_mindspore_is_imported(installed):
+    programs, home = installed
+    (home / "mindspore.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    printed = run(programs / "ms-accum-train", "--epoch_s=1", cwd=home, status=2, PYTHONPATH=str(home))
+    (home / "mindspore.py").unlink()
+    assert printed.startswith("error: unrecognized arguments: --epoch_s=1") and printed.count("\n") == 1
+
+
+PROGRAM = """
+from pathlib import Path
+
+import ms_accum
+from mindspore import nn
+from ms_accum import GradientAccumulation
+from ms_accum.zoo import MLP, create_dataset
+
+network = MLP()
+dataset = create_dataset(batch_size=256, image_size=28)
+model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Adam(network.trainable_params()))
+model.train_process(1, dataset, 2, report=(), ckpt_path=None)
+print(model.updates, Path(ms_accum.__file__).parent, Path(ms_accum.zoo.__file__).parent)
+"""
+
+
+def test_a_users_program_imports_what_is_installed(installed):
+    programs, home = installed
+    (home / "mine.py").write_text(PROGRAM, encoding="utf-8")
+    updates, package, networks = run(programs / "python", "mine.py", cwd=home).splitlines()[-1].split()
+    assert updates == "3" and Path(package).is_relative_to(programs.parent) and Path(networks) == Path(package, "zoo")
+
+
+# Types
+
+TYPED = """
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ms_accum
+from ms_accum import {names}
+from ms_accum.zoo import {zoo}
+from mindspore import Tensor, nn
+
+network = LeNet5()
+optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+loss_fn = nn.CrossEntropyLoss()
+dataset = create_dataset(batch_size=32, usage="train")
+states = Checkpointer("states", every=10, resume="auto", score=lambda: 0.5)
+model = GradientAccumulation(network, loss_fn, optimizer, clip_norm=1.0, tail="carry")
+model.train_process(2, dataset, 4, checkpointer=states, report=())
+planned: int | None = model.planned_updates(2, dataset, 4)
+counts: tuple[int, int] = evaluate(network, dataset)
+accumulator = Accumulator(optimizer, 4, clip_norm=1.0, reduction="mean")
+accumulator((Tensor(1.0),), 32)
+updated: bool = accumulator.updated
+number: int = accumulator.updates + accumulator.skipped
+accumulator.flush()
+sums = (Tensor(1.0),)
+forward = TrainForwardBackward(network, optimizer, sums)
+forward.construct(Tensor(1.0), weight=32)
+TrainOptim(optimizer, sums, clip_norm=1.0).construct()
+TrainClear(sums).construct()
+group: Group = own_group()
+summed: list[int] = total([group.rank, group.size], group)
+report: MemoryReport = memory_report(network, optimizer, mini_steps=4)
+size: int = report.total
+found: MicroBatch = find_micro_batch_size(lambda rows: None, 128, memory_budget="2GiB")
+rows: int = found.micro_batch_size + found.trials[0].rows
+chosen: dict[str, str] = tune_cpu(network)
+pieces: Iterator[tuple[object, ...]] = split_batch((Tensor(1.0), Tensor(2.0)), 32)
+windows: int = updates_per_epoch(45, 4, "drop")
+rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt")
+sharded = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.001), network.trainable_params())
+
+
+def show(record: UpdateRecord) -> str:
+    return f"{{record.update + record.samples}} {{record.loss + record.seconds}} {{ms_accum.__version__.upper()}}"
+
+
+try:
+    image_size: int = MODELS["mlp"].image_size + RECIPES["mnist"].epochs
+    folder: str = download_mnist("data", DEFAULT_URL) + download_cifar10("data") + DOWNLOADS["mnist"]("data")
+    made: object = make_optimizer(OPTIMIZERS[0], network.trainable_params(), lr=0.1, momentum=0.9, weight_decay=0.0)
+    networks: tuple[object, ...] = (MLP(), ResNet18(num_class=10))
+except (Stopped, CheckpointError, DataError) as error:
+    print(error)
+"""
+WRONG = """
+from ms_accum import GradientAccumulation, Group, own_group, split_batch, updates_per_epoch
+from ms_accum.zoo import LeNet5, create_dataset
+
+updates_per_epoch("45", 4)  # arg-type
+split_batch((1,), "32")  # arg-type
+GradientAccumulation(None, None, None, clip="1")  # call-arg
+rank: str = own_group().rank  # assignment
+own_group().ranks  # attr-defined
+LeNet5(num_class="ten")  # arg-type
+create_dataset(batch_size=3.5)  # arg-type
+"""
+MYPY = "[mypy]\nstrict = true\n[mypy-mindspore.*]\nignore_missing_imports = true\n"
+
+
+@pytest.fixture(scope="module")
+def checked(installed):
+    """Return a function that runs mypy --strict on a program, with what is installed, and returns what it prints."""
+    pytest.importorskip("mypy")
+    programs, home = installed
+    (home / "mypy.ini").write_text(MYPY, encoding="utf-8")
+
+    def check(source, status):
+        (home / "typed.py").write_text(source, encoding="utf-8")
+        command = (sys.executable, "-m", "mypy", "--config-file=mypy.ini", "--cache-dir=types", "--python-executable")
+        return run(*command, programs / "python", "typed.py", cwd=home, status=status)
+
+    return check
+
+
+def test_a_program_with_every_public_name_has_types(checked):
+    source = TYPED.format(names=", ".join(ms_accum.__all__), zoo=", ".join(zoo.__all__))
+    for name in (*ms_accum.__all__, *zoo.__all__):
+        assert len(re.findall(rf"\b{name}\b", source)) > 1, f"use {name} in TYPED"
+    assert checked(source, 0).startswith("Success: no issues found")
+
+
+def test_wrong_types_are_found(checked):
+    found = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
+    wanted = re.findall(r"# ([\w-]+)$", WRONG, re.MULTILINE)
+    first = WRONG.splitlines().index('updates_per_epoch("45", 4)  # arg-type') + 1
+    assert found == [(str(first + number), kind) for number, kind in enumerate(wanted)]
