@@ -28,8 +28,8 @@ def _of_tensors(*others: str) -> Callable[[Callable], Any]:
     return made
 
 
-# Before MindSpore 2.8 `mul_` leaves its operand unchanged on CPU, in graphs too, and nothing is said.
-_WRITES = tuple(int(part) for part in ms.__version__.split(".")[:2]) >= (2, 8)
+# On CPU MindSpore 2.7's `mul_` silently leaves its operand unchanged, in graphs too. That of 2.8 prints warnings.
+_WRITES = tuple(int(part) for part in ms.__version__.split(".")[:2]) >= (2, 9)
 
 
 def _has_in_place() -> bool:
