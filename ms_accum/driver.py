@@ -55,8 +55,9 @@ class GradientAccumulation:
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips it. Default: ``None``, what
             MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
-        check (str): ``"first"``: if `weight` is a guess, the first micro-batch is split in two parts; a warning follows
-            if its loss is not the weighted mean of theirs. ``"off"``: no check. Default: ``"first"``.
+        check (str): ``"first"``: a forward of two rows of the first micro-batch checks that its columns are taken. If
+            `weight` is a guess, that micro-batch is split in two parts; a warning follows if its loss is not the
+            weighted mean of theirs. ``"off"``: no checks. Default: ``"first"``.
         wait (bool): whether, on CPU in graph mode, up to 8 micro-batches are run in one call, which is faster. Not for
             loaders that set Parameters of the network between micro-batches. Default: ``True``.
         group (Union[str, None, Group]): the processes that train together, each on its own data; their gradients are

@@ -10,13 +10,11 @@ import numpy as np
 from mindspore import nn
 
 from .. import _check
-from ..network.as_found import left_as_found
-from ..network.parameters import without
+from ..network.as_found import can_be_left_as_found, left_as_found
 from .averages import why_not_additive
 
 # The rounding of a row's loss depends on the other rows of its batch.
 _TOLERANCE, _TOLERANCE_NARROW = 1e-4, 1e-2
-_LIMIT = 2**26
 
 
 def warn_unless_additive(
@@ -38,8 +36,7 @@ def warn_unless_additive(
     rows = micro_batch[0].shape[0]
     cut = max(1, rows >> 2)  # parts of different sizes, so that their plain mean is not the weighted one
     parts = [tuple(column[:cut] for column in micro_batch), tuple(column[cut:] for column in micro_batch)]
-    large = sum(parameter.nbytes for parameter in without(forward.get_parameters(), trained)) > _LIMIT
-    if large or any(column.shape[0] != rows for column in micro_batch):
+    if not can_be_left_as_found(forward, trained) or any(column.shape[0] != rows for column in micro_batch):
         return False
     tolerance, losses = _losses(forward, (micro_batch, micro_batch, *parts), trained)
     weights = [weigh(part) for part in parts]

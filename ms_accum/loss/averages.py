@@ -87,15 +87,22 @@ def of_labels(options: Any, data: Any, *labels: Any) -> float:
             what = f"integer labels, or a distribution over the classes, not {array.dtype}"
             raise ValueError(f"For 'train_process', 'loss_fn' must get {what}.")
         return array.size / array.shape[1]  # one distribution over the classes per label
-    ignored, of_class = options("ignore_index"), options("weight")
-    kept = array[array != (-100 if ignored is None else ignored)]
+    kept, of_class = kept_labels(options, array), options("weight")
+    most = np.inf if of_class is None else of_class.size
+    if kept.size and not 0 <= kept.min() <= kept.max() < most:
+        strange = kept.max() if kept.max() >= most else kept.min()  # MindSpore takes -1 for the last class
+        what = "labels >= 0" if of_class is None else f"weights of {most} classes"
+        what = f"{what}, but got the label {strange}. Should it be its 'ignore_index'?"
+        raise ValueError(f"For 'train_process', 'loss_fn' has {what}")
     if of_class is None:
         return kept.size
-    if kept.size and not 0 <= kept.min() <= kept.max() < of_class.size:
-        strange = kept.max() if kept.max() >= of_class.size else kept.min()
-        what = f"weights of {of_class.size} classes, but got the label {strange}. Should it be its 'ignore_index'?"
-        raise ValueError(f"For 'train_process', 'loss_fn' has {what}")
     return float(of_class.asnumpy()[kept].sum())
+
+
+def kept_labels(options: Any, labels: np.ndarray) -> np.ndarray:
+    """Return the class numbers that a loss with these options does not ignore."""
+    ignored = options("ignore_index")
+    return labels[labels != (-100 if ignored is None else ignored)]
 
 
 _BY_COUNT: dict[Any, tuple[str, ...]] = {

@@ -20,6 +20,23 @@ class WithLoss(nn.WithLossCell):
         return self._loss_fn(self._backbone(data), *labels)
 
 
+def scalar(owner: str, loss: Any) -> Any:
+    """Return a loss, or raise an error if it is not one number. Runs on the host and while a graph is compiled."""
+    if loss is None:
+        raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
+    if isinstance(loss, (tuple, list, dict)):
+        raise TypeError(
+            f"For '{owner}', the network must return its loss alone, but got several values. "
+            "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+        )
+    if loss.ndim != 0:
+        raise ValueError(
+            f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
+            "Give the loss function reduction='mean' or 'sum', and the driver a 'loss_fn'."
+        )
+    return loss
+
+
 class LossAndGradients(nn.Cell):
     """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing."""
 
@@ -35,16 +52,7 @@ class LossAndGradients(nn.Cell):
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = self.network(*inputs)
-        if isinstance(loss, (tuple, list, dict)):
-            raise TypeError(
-                f"For '{self.owner}', the network must return its loss alone, but got several values. "
-                "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
-            )
-        if loss.ndim != 0:
-            raise ValueError(
-                f"For '{self.owner}', the loss must be a scalar, but got shape {loss.shape}. "
-                "Give the loss function reduction='mean' or 'sum'."
-            )
+        loss = scalar(self.owner, loss)
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Callable
 
+import mindspore as ms
 from mindspore import nn
 
 from .. import _check
 from ..network.batch_norm import warn_about_batch_norm
 from . import columns
 from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
+from .first_look import check_compiles, check_taken
 from .gradients import WithLoss
 from .reductions import check_loss
 from .weights import Weight
@@ -50,8 +52,9 @@ class Objective:
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, from a micro-batch's columns to its loss."""
         self._columns = columns.taken(loss_fn)
-        wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
-        self._to_be_checked = wanted and reduction == "mean" and self.weight.is_guess
+        self._wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
+        self._tried: set[tuple] = set()
+        self._to_be_checked = self._wanted and reduction == "mean" and self.weight.is_guess
         self._looks = LOOKS
         self._shapes: tuple | None = None
 
@@ -69,6 +72,7 @@ class Objective:
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
         columns.check("train_process", micro_batch, self._columns)
+        self._try(micro_batch, trained)
         if alone or not self._to_be_checked:
             return
         self._look_at_shapes(micro_batch)
@@ -76,6 +80,16 @@ class Objective:
             weigh = self.weight.counted
             said = warn_unless_additive(self._owner, self.forward, micro_batch, weigh=weigh, trained=trained)
             self._looks = 0 if said else self._looks - 1
+
+    def _try(self, micro_batch: tuple, trained: Collection[Any]) -> None:
+        """Reject columns that the network or the loss does not take; once for columns of one type."""
+        kinds = tuple((column.ndim, column.dtype) for column in micro_batch)
+        if not self._wanted or kinds in self._tried or not all(column.size for column in micro_batch):
+            return
+        self._tried.add(kinds)
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            check_compiles(self._loss_fn)
+        check_taken(self._network, self._loss_fn, self.forward, micro_batch, trained)
 
     def _look_at_shapes(self, micro_batch: tuple) -> None:
         """Warn once if the rows of labels differ in size."""

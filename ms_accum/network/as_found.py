@@ -11,6 +11,8 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .parameters import as_array, without
 
+_LIMIT = 2**26
+
 
 class TrainingMode:
     """The current training flag of each Cell, to be restored: `set_train` sets all of them to one value."""
@@ -46,6 +48,11 @@ def training_mode(network: nn.Cell, mode: bool) -> Iterator[None]:
         yield
     finally:
         found.put_back()
+
+
+def can_be_left_as_found(network: nn.Cell, trained: Collection[Parameter]) -> bool:
+    """Return whether what a forward may change is small enough to be copied: at most 64 MiB."""
+    return sum(parameter.nbytes for parameter in without(network.get_parameters(), trained)) <= _LIMIT
 
 
 @contextmanager

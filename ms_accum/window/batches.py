@@ -68,6 +68,9 @@ class Data:
     """
 
     def __init__(self, dataset: Any, ranks: int = 1):
+        if not any(hasattr(dataset, name) for name in ("create_tuple_iterator", "__iter__", "__getitem__")):
+            rule = "a dataset, or an iterable of batches"
+            _check.refuse(TypeError, "train_process", "train_dataset", rule, type(dataset).__name__)
         self.dataset, self._ranks = dataset, ranks
         """Union[Dataset, Iterable], what was given."""
 
@@ -145,19 +148,29 @@ class _Columns:
 
 def _as_tensor(column: Any) -> Tensor:
     if not isinstance(column, Tensor):
-        array = np.asarray(column)
+        array = _as_array(column)
+        if array is None:
+            _refuse("batches of numbers", "a column of rows that differ in size")
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
             _refuse("batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
         column = Tensor(column)
     if column.dtype == ms.string:
         _refuse("batches of numbers", "a column of strings")
     if not column.ndim:
-        _refuse("columns with a row a sample", "a column that is one number")
+        _refuse("columns with a row a sample", "a column that is one number", "Batch the dataset.")
     return column
 
 
-def _refuse(rule: str, value: str) -> NoReturn:
-    _check.refuse(ValueError, "train_process", "train_dataset", f"one that yields {rule}", value)
+def _as_array(column: Any) -> np.ndarray | None:
+    """Return a column as an array; None if its rows differ in size."""
+    try:
+        return np.asarray(column)
+    except ValueError:
+        return None
+
+
+def _refuse(rule: str, value: str, remedy: str = "") -> NoReturn:
+    _check.refuse(ValueError, "train_process", "train_dataset", f"one that yields {rule}", value, remedy)
 
 
 def _passes(dataset: Any, epochs: int) -> Iterator[Callable[[], Iterator[tuple]]]:

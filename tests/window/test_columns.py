@@ -94,13 +94,22 @@ def test_dicts_are_rows_whatever_the_order_of_their_keys():
         ((Tensor(3.0),), "columns with a row a sample, but got a column that is one number"),
         (({"x": 1},), "batches of numbers, but got a column of dict, object"),
         ((None,), "batches of numbers, but got a column of NoneType, object"),
+        (([[1.0, 2.0], [3.0]],), "batches of numbers, but got a column of rows that differ in size"),
+        ((np.ones((2, 1), np.float32), 1), "got a column that is one number. Batch the dataset."),
     ],
-    ids=["array of texts", "texts", "tensor of texts", "number", "tensor of one number", "dict", "nothing"],
+    ids=["array of texts", "texts", "tensor of texts", "number", "tensor of a number", "dict", "None", "ragged", "row"],
 )
 def test_what_is_no_batch_is_refused_in_a_line(batch, said):
     with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as caught:
         run(slope_driver(), [batch], 1)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dataset", [None, 3])
+def test_what_is_no_dataset_is_refused(dataset):
+    said = f"'train_dataset' must be a dataset, or an iterable of batches, but got {type(dataset).__name__}."
+    with pytest.raises(TypeError, match=said):
+        run(slope_driver(), dataset, 1)
 
 
 def test_dicts_of_other_keys_are_refused():
@@ -142,8 +151,12 @@ def test_a_loss_may_take_several_labels():
 @pytest.mark.parametrize(
     ("loss_fn", "columns", "said"),
     [
-        (nn.MSELoss(), 1, "2 columns, data and what 'loss_fn' takes beside the output, but got 1"),
-        (nn.MSELoss(), 3, "2 columns, data and what 'loss_fn' takes beside the output, but got 3"),
+        (nn.MSELoss(), 1, "2 columns, data and what 'loss_fn' takes beside the output, but got 1: Float32 [2, 1]."),
+        (
+            nn.MSELoss(),
+            3,
+            "2 columns, data and what 'loss_fn' takes beside the output, but got 3: Float32 [2, 1] and",
+        ),
         (TwoLabels(), 2, "3 columns, data and what 'loss_fn' takes beside the output, but got 2"),
         (lambda output, label, weight=1.0: ops.mean(output), 4, "2 columns, data and what"),
     ],

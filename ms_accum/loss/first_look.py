@@ -1,0 +1,218 @@
+"""Do the network and the loss take the columns of a micro-batch?
+
+MindSpore says no while it compiles, in more than a hundred lines about the graph. A trial of two rows outside graphs
+says it in milliseconds, before anything is compiled, and the same trial finds out what would be taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import os
+import re
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from .. import _check
+from ..network.as_found import can_be_left_as_found, left_as_found
+from .columns import check_labels, shown
+from .gradients import scalar
+
+# What MindSpore raises about its inputs. Other errors are mistakes in the network or the loss and are left as they are.
+_ABOUT_INPUTS = (TypeError, ValueError, RuntimeError, IndexError)
+# Errors that say nothing about a run in graph mode: a kernel that only graphs have, or memory.
+_UNCLEAR = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
+_OWNER, _ROWS, _LONGEST = "train_process", 2, 300
+
+
+def check_compiles(loss_fn: Any) -> None:
+    """Raise an error if MindSpore can't compile a lambda: it reads the line, and takes a lambda alone on it."""
+    if getattr(loss_fn, "__name__", None) != "<lambda>":
+        return
+    try:
+        statement = ast.parse(textwrap.dedent(inspect.getsource(loss_fn))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        statement = ast.Pass()
+    if not isinstance(getattr(statement, "value", None), ast.Lambda):
+        _check.refuse(
+            ValueError,
+            _OWNER,
+            "loss_fn",
+            "a function that MindSpore can compile",
+            "a lambda inside a larger statement",
+            "Define it with 'def' in a file, or assign it to a name on a line of its own.",
+        )
+
+
+def check_taken(network: nn.Cell, loss_fn: Any, forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> None:
+    """Raise an error of one line if the network or the loss does not take a micro-batch. Nothing is changed.
+
+    Runs two rows outside graphs and in evaluation mode; if that fails, all rows; if that fails too, the forward as in
+    training, so that no network is rejected that runs only in graphs or only in training mode.
+
+    Args:
+        network (Cell): takes the first column, or without a loss all columns.
+        loss_fn (Union[Cell, Callable, None]): takes the network's output and the other columns.
+        forward (Cell): both together.
+        micro_batch (tuple): the columns, with at least one row.
+        trained (Collection[Parameter]): Parameters that a forward does not change.
+    """
+    if not can_be_left_as_found(forward, trained):
+        return
+    trial, few = _Trial(network, loss_fn), _few(micro_batch)
+    with left_as_found(forward, trained, training=False):
+        error = trial.error(few) and trial.error(micro_batch)
+        if error is None:
+            check_labels(_OWNER, loss_fn, trial.output, micro_batch[1:])
+            return
+        who, output = trial.who, trial.output
+        remedy = "" if _is_unclear(error) else _remedy(trial, few)
+    if not (_is_unclear(error) or _runs(forward, micro_batch, trained)):
+        _refuse(error, who, output, micro_batch, remedy)
+
+
+class _Trial:
+    """A forward outside graphs.
+
+    Args:
+        network (Cell), loss_fn: as for `check_taken`.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any):
+        self._network, self._loss_fn = network, loss_fn
+        self.who = ""
+        """str, who raised the last error; empty if both ran, but did not return a loss."""
+        self.output: Any = None
+        """Any, what the network last returned to the loss."""
+
+    def error(self, columns: tuple) -> Exception | None:
+        """Return the error that these columns raise; None if they are taken."""
+        try:
+            self._run(columns)
+        except Exception as error:
+            return error
+        return None
+
+    def _run(self, columns: tuple) -> None:
+        self.who, self.output = "the network", None
+        if self._loss_fn is None:
+            loss = self._network(*columns)
+        else:
+            self.output = self._network(columns[0])
+            self.who = "'loss_fn'"
+            loss = self._loss_fn(self.output, *columns[1:])
+        if isinstance(loss, Tensor):
+            loss.astype(ms.float32).asnumpy()  # waits for the kernels, which may raise errors about values
+        self.who = ""
+        scalar("GradientAccumulation", loss)
+
+
+def _few(micro_batch: tuple) -> tuple:
+    """Return the first rows of a micro-batch; all of it if its columns differ in their rows."""
+    same = len({column.shape[0] for column in micro_batch}) == 1
+    return tuple(column[:_ROWS] for column in micro_batch) if same else micro_batch
+
+
+def _is_unclear(error: Exception) -> bool:
+    return isinstance(error, (RuntimeError, MemoryError)) and _UNCLEAR.search(str(error)) is not None
+
+
+def _is_taken(error: Exception | None) -> bool:
+    return error is None or _is_unclear(error)
+
+
+def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> bool:
+    """Return whether the forward runs in the present mode and in training mode."""
+    mode = ms.get_context("mode")
+    with left_as_found(forward, trained, training=True, within=mode), _without_logs():
+        try:
+            scalar("GradientAccumulation", forward(*micro_batch))
+        except Exception:
+            return False
+    return True
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keep from the terminal and the current folder what MindSpore writes about a failed compilation."""
+    name = "MS_OM_PATH"
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder, "log"), "wb") as log:
+        stderr, path = os.dup(2), os.environ.get(name)
+        os.environ[name] = folder
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            os.environ.pop(name)
+            os.environ.update({} if path is None else {name: path})
+
+
+def _refuse(error: Exception, who: str, output: Any, micro_batch: tuple, remedy: str) -> NoReturn:
+    if not who or not isinstance(error, _ABOUT_INPUTS):
+        raise error
+    with_output = "" if output is None else f" with the network's output, {shown(output)},"
+    rule = f"one whose columns {who} takes{with_output}".rstrip(",")
+    _check.refuse(ValueError, _OWNER, "train_dataset", rule, shown(micro_batch), f"{remedy} {_said(error)}".strip())
+
+
+def _said(error: Exception) -> str:
+    """Return the first paragraph of MindSpore's message, and the user's line that led to it."""
+    text = " ".join(re.split(r"\n\s*\n|\n-{4}", str(error).strip())[0].split())
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [str(Path(package.__file__).parent) for package in (ms, _check)]  # type: ignore[arg-type]
+    lines = [frame for frame in frames if not frame.filename.startswith(tuple(inside))]
+    where = f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
+    return f"MindSpore's error{where}: {text[:_LONGEST]}"
+
+
+# What would have been taken
+
+_Change = Callable[[Tensor, Any], Tensor]
+_DATA: dict[str, _Change] = {
+    "": lambda data, output: data,
+    "the data as Float32": lambda data, output: data.astype(ms.float32),
+    "the data as Int32": lambda data, output: data.astype(ms.int32),
+    "the data with the channels before height and width": lambda data, output: data.transpose(0, 3, 1, 2),
+    "the data with an axis for the channel, the second": lambda data, output: data.expand_dims(1),
+}
+_LABELS: dict[str, _Change] = {
+    "": lambda label, output: label,
+    "the labels as Int32": lambda label, output: label.astype(ms.int32),
+    "the labels as Float32": lambda label, output: label.astype(ms.float32),
+    "the labels without their last axis": lambda label, output: label.squeeze(-1),
+    "the labels as class numbers, not as rows of them": lambda label, output: label.argmax(-1).astype(ms.int32),
+    "the labels as one-hot rows (or give the loss sparse=True)": lambda label, output: ops.one_hot(
+        label.astype(ms.int32), output.shape[-1]
+    ).astype(ms.float32),
+}
+
+
+def _remedy(trial: _Trial, few: tuple) -> str:
+    """Return what to change in the dataset, found by trying it; an empty text if nothing was found."""
+    output = trial.output
+    if len(few) == 2 and _is_taken(trial.error(few[::-1])):
+        return "The columns are swapped: yield the data first, also in dicts."
+    changes = itertools.product(_DATA, _LABELS if len(few) > 1 else ("",))
+    for said in sorted(changes, key=lambda change: sum(map(bool, change))):
+        if _is_taken(trial.error(_changed(few, *said, output))):
+            return f"Yield {' and '.join(filter(None, said))}."
+    return ""
+
+
+def _changed(few: tuple, data: str, labels: str, output: Any) -> tuple:
+    """Return the columns with changes; none where a change is impossible."""
+    try:
+        return (_DATA[data](few[0], output), *(_LABELS[labels](label, output) for label in few[1:]))
+    except Exception:
+        return ()

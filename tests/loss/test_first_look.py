@@ -1,0 +1,264 @@
+"""Are micro-batches that the network or the loss does not take rejected in one line, and all others taken?"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, mint, nn, ops
+
+from helpers import cross_entropy, run, values
+from ms_accum import GradientAccumulation
+from ms_accum.loss.first_look import check_compiles
+from reference import digest
+
+RNG = np.random.RandomState(1)
+IMAGES = RNG.rand(8, 1, 6, 6).astype(np.float32)
+LABELS = RNG.randint(0, 3, 8).astype(np.int32)
+
+
+class Small(nn.Cell):
+    """A convolution of one channel, and three classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.dense = nn.Conv2d(1, 2, 3, pad_mode="valid"), nn.Dense(32, 3)
+
+    def construct(self, x):
+        return self.dense(ops.flatten(self.conv(x)))
+
+
+def driver(network=None, loss_fn="sparse", **options):
+    network = network or Small()
+    loss_fn = cross_entropy() if loss_fn == "sparse" else loss_fn
+    return GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1), **options)
+
+
+def rejected(model, batch, error=ValueError):
+    """Return the error's text: one line, of a driver that has left no file and no line of MindSpore's behind."""
+    with pytest.raises(error) as caught:
+        run(model, [batch] * 2, 2)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 700 and model.updates == 0
+    assert os.listdir() == []
+    return text
+
+
+ONE_HOT = np.eye(3, dtype=np.float32)[LABELS]
+DENSE = nn.SoftmaxCrossEntropyWithLogits(reduction="mean")
+MISTAKES = {
+    "swapped": ((LABELS, IMAGES), "sparse", "the network takes", "The columns are swapped: yield the data first"),
+    "dicts that begin with the label": ({"y": LABELS, "x": IMAGES}, "sparse", "the network takes", "are swapped"),
+    "float64": ((IMAGES.astype(float), LABELS), "sparse", "Float64 [8, 1, 6, 6]", "Yield the data as Float32. "),
+    "bytes": (((IMAGES * 255).astype(np.uint8), LABELS), "sparse", "the network", "Yield the data as Float32. "),
+    "channels last": ((IMAGES.transpose(0, 2, 3, 1), LABELS), "sparse", "the network", "channels before height"),
+    "no channel": ((IMAGES[:, 0], LABELS), "sparse", "the network takes", "an axis for the channel"),
+    "another size": ((IMAGES[:, :, 1:], LABELS), "sparse", "[8, 1, 5, 6]", "MindSpore's error at test_first_look.py:"),
+    "float labels": ((IMAGES, LABELS.astype(np.float32)), "sparse", "'loss_fn' takes with", "labels as Int32. "),
+    "labels in a column": ((IMAGES, LABELS[:, None]), "sparse", "'loss_fn'", "Yield the labels without their last"),
+    "one-hot labels": ((IMAGES, ONE_HOT), "sparse", "output, Float32 [8, 3], but", "labels as class numbers"),
+    "class numbers": ((IMAGES, LABELS), DENSE, "'loss_fn' takes", "one-hot rows (or give the loss sparse=True)"),
+    "int64 labels": ((IMAGES, LABELS.astype(int)), nn.CrossEntropyLoss(), "Int64 [8].", "Yield the labels as Int32. "),
+    "labels of fewer rows": ((IMAGES, LABELS[:4]), "sparse", "Float32 [8, 1, 6, 6] and Int32 [4]", "MindSpore's error"),
+    "both": ((IMAGES.astype(float), LABELS[:, None]), "sparse", "the network", "as Float32 and the labels without"),
+    "of mint": ((LABELS, IMAGES), mint.nn.CrossEntropyLoss(), "the network takes", "The columns are swapped"),
+}
+
+
+@pytest.mark.parametrize(("batch", "loss_fn", "rule", "remedy"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_said_in_a_line_with_its_remedy(batch, loss_fn, rule, remedy, capfd):
+    said = rejected(driver(loss_fn=loss_fn), batch)
+    assert said.startswith("For 'train_process', 'train_dataset' must be one whose columns ") and "MindSpore's" in said
+    assert rule in said and remedy in said
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.host
+def test_a_mistake_is_said_in_pynative_mode_too():
+    assert "Yield the data as Float32." in rejected(driver(), MISTAKES["float64"][0])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "batch", "error", "said"),
+    [
+        (None, (IMAGES,), ValueError, "the loss must be a scalar, but got shape (8, 3)"),
+        (lambda output, label: None, (IMAGES, LABELS), TypeError, "the loss must be a scalar, but got None"),
+        (ops.square, (IMAGES,), ValueError, "must be one that yields 2 columns"),
+    ],
+    ids=["no loss", "a loss of nothing", "one column"],
+)
+@pytest.mark.host
+def test_what_is_no_loss_is_rejected(loss_fn, batch, error, said):
+    assert said in rejected(driver(loss_fn=loss_fn), batch, error)
+
+
+def test_a_mistake_in_the_network_is_the_error_itself():
+    class Mistaken(Small):
+        def construct(self, x):
+            return self.dens(x)
+
+    assert "object has no attribute 'dens'" in rejected(driver(Mistaken()), (IMAGES, LABELS), AttributeError)
+
+
+# Lambdas: MindSpore compiles the line on which one stands
+
+alone = lambda output, label: ops.mse_loss(output, label)  # noqa: E731
+on_two_lines = lambda output, label: ops.mse_loss(  # noqa: E731
+    output, label
+)
+
+
+def returned():
+    return lambda output, label: ops.mse_loss(output, label)
+
+
+inside = [("a call", dict(given=lambda output, label: ops.mse_loss(output, label))["given"])]  # noqa: C408
+inside += [("a list", [lambda output, label: ops.mse_loss(output, label), 3][0])]
+WORKING = {"alone": alone, "on two lines": on_two_lines, "returned": returned()}
+
+
+@pytest.mark.parametrize("loss_fn", [*WORKING.values(), *(each for _, each in inside)])
+def test_lambdas_are_rejected_if_and_only_if_mindspore_can_not_compile_them(loss_fn):
+    class Compiled(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.loss_fn = loss_fn
+
+        def construct(self, output, label):
+            return self.loss_fn(output, label)
+
+    one = Tensor([1.0])
+    if loss_fn in WORKING.values():
+        check_compiles(loss_fn)
+        assert Compiled()(one, one) == 0.0
+        return
+    with pytest.raises(TypeError, match="Parse Lambda Function Fail"):
+        Compiled()(one, one)
+    with pytest.raises(ValueError, match="'loss_fn' must be a function that .* larger statement. Define it with 'def'"):
+        check_compiles(loss_fn)
+
+
+def test_the_driver_looks_at_lambdas():
+    assert "a lambda inside a larger" in rejected(driver(loss_fn=inside[0][1], check="first"), (IMAGES, ONE_HOT))
+
+
+# What is taken
+
+
+class OnlyInTraining(Small):
+    """Its output in evaluation mode is not for the loss: the classes themselves."""
+
+    def construct(self, x):
+        scores = super().construct(x)
+        if self.training:
+            return scores
+        return scores.argmax(-1)
+
+
+class OnlyEight(Small):
+    def construct(self, x):
+        if x.shape[0] != 8:
+            raise ValueError("eight rows")
+        return super().construct(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "loss_fn"),
+    [(OnlyInTraining(), "sparse"), (OnlyEight(), "sparse"), (Small(), mint.nn.CrossEntropyLoss())],
+    ids=["an evaluation of its own", "one size of micro-batch", "a kernel that only graphs have"],
+)
+def test_what_trains_is_not_rejected(network, loss_fn, capfd):
+    model = driver(network, loss_fn)
+    run(model, [(IMAGES, LABELS)] * 2, 2)
+    assert model.updates == 1 and capfd.readouterr().err == "" and os.listdir() == []
+
+
+class Random(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense, self.dropout = nn.BatchNorm1d(36), nn.Dense(36, 3), nn.Dropout(p=0.5)
+
+    def construct(self, x):
+        return self.dense(self.dropout(self.norm(ops.flatten(x))))
+
+
+@pytest.mark.modes
+def test_to_look_changes_nothing():
+    left = []
+    for check in ("first", "off"):
+        ms.set_seed(2)
+        model = driver(Random(), check=check)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of BatchNorm
+            records = run(model, [(IMAGES, LABELS)] * 4, 2).records
+        left.append([digest(model._network.get_parameters()), ms.get_rng_state().asnumpy().tolist()])
+        left[-1] += [[record.loss for record in records], [cell.training for cell in model._network.cells()]]
+    assert left[0] == left[1]
+
+
+@pytest.mark.host
+def test_each_type_of_column_is_looked_at_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr("ms_accum.loss.objective.check_taken", lambda *arguments: looks.append(arguments[3][0].dtype))
+    images = [IMAGES, IMAGES[:5], IMAGES.astype(np.float16).astype(np.float32), IMAGES]
+    run(driver(), [(image, LABELS[: len(image)]) for image in images], 2)
+    assert looks == [ms.float32]
+    model = driver()
+    with pytest.raises(TypeError):
+        run(model, [(IMAGES, LABELS), (IMAGES.astype(np.float16), LABELS)], 2)
+    assert looks == [ms.float32, ms.float32, ms.float16]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["nobody asks", "what is not trained is large"])
+def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
+    monkeypatch.setattr("ms_accum.network.as_found._LIMIT", 64 if options else -1)
+    with pytest.raises(TypeError, match=r"(?s)For primitive\[Conv2D\].*Call Stack"):
+        run(driver(**options), [MISTAKES["float64"][0]], 1)
+
+
+# Labels
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("loss_fn", ["sparse", nn.CrossEntropyLoss()], ids=["sparse", "CrossEntropyLoss"])
+@pytest.mark.parametrize("strange", [3, 7, -1])
+def test_labels_of_no_class_are_rejected(loss_fn, strange):
+    said = rejected(driver(loss_fn=loss_fn), (IMAGES, np.r_[LABELS[:7], strange].astype(np.int32)))
+    asked = "ignore_index" in said
+    assert f"got {strange}." in said or f"the label {strange}." in said
+    assert "labels from 0 to 2, the network's 3 classes" in said or (strange < 0 and "labels >= 0" in said)
+    assert asked is (loss_fn != "sparse")
+
+
+@pytest.mark.host
+def test_labels_that_are_ignored_are_of_no_class():
+    model = driver(loss_fn=nn.CrossEntropyLoss(ignore_index=-1))
+    run(model, [(IMAGES, np.r_[LABELS[:7], -1].astype(np.int32))] * 2, 2)
+    assert model.updates == 1
+
+
+@pytest.mark.host
+def test_the_last_class_is_not_label_minus_one():
+    """MindSpore's loss takes it for that, also in a later micro-batch."""
+    later = np.r_[LABELS[:7], -1].astype(np.int32)
+    with pytest.raises(ValueError, match="labels >= 0, but got the label -1. Should it be its 'ignore_index'"):
+        run(driver(loss_fn=nn.CrossEntropyLoss()), [(IMAGES, LABELS), (IMAGES, later)], 2)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("label", "warned"), [(np.ones(8), True), (np.ones((8, 1)), False)], ids=["(8,)", "(8, 1)"])
+def test_outputs_and_labels_that_broadcast_are_warned_about(label, warned):
+    network = nn.Dense(4, 1)
+    model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    batch = (np.ones((8, 4), np.float32), label.astype(np.float32))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(model, [batch] * 4, 2)
+    said = [str(each.message) for each in caught if "MSELoss broadcasts" in str(each.message)]
+    assert len(said) == warned
+    assert not warned or "output ('rows', 1) and the labels ('rows',)" in said[0]
+    assert np.isfinite(values(network.trainable_params())[0]).all()
