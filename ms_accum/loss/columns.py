@@ -43,34 +43,29 @@ def check(owner: str, micro_batch: tuple, allowed: range) -> None:
         _check.refuse(ValueError, owner, "train_dataset", rule, f"{len(micro_batch)}: {shown(micro_batch)}")
 
 
-def check_labels(owner: str, loss_fn: Any, output: Any, labels: tuple) -> None:
-    """Raise an error if labels are none of the network's classes; warn if outputs and labels are not pairs.
-
-    Of both MindSpore's losses return a number, which may be inf.
-    """
-    kind, options = kind_and_options(loss_fn)
-    if not (labels and isinstance(output, Tensor)):
+def warn_unless_pairs(owner: str, loss_fn: Any, output: Any, labels: tuple) -> None:
+    """Warn if a loss compares outputs and labels of two shapes, which MindSpore broadcasts."""
+    kind = kind_and_options(loss_fn)[0]
+    if kind not in _OF_PAIRS or not isinstance(output, Tensor) or output.shape[1:] == labels[0].shape[1:]:
         return
-    if kind in _OF_PAIRS and output.shape[1:] != labels[0].shape[1:]:
-        shapes = [("rows", *tensor.shape[1:]) for tensor in (output, labels[0])]
-        _check.warn(
-            f"For '{owner}', {kind} broadcasts the network's output {shapes[0]} and the labels {shapes[1]}, so it "
-            "compares outputs with the labels of other rows or columns. Give both one shape."
-        )
-    if kind in _OF_CLASSES and output.ndim > 1:
-        _check_classes(owner, kind, options, output, labels[0])
+    shapes = [("rows", *tensor.shape[1:]) for tensor in (output, labels[0])]
+    _check.warn(
+        f"For '{owner}', {kind} broadcasts the network's output {shapes[0]} and the labels {shapes[1]}, so it "
+        "compares outputs with the labels of other rows or columns. Give both one shape."
+    )
 
 
-def _check_classes(owner: str, kind: str, options: Any, output: Tensor, label: Tensor) -> None:
-    if "Int" not in str(label.dtype) or label.ndim != output.ndim - 1:
-        return  # distributions over the classes
-    array, classes = label.asnumpy(), output.shape[1]
+def strange_label(loss_fn: Any, output: Any, labels: tuple) -> int | None:
+    """Return a label that is none of the network's classes, for which losses return inf on CPU; None if all are."""
+    kind, options = kind_and_options(loss_fn)
+    if kind not in _OF_CLASSES or not isinstance(output, Tensor) or "Int" not in str(labels[0].dtype):
+        return None
+    array = labels[0].asnumpy()
+    if array.ndim != output.ndim - 1:
+        return None
     kept = array if kind == _OF_CLASSES[0] else kept_labels(options, array)
-    if kept.size and not 0 <= kept.min() <= kept.max() < classes:
-        strange = kept.max() if kept.max() >= classes else kept.min()
-        rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
-        remedy = "" if kind == _OF_CLASSES[0] else "Should it be the loss's 'ignore_index'?"
-        _check.refuse(ValueError, owner, "train_dataset", rule, strange, remedy)
+    strange = kept[(kept < 0) | (kept >= output.shape[1])]
+    return int(strange[0]) if strange.size else None
 
 
 def shown(value: Any) -> str:

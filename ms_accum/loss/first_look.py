@@ -24,7 +24,7 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..network.as_found import can_be_left_as_found, left_as_found
-from .columns import check_labels, shown
+from .columns import shown, strange_label, warn_unless_pairs
 from .gradients import scalar
 
 # What MindSpore raises about its inputs. Other errors are mistakes in the network or the loss and are left as they are.
@@ -71,12 +71,12 @@ def check_taken(network: nn.Cell, loss_fn: Any, forward: nn.Cell, micro_batch: t
     trial, few = _Trial(network, loss_fn), _few(micro_batch)
     with left_as_found(forward, trained, training=False):
         error = trial.error(few) and trial.error(micro_batch)
-        if error is None:
-            check_labels(_OWNER, loss_fn, trial.output, micro_batch[1:])
-            return
         who, output = trial.who, trial.output
-        remedy = "" if _is_unclear(error) else _remedy(trial, few)
-    if not (_is_unclear(error) or _runs(forward, micro_batch, trained)):
+        _check_classes(trial, loss_fn, micro_batch)
+        remedy = "" if error is None or _is_unclear(error) else _remedy(trial, few)
+    if error is None:
+        warn_unless_pairs(_OWNER, loss_fn, output, micro_batch[1:])
+    elif not (_is_unclear(error) or _runs(forward, micro_batch, trained)):
         _refuse(error, who, output, micro_batch, remedy)
 
 
@@ -114,6 +114,18 @@ class _Trial:
             loss.astype(ms.float32).asnumpy()  # waits for the kernels, which may raise errors about values
         self.who = ""
         scalar("GradientAccumulation", loss)
+
+
+def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple) -> None:
+    """Raise an error if a label is none of the network's classes."""
+    if strange_label(loss_fn, trial.output, micro_batch[1:]) is None:
+        return
+    trial.error(micro_batch)  # all rows: a network may have a class a row
+    strange = strange_label(loss_fn, trial.output, micro_batch[1:])
+    if strange is not None:
+        classes = trial.output.shape[1]
+        rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
+        _check.refuse(ValueError, _OWNER, "train_dataset", rule, strange, "Should it be the loss's 'ignore_index'?")
 
 
 def _few(micro_batch: tuple) -> tuple:
@@ -167,8 +179,9 @@ def _refuse(error: Exception, who: str, output: Any, micro_batch: tuple, remedy:
 
 
 def _said(error: Exception) -> str:
-    """Return the first paragraph of MindSpore's message, and the user's line that led to it."""
-    text = " ".join(re.split(r"\n\s*\n|\n-{4}", str(error).strip())[0].split())
+    """Return MindSpore's message without its stacks, and the user's line that led to it."""
+    text = re.split(r"- C\+\+ Call Stack|- The Traceback of", str(error))[0]
+    text = " ".join(re.sub("-{4,}", " ", text).split())
     frames = traceback.extract_tb(error.__traceback__)
     inside = [str(Path(package.__file__).parent) for package in (ms, _check)]  # type: ignore[arg-type]
     lines = [frame for frame in frames if not frame.filename.startswith(tuple(inside))]
@@ -178,23 +191,25 @@ def _said(error: Exception) -> str:
 
 # What would have been taken
 
-_Change = Callable[[Tensor, Any], Tensor]
+_Change = Callable[[Tensor, Any], Any]
 _DATA: dict[str, _Change] = {
     "": lambda data, output: data,
     "the data as Float32": lambda data, output: data.astype(ms.float32),
     "the data as Int32": lambda data, output: data.astype(ms.int32),
     "the data with the channels before height and width": lambda data, output: data.transpose(0, 3, 1, 2),
-    "the data with an axis for the channel, the second": lambda data, output: data.expand_dims(1),
+    "the data with an axis for the channel, the second": lambda data, output: data.ndim == 3 and data.expand_dims(1),
 }
 _LABELS: dict[str, _Change] = {
     "": lambda label, output: label,
     "the labels as Int32": lambda label, output: label.astype(ms.int32),
     "the labels as Float32": lambda label, output: label.astype(ms.float32),
     "the labels without their last axis": lambda label, output: label.squeeze(-1),
-    "the labels as class numbers, not as rows of them": lambda label, output: label.argmax(-1).astype(ms.int32),
-    "the labels as one-hot rows (or give the loss sparse=True)": lambda label, output: ops.one_hot(
-        label.astype(ms.int32), output.shape[-1]
-    ).astype(ms.float32),
+    "the labels as class numbers, not as rows of them": lambda label, output: (
+        label.shape[1:] == output.shape[1:] and label.argmax(-1).astype(ms.int32)
+    ),
+    "the labels as one-hot rows, or make the loss with sparse=True if it has that": lambda label, output: (
+        label.ndim == output.ndim - 1 and ops.one_hot(label.astype(ms.int32), output.shape[-1]).astype(ms.float32)
+    ),
 }
 
 
@@ -211,8 +226,9 @@ def _remedy(trial: _Trial, few: tuple) -> str:
 
 
 def _changed(few: tuple, data: str, labels: str, output: Any) -> tuple:
-    """Return the columns with changes; none where a change is impossible."""
+    """Return the columns with changes; no columns if a change is impossible."""
     try:
-        return (_DATA[data](few[0], output), *(_LABELS[labels](label, output) for label in few[1:]))
+        columns = (_DATA[data](few[0], output), *(_LABELS[labels](label, output) for label in few[1:]))
     except Exception:
         return ()
+    return () if any(column is False for column in columns) else columns
