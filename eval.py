@@ -27,6 +27,7 @@ if __name__ == "__main__":
 from mindspore import nn
 
 from ms_accum import evaluate, tune_cpu
+from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program.plan import show_accuracy, show_runtime
 from ms_accum.program.steps import choose_device
 from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
         name = args.model or model_of(args.ckpt_path)
         network: nn.Cell = MODELS[name].make()
         load_model(network, args.ckpt_path)
-    show_runtime(tune_cpu(network) if args.runtime == "tuned" else {})
+    show_runtime(tune_cpu(network) if args.runtime == "tuned" else keep_cpu_defaults())
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
         dataset, size = dataset_for(name, args.data_path), MODELS[name].image_size
         test = create_dataset(args.data_path, 100, usage="test", image_size=size, dataset=dataset)

@@ -47,6 +47,7 @@ from mindspore import nn
 
 from ms_accum import GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
 from ms_accum.evaluation import evaluate_together
+from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program import plan, steps
 from ms_accum.ranks.parallel import comes_first
 from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
@@ -75,7 +76,7 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
     network = MODELS[settings.model].make()
-    runtime = tune_cpu(network) if settings.runtime == "tuned" else {}
+    runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(
         make_optimizer,
         settings.optimizer,

@@ -6,14 +6,13 @@ python -m ms_accum.launch --nproc 2 -m examples.no_sync     (alone: python -m ex
 import mindspore as ms
 from mindspore import nn
 
-from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group, tune_cpu
+from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group
 from ms_accum.zoo import LeNet5, create_dataset
 
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 group = own_group()
 network, mini_steps = LeNet5(10), 2
-tune_cpu(network)
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
 grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")

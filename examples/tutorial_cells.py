@@ -5,7 +5,7 @@ import argparse
 import mindspore as ms
 from mindspore import nn
 
-from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, evaluate, tune_cpu
+from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, evaluate
 from ms_accum.zoo import LeNet5, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -15,7 +15,6 @@ epochs = parser.parse_args().epochs
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network, mini_steps, updates = LeNet5(10), 4, 0
-tune_cpu(network)
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)  # for the sum of 4 gradients, as in the tutorial
 grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")

@@ -5,7 +5,7 @@ import argparse
 import mindspore as ms
 from mindspore import nn
 
-from ms_accum import GradientAccumulation, evaluate, tune_cpu
+from ms_accum import GradientAccumulation, evaluate
 from ms_accum.zoo import LeNet5, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -15,7 +15,6 @@ epochs = parser.parse_args().epochs
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network = LeNet5(10)
-tune_cpu(network)
 net_loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 net_opt = nn.Momentum(network.trainable_params(), 0.04, 0.9)
 model = GradientAccumulation(network, net_loss, net_opt)

@@ -8,14 +8,14 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from . import _check
+from .fitting.runtime import parameters_around, tune
+from .loss.reductions import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import new_grad_sum, seen, state, unique_name
 from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
 from .window.boundary import Boundary
 from .window.ends import is_full
-
-REDUCTIONS = ("mean", "sum")
 
 
 @ms.jit_class
@@ -100,11 +100,12 @@ class Accumulator:
         owner = "Accumulator"
         window = _check.positive_int(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
+        tune(owner, parameters_around(checks.optimizer(owner, optimizer).parameters))
         self.group = group_of(owner, group)
         """Optional[Group], the ranks; None for a single process."""
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
-        how = summing(owner, checks.optimizer(owner, optimizer), self.group, sync_every_micro_batch)
+        how = summing(owner, optimizer, self.group, sync_every_micro_batch)
         # In a single process a window of 1 needs no accumulators, unless its gradients are sparse.
         holds = window > 1 or self.group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
         multiply = tree.multiply_in_place if holds else tree.multiply

@@ -12,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
+from .fitting.runtime import tune
 from .loss.gradients import LossAndGradients
 from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
@@ -82,6 +83,7 @@ class TrainForwardBackward(nn.Cell):
         super().__init__(auto_prefix=False)
         owner = "TrainForwardBackward"
         self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens)
+        tune(owner, network.get_parameters())
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
         begin_with(network, optimizer.parameters, group_of(owner, group))

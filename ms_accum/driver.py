@@ -10,9 +10,9 @@ from typing import Any, Callable
 from mindspore import Tensor, nn
 
 from . import _check
-from .accumulator import REDUCTIONS
 from .cells import runner_of
 from .evaluation import evaluation_of
+from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
@@ -102,7 +102,7 @@ class GradientAccumulation:
         scheduler: Any = None,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
-        _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
+        tune(_OWNER, network.get_parameters())
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)

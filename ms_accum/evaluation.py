@@ -11,6 +11,7 @@ from mindspore.train import Loss
 from mindspore.train.metrics import get_metrics
 
 from . import _check
+from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network.as_found import training_mode
 from .program.callbacks import UNKNOWN, Callbacks
@@ -41,6 +42,7 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
         360
     """
     correct = rows = 0
+    tune("evaluate", network.get_parameters())
     with training_mode(network, False):
         for image, label in next(Data(dataset).epochs(1)):
             guess, answer = np.argmax(network(image).asnumpy(), axis=1), label.asnumpy()

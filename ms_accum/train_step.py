@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .accumulator import REDUCTIONS, Accumulator
+from .accumulator import Accumulator
 from .loss.gradients import LossAndGradients
 from .loss.graph_weights import weight_in_graph
 from .loss.objective import Objective
@@ -89,7 +89,6 @@ class AccumulatedTrainStep(nn.Cell):
         network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
         _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function")
         window = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
-        _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         self.group = group_of(_OWNER, group)
         self.optimizer = checks.optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)

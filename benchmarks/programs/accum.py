@@ -9,9 +9,13 @@ import networks_ms
 from ours import VERSIONS, LastLoss, driver, tuned
 from workload import Network, Train, Trainer, run
 
+from ms_accum.fitting.runtime import keep_cpu_defaults
+
 
 def make(network: Network, untuned: bool = False) -> Trainer:
     """Return `train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
+    if untuned:
+        keep_cpu_defaults()  # the driver would change them
     trained = networks_ms.make(network)
     model, last = driver(trained if untuned else tuned(trained)), LastLoss()
 

@@ -1,18 +1,22 @@
 """Which environment variables make MindSpore's CPU runtime fast?
 
-The runtime reads them when it runs its first kernel, so they can be set after MindSpore is imported.
+The runtime reads them when it runs its first kernel, so they can be set after MindSpore is imported, by constructors.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from .. import _check
+from ..ranks.parallel import networks_of
 
 # On AVX-512 machines the wheel's oneDNN runs convolutions in a slow reference kernel; limited to AVX2 it uses a fast
 # one. Matrix products are faster without the limit, so it is set only for networks with convolutions.
@@ -23,13 +27,22 @@ _AVX512 = 0x20  # bit of AVX-512's first level in oneDNN's effective instruction
 # The host thread busy-waits and so takes a core from the kernels. With this setting it runs the kernels itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose)
+_DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
+_LATE = (
+    f"For '%s', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may take 15 times "
+    f"as long. Call tune_cpu(network) before, or start Python with {_SHOWN}."
+)
+_log = logging.getLogger("ms_accum")
+_logged: set[str] = set()
 
 
 def tune_cpu(network: nn.Cell) -> dict[str, str]:
     """Set environment variables that make MindSpore's CPU runtime fast for a network; your own settings are kept.
 
-    Call it before anything is computed. Results differ by rounding only. On other devices it does nothing.
+    `GradientAccumulation`, `Accumulator`, `TrainForwardBackward` and `evaluate` do the same and log it with level INFO.
+    Call it yourself if the network runs before one of them is made. Results differ by rounding only. On other devices
+    it does nothing. ``MS_DEV_HOST_BLOCKING_RUN=0 ONEDNN_MAX_CPU_ISA=DEFAULT`` in the environment keeps MindSpore's
+    defaults.
 
     Args:
         network (Cell): the network that will run.
@@ -47,22 +60,57 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
         >>> tune_cpu(MLP())
         {}
     """
+    chosen, late = _set(network.get_parameters())
+    if late:
+        _check.warn(_LATE.replace("%s", "tune_cpu"))
+    return chosen
+
+
+def tune(owner: str, parameters: Iterable[Parameter]) -> None:
+    """Do what `tune_cpu` does for a network with these parameters; log it instead of returning it or warning.
+
+    Args:
+        owner (str): the name used in messages.
+        parameters (Iterable[Parameter]): read only if needed.
+    """
+    chosen, late = _set(parameters)
+    if chosen:
+        shown = " ".join(f"{name}={value}" for name, value in chosen.items())
+        _log.info("For '%s', %s was set, which makes MindSpore's CPU runtime faster.", owner, shown)
+    if late and _LATE not in _logged:
+        _logged.add(_LATE)
+        _log.warning(_LATE, owner)
+
+
+def parameters_around(parameters: Iterable[Parameter]) -> Iterable[Parameter]:
+    """Yield these parameters, then all of the networks that contain them, such as a frozen backbone's."""
+    parameters = tuple(parameters)
+    yield from parameters
+    yield from chain.from_iterable(network.get_parameters() for network in networks_of(parameters))
+
+
+def keep_cpu_defaults() -> dict[str, str]:
+    """Set the variables to MindSpore's defaults where they are not set, so that they stay; return no settings."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    return {}
+
+
+def _set(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:
+    """Set what makes a network with these parameters fast; return that, and whether it is too late for a part of it."""
     if ms.get_context("device_target") != "CPU":
-        return {}
+        return {}, False
     version = tuple(int(part) for part in ms.__version__.split(".")[:2])
-    wanted = _HOST if version >= (2, 8) else {}
-    if version >= (2, 9) and _has_avx512() and _convolves(network):
-        wanted = {**wanted, **_KERNELS}
+    wanted = dict(_HOST) if version >= (2, 8) else {}
+    if not _KERNELS.keys() <= os.environ.keys() and version >= (2, 9) and _has_avx512() and _convolves(parameters):
+        wanted.update(_KERNELS)
     chosen = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(chosen)
-    if _KERNELS.items() <= chosen.items() and _uses_avx512():
+    late = _KERNELS.items() <= chosen.items() and _uses_avx512()
+    if late:
         for name in _KERNELS:
             del os.environ[name], chosen[name]
-        _check.warn(
-            f"For 'tune_cpu', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may "
-            f"take 15 times as long. Call it before, or start Python with {_SHOWN}.",
-        )
-    return chosen
+    return chosen, late
 
 
 def _uses_avx512() -> bool:
@@ -74,8 +122,8 @@ def _uses_avx512() -> bool:
         return False
 
 
-def _convolves(network: nn.Cell) -> bool:
-    return any(isinstance(cell, _CONVOLUTIONS) for _, cell in network.cells_and_names())
+def _convolves(parameters: Iterable[Parameter]) -> bool:
+    return any(parameter.ndim > 3 for parameter in parameters)  # in one dimension, too, kernels have four axes
 
 
 def _has_avx512() -> bool:

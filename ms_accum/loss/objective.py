@@ -14,7 +14,7 @@ from . import columns
 from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
 from .first_look import check_compiles, check_taken
 from .gradients import WithLoss
-from .reductions import check_loss
+from .reductions import REDUCTIONS, check_loss
 from .weights import Weight
 from .window_loss import WindowLoss
 
@@ -43,7 +43,7 @@ class Objective:
     ):
         self._owner = owner
         self.network, self.loss_fn = network, loss_fn
-        self.reduction = reduction
+        self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
         self.weight = Weight(owner, weight, reduction, loss_fn, group)
         """Weight, the weight of a micro-batch."""

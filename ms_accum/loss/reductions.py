@@ -9,6 +9,8 @@ from mindspore import nn
 from .. import _check
 from .averages import option_of
 
+REDUCTIONS = ("mean", "sum")
+
 
 def loss_reduction(loss_fn: Any) -> str | None:
     """Return the reduction of a loss function, "mean", "sum" or "none", or None if it can't be determined.

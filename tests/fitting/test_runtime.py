@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import mindspore as ms
+import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Tensor, nn
 
+import train as training
 from conftest import CORES
 from model_zoo import MLP, LeNet5
-from ms_accum import tune_cpu
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
 from ms_accum.fitting import runtime
+from programs import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
@@ -30,6 +34,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
     monkeypatch.setattr(ms, "__version__", "2.10.0")
+    monkeypatch.setattr(runtime, "_logged", set())
 
 
 def test_convolutions_get_both_settings_and_the_environment_has_them():
@@ -61,6 +66,22 @@ def test_too_late_is_said(monkeypatch):
     with pytest.warns(RuntimeWarning, match="'tune_cpu', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2: a network has"):
         assert tune_cpu(LeNet5()) == {HOST: "1"}
     assert KERNELS not in os.environ
+
+
+SAYS_DEFAULT = f"""
+import os
+os.environ["{KERNELS}"] = "DEFAULT"
+from ms_accum.fitting.runtime import _has_avx512, _uses_avx512
+print(_has_avx512() == _uses_avx512())
+"""
+
+
+def test_the_default_that_is_kept_is_onednns():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_DEFAULT], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == "True\n"
 
 
 SAYS_ISA = """
@@ -100,6 +121,84 @@ def test_other_devices_are_left_alone(monkeypatch):
 @pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
 def test_convolutions_are_found_inside(cell, found):
     assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
+
+
+# Constructors do the same
+
+
+def sgd(network):
+    return nn.SGD(network.trainable_params(), 0.1)
+
+
+def cells(network):
+    optimizer = sgd(network)
+    TrainForwardBackward(network, optimizer, optimizer.parameters.clone(prefix="grad_sum", init="zeros"))
+
+
+TUNING = {
+    "GradientAccumulation": lambda network: GradientAccumulation(network, None, sgd(network)),
+    "Accumulator": lambda network: Accumulator(sgd(network), 2),
+    "TrainForwardBackward": cells,
+    "evaluate": lambda network: evaluate(network, [(Tensor(np.ones((1, 1, 32, 32)), ms.float32), Tensor([1]))]),
+}
+
+
+@pytest.mark.parametrize("owner", TUNING)
+def test_constructors_set_the_same_and_log_it_once(owner, caplog):
+    network = LeNet5()
+    with caplog.at_level(logging.INFO, "ms_accum"):
+        TUNING[owner](network)
+        TUNING["Accumulator"](network)
+    assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
+    (said,) = caplog.messages
+    assert said.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
+
+
+def test_constructors_print_nothing(capfd):
+    TUNING["GradientAccumulation"](LeNet5())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("owner", TUNING)
+def test_constructors_leave_what_the_user_set(owner, monkeypatch, caplog):
+    for name in (KERNELS, HOST):
+        monkeypatch.setenv(name, "his own")
+    monkeypatch.setattr(runtime, "networks_of", None)  # nothing is searched for what is set
+    with caplog.at_level(logging.INFO, "ms_accum"):
+        TUNING[owner](LeNet5())
+    assert os.environ[KERNELS] == os.environ[HOST] == "his own" and not caplog.messages
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_accumulator_finds_a_frozen_convolution(frozen):
+    network = nn.SequentialCell(nn.Conv2d(1, 2, 3) if frozen else nn.Identity(), nn.Flatten(), nn.Dense(8, 2))
+    for parameter in network[0].get_parameters():
+        parameter.requires_grad = False
+    TUNING["Accumulator"](network)
+    assert (KERNELS in os.environ) is frozen and os.environ[HOST] == "1"
+
+
+def test_constructors_log_once_that_it_is_too_late(monkeypatch, caplog):
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
+    for _ in range(2):
+        TUNING["GradientAccumulation"](LeNet5())
+    (said,) = [record for record in caplog.records if record.name == "ms_accum"]
+    assert said.levelno == logging.WARNING
+    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in said.getMessage()
+    assert KERNELS not in os.environ
+
+
+def test_defaults_that_are_kept_are_kept_from_constructors(monkeypatch):
+    monkeypatch.setenv(HOST, "his own")
+    assert runtime.keep_cpu_defaults() == {}
+    TUNING["GradientAccumulation"](LeNet5())
+    assert (os.environ[HOST], os.environ[KERNELS]) == ("his own", "DEFAULT")
+
+
+@pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])
+def test_train_py_chooses(choice, kept):
+    training.build(settings_of(f"--runtime={choice}"))
+    assert (os.environ[HOST], os.environ[KERNELS]) == kept
 
 
 # Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
