@@ -88,8 +88,8 @@ class Objective:
             return
         self._tried.add(kinds)
         if ms.get_context("mode") == ms.GRAPH_MODE:
-            check_compiles(self._loss_fn)
-        check_taken(self._network, self._loss_fn, self.forward, micro_batch, trained)
+            check_compiles(self.loss_fn)
+        check_taken(self.network, self.loss_fn, self.forward, micro_batch, trained)
 
     def _look_at_shapes(self, micro_batch: tuple) -> None:
         """Warn once if the rows of labels differ in size."""
