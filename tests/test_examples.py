@@ -21,6 +21,14 @@ UPDATES = {
 }  # of 45 micro-batches in windows of 4, the Cells without a tail, or of 2
 
 
+# A newcomer's three networks: the last line that is printed.
+NETWORKS = {
+    "basic": r"epoch: 1 evaluation: accuracy 0\.\d+, eval_loss \d\.\d+",
+    "batch_norm_cnn": r"12 updates, accuracy \d+\.\d%",
+    "lstm_model": r"12 updates, 0 skipped",
+}
+
+
 def run(program, folder, *flags, launcher=()):
     """Run an example as the README says, but in a folder of its own."""
     command = [sys.executable, *launcher, "-m", f"examples.{program}", *flags]
@@ -32,7 +40,7 @@ def run(program, folder, *flags, launcher=()):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, "no_sync"])
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, *NETWORKS, "no_sync"])
 
 
 @pytest.mark.slow
@@ -42,6 +50,16 @@ def test_example(program, updates, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.fullmatch(rf"{updates} updates, accuracy (\d+\.\d)%", done.stdout.splitlines()[-1])
     assert 0 < float(accuracy[1]) <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "last"), NETWORKS.items())
+def test_a_network_of_ones_own(program, last, tmp_path):
+    done = run(program, tmp_path, "--epochs=1")
+    assert done.returncode == 0 and re.fullmatch(last, done.stdout.splitlines()[-1])
+    warned = [line for line in done.stderr.splitlines() if "Warning" in line or "WARNING" in line]
+    assert len(warned) == (program == "batch_norm_cnn") and ("normali" in done.stderr) is bool(warned)
+    assert len((ROOT / "examples" / f"{program}.py").read_text().splitlines()) <= 60
 
 
 @pytest.mark.slow
