@@ -101,6 +101,13 @@ def test_the_programs_are_installed():
         assert callable(getattr({"ms_accum.commands": commands, "ms_accum.launch": launch}[module], function))
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
+def test_a_program_imports_the_zoo_by_the_name_that_is_installed(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    froms = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "model_zoo" not in froms, "import from ms_accum.zoo, which is the same"
+
+
 def test_the_pythons_are_one_range():
     low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
     named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
