@@ -21,7 +21,7 @@ from .program.report import called_in
 from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .ranks.reduction import summing
 from .run import Run, Ways, epochs_of, facts_of
-from .saving.checkpoint import check_path, save_model
+from .saving.checkpoint import check_path, save_trained
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.run_state import RunState
 from .saving.trained import Trained
@@ -162,7 +162,8 @@ class GradientAccumulation:
                 such as ``{"acc"}``; the mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (int): epochs between two evaluations. Default: 1.
             initial_epoch (int): the epoch after which the numbering begins, as for `Model.fit`. Default: 0.
-            ckpt_path (Optional[str]): where to save the model. ``None``: not saved. Default: the tutorial's name.
+            ckpt_path (Optional[str]): where to save the model, in place of a file that is there. ``None``: not saved.
+                Default: the tutorial's name; a file of that name is kept as ``gradient_accumulation.previous.ckpt``.
             checkpointer (Optional[Checkpointer]): saves the run's state, or resumes a run. Default: ``None``.
 
         Raises:
@@ -187,11 +188,12 @@ class GradientAccumulation:
         how = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
         if initial_epoch:
             how["initial_epoch"] = initial_epoch
-        at = self._train(epochs, Data(train_dataset, self._ranks), how, ends, called, checkpointer, evaluate)
-        if not at.windows and self._tail == "drop":
-            raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        if ckpt_path is not None and is_first(self._group):
-            save_model(self._network, ckpt_path)
+        data = Data(train_dataset, self._ranks)
+        with ExitStack() as closing:
+            run = self._begin_run(closing, epochs, data, how, called, checkpointer, evaluate)
+            run.train(data.epochs(epochs, run.at), ends)
+            if ckpt_path is not None and is_first(self._group):
+                save_trained(self._network, ckpt_path)  # before the state, which is larger, for a disk that gets full
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: int | None = None) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.
@@ -239,25 +241,22 @@ class GradientAccumulation:
             self._trained.step()
         return ended
 
-    def _train(
-        self, epochs: int, data: Data, how: dict, ends: Callable, called: list, states: Any, evaluate: Any
-    ) -> Position:
-        """Train, with all that accompanies it, and return the position at the end."""
+    def _begin_run(
+        self, closing: ExitStack, epochs: int, data: Data, how: dict, called: list, states: Any, evaluate: Any
+    ) -> Run:
+        """Return the run at its beginning or where it is resumed; `closing` ends what accompanies it."""
+        if states is not None:
+            closing.enter_context(states.share(self._group))
+        at, windows = self._begin(epochs, data, states, how)
+        facts = facts_of(data, epochs, how["mini_steps"], self._tail, at, self._objective, self._trained.optimizer)
+        calls = closing.enter_context(Callbacks(called, facts))
+        calls("on_train_begin", planned=None if windows is None else windows - at.windows)
+        if states is not None:
+            closing.enter_context(states.saving_at_the_end(partial(self._state, at), self._window))
         ways = Ways(
             self._window, self._add, self._end, lambda: self.updates, self._state, self._skips, self._tail, self._group
         )
-        with ExitStack() as closing:
-            if states is not None:
-                closing.enter_context(states.share(self._group))
-            at, windows = self._begin(epochs, data, states, how)
-            facts = facts_of(data, epochs, how["mini_steps"], self._tail, at, self._objective, self._trained.optimizer)
-            calls = closing.enter_context(Callbacks(called, facts))
-            calls("on_train_begin", planned=None if windows is None else windows - at.windows)
-            if states is not None:
-                closing.enter_context(states.saving_at_the_end(partial(self._state, at), self._window))
-            run = Run(ways, at, calls, states=states, evaluate=evaluate, before=how.get("initial_epoch", 0))
-            run.train(data.epochs(epochs, at), ends)
-        return at
+        return Run(ways, at, calls, states=states, evaluate=evaluate, before=how.get("initial_epoch", 0))
 
     def _state(self, at: Position) -> TrainingState:
         counters = {name: getattr(self, name) for name in _COUNTERS}

@@ -61,7 +61,9 @@ class Run:
         evaluate: Callable[[int, Callbacks], dict[str, Any] | None] | None = None,
         before: int = 0,
     ):
-        self._ways, self._window, self._at, self._calls = ways, ways.window, at, calls
+        self._ways, self._window, self._calls = ways, ways.window, calls
+        self.at = at
+        """Position, of the run in its data."""
         self._states, self._evaluate, self._before = states, evaluate, before
         self._step_begun = False
 
@@ -69,21 +71,23 @@ class Run:
         """Train with the remaining epochs; `ends` marks in an epoch's batches where windows end."""
         self._ended_at = time.perf_counter()
         for batches in epochs:
-            epoch = self._before + self._at.epoch
+            epoch = self._before + self.at.epoch
             self._calls("on_train_epoch_begin", cur_epoch_num=epoch)
             self._run_epoch(ends(batches, self._window.micro_batches))
             if not self._stopping():
-                self._at.next_epoch()
+                self.at.next_epoch()
             self._calls.epoch_end(None if self._evaluate is None else self._evaluate(epoch, self._calls))
             if total([self._calls.stopping], self._ways.group) != [0]:
                 break
+        if not self.at.windows and self._ways.tail == "drop" and not self._calls.stopping:
+            raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         self._calls("on_train_end")
 
     def _run_epoch(self, micro_batches: Iterable) -> None:
         for micro_batch, ends in micro_batches:
             self._add(micro_batch)
-            self._at.batches += ends or self._window.size is not None
-            self._at.rows += micro_batch[0].shape[0]
+            self.at.batches += ends or self._window.size is not None
+            self.at.rows += micro_batch[0].shape[0]
             if ends:
                 self._end_window()
             elif self._states is not None:
@@ -110,7 +114,7 @@ class Run:
         return self._ways.group is None and self._calls.stopping
 
     def _end_window(self) -> None:
-        at, states, group = self._at, self._states, self._ways.group
+        at, states, group = self.at, self._states, self._ways.group
         ended = self._ways.end(states.wishes() if states and group else NO_WISHES)
         at.step, at.windows = at.step + 1, at.windows + 1
         now = time.perf_counter()
@@ -125,7 +129,7 @@ class Run:
 
     def _save_if_due(self, in_window: bool, wishes: Any) -> None:
         if self._states is not None:
-            self._states.after_micro_batch(self._ways.updates(), in_window, partial(self._ways.take, self._at), wishes)
+            self._states.after_micro_batch(self._ways.updates(), in_window, partial(self._ways.take, self.at), wishes)
 
 
 def epochs_of(last: int, before: int) -> int:

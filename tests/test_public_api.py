@@ -92,7 +92,7 @@ SIGNATURES = {
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials)",
     ms_accum.Checkpointer: (
         "(folder, *, every=None, minutes=None, keep=1, score=None, resume=None, config=None, "
-        "allow_config_change=False, stop=None)"
+        "allow_config_change=False, stop=None, notes=None, at_end=None)"
     ),
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,12 +13,10 @@ from mindspore import nn
 
 from .checkpoint_file import fault_of
 from .files import write_whole
+from .model_record import DEFAULT, keep_previous, remove_record, write_record
+from .model_record import CheckpointError as CheckpointError
 
 FORMATS = ("ckpt", "safetensors")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint can't be read, or is of another network."""
 
 
 def check_name(owner: str, *paths: str | os.PathLike[str]) -> None:
@@ -55,14 +54,31 @@ def check_folder(owner: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"For '{owner}', the folder of 'ckpt_path' must be writable, but got '{path}'.")
 
 
-def save_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
-    """Write only the network's parameters to `path`, in the format of its extension.
+def save_model(network: nn.Cell, path: str | os.PathLike[str], record: Mapping[str, Any] | None = None) -> None:
+    """Write only the network's parameters to `path`, in the format of its extension, and then their record.
 
     Raises:
         OSError: If the file can't be written; an existing file is unchanged.
     """
     size = sum(parameter.nbytes for parameter in network.get_parameters())
     write_whole(path, size, partial(_save_and_verify, network))
+    if record is None or _format(os.fspath(path)) == "safetensors":
+        remove_record(path)
+    if record is not None:
+        write_record(path, record)
+
+
+def save_trained(network: nn.Cell, path: str | os.PathLike[str]) -> None:
+    """Do what `save_model` does; a model of the default name, which nobody may have chosen, is kept, and that is said.
+
+    Raises:
+        OSError: If the file can't be written; an existing file is unchanged.
+    """
+    kept = keep_previous(path) if os.fspath(path) == DEFAULT else None
+    save_model(network, path)
+    if kept:
+        # Printed to stderr where a program has not set up logging.
+        logging.getLogger("ms_accum").warning("'%s' is replaced; the model that it held is kept as '%s'.", path, kept)
 
 
 def _save_and_verify(network: nn.Cell, path: str) -> None:

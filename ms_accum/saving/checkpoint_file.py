@@ -1,18 +1,25 @@
 """Is a checkpoint file undamaged, and safe for MindSpore's loader?
 
-The loader reads out of bounds on a crafted `.ckpt`, and loads a truncated file as if it were complete.
+The loader reads out of bounds on a crafted `.ckpt`, and loads a truncated file as if it were complete. Safetensors are
+checked without MindSpore.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import zlib
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
-from mindspore.train.checkpoint_pb2 import Checkpoint
 from safetensors import SafetensorError, safe_open
+
+from .model_record import CheckpointError, fault_of_record, of_metadata
 
 _KINDS = {
     1: ("Bool", "Int8", "UInt8"),
@@ -23,7 +30,10 @@ _KINDS = {
 _ITEM_BYTES = {kind: size for size, kinds in _KINDS.items() for kind in kinds}
 # MindSpore writes this word and ten bytes of CRC-32 after the protocol buffers.
 _MARK, _CRC_BYTES = b"crc_num", 10
-_METADATA = {"format", "crc_num", "remove_redundancy"}
+_METADATA = {"format", "crc_num", "remove_redundancy", "record", "record_sha256"}
+STATE_VERSION = 3
+# The types of safetensors that NumPy has and a state may contain.
+_STATE_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 
 
 def fault_of(path: str) -> str | None:
@@ -41,7 +51,7 @@ def _fault_of_ckpt(data: bytes) -> str | None:
         body = data[: end - len(_MARK)]
         if zlib.crc32(body) != int.from_bytes(data[end:], "big"):
             return "its checksum does not fit"
-    message = Checkpoint()
+    message = _empty()
     try:
         message.ParseFromString(body)
     except DecodeError:
@@ -71,17 +81,109 @@ def _fault_of_parameter(name: str, slices: list[Any]) -> str | None:
 
 
 def _fault_of_safetensors(path: str) -> str | None:
-    crc = 0
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            for name in sorted(file.keys()):
-                crc = zlib.crc32(bytes(file.get_tensor(name)), zlib.crc32(name.encode(), crc))
-    except (SafetensorError, OSError, ValueError) as error:
+            crc = _crc_of(file) if "crc_num" in metadata else None
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         return f"it can't be parsed ({str(error).splitlines()[0]})"
     of_mindspore = metadata.get("format") == "ms"
     if of_mindspore and set(metadata) - _METADATA:
         return "it holds something else too"
     if "crc_num" in metadata and (metadata["crc_num"] != str(crc) or not of_mindspore):
         return "its checksum does not fit"
+    sealed = of_metadata(metadata)
+    if sealed and (not sealed[1] or fault_of_record(sealed[0])):
+        return "its record is damaged"
     return None
+
+
+def _crc_of(file: Any) -> int:
+    crc = 0
+    for name in sorted(file.keys()):
+        crc = zlib.crc32(bytes(file.get_tensor(name)), zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def tensors_of(path: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return the names, shapes and types of the parameters in a file that has no fault."""
+    if path.endswith(".safetensors"):
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            return [(name, tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()]
+    message = _empty()
+    with open(path, "rb") as stored:
+        data = stored.read()
+    end = len(data) - _CRC_BYTES - len(_MARK)
+    message.ParseFromString(data[:end] if data[end : end + len(_MARK)] == _MARK else data)
+    found = {each.tag: each.tensor for each in message.value}
+    return [(name, tuple(each.dims), each.tensor_type) for name, each in found.items()]
+
+
+def _empty() -> Any:
+    from mindspore.train.checkpoint_pb2 import Checkpoint
+
+    return Checkpoint()
+
+
+def open_state(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays and the facts of a training state; whether a run can use the facts is not checked here.
+
+    Raises:
+        CheckpointError: If the file is not a state, is damaged, or is of another version.
+    """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"'{path}' is no training state: it is no file.")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            strange = [name for name in file.keys() if file.get_slice(name).get_dtype() not in _STATE_TYPES]
+            arrays = {} if strange else {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"'{path}' is no training state: {what}.") from error
+    if strange or not is_state(metadata):
+        raise CheckpointError(f"'{path}' is no training state.")
+    if state_digest(arrays, metadata["facts"]) != metadata["sha256"]:
+        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
+    facts = _json(metadata["facts"])
+    if facts.get("version") != STATE_VERSION:
+        raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
+    return arrays, facts
+
+
+def metadata_of(path: str) -> dict[str, str]:
+    """Return the metadata of safetensors; an empty dict if the file is none."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError, ValueError):
+        return {}
+
+
+def is_state(metadata: Mapping[str, str]) -> bool:
+    """Return whether the metadata of safetensors are those of a training state."""
+    return set(metadata) == {"facts", "sha256"}
+
+
+def state_digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
+    """Return the SHA-256 of a training state."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {kind_of(arrays[name])}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
+
+
+def kind_of(array: np.ndarray) -> str:
+    """Return the type and shape of an array as text."""
+    return f"{array.dtype} {array.shape}"
+
+
+def _json(text: str) -> dict[str, Any]:
+    """Return the JSON object of a text; an empty dict if it is not one."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -15,12 +15,12 @@ from typing import Any, Callable
 from .. import _check
 from ..ranks.parallel import Group
 from ..window.open_window import OpenWindow
-from .checkpoint import CheckpointError
 from .files import write_whole
+from .model_record import CheckpointError
 from .state_folder import Found, StateFolder
 from .training_state import TrainingState, write
 
-_OWNER = "Checkpointer"
+_OWNER, _NOTES = "Checkpointer", "notes"
 NO_WISHES = (0.0, 0.0)
 """No request to stop, and none to save because the minutes have passed."""
 
@@ -46,6 +46,10 @@ class Checkpointer:
         config (Optional[Mapping]): settings that must equal those of the resumed run. Default: ``None``.
         allow_config_change (bool): whether these settings may differ. Default: ``False``.
         stop (Optional[Callable]): called after each micro-batch; returns whether to stop. Default: ``None``.
+        notes (Optional[Mapping]): what else to save in `config`, for readers of the file; a resumed run's may differ.
+            Default: ``None``.
+        at_end (Optional[Callable]): called before the last state is saved, to save what is smaller and must not be lost
+            if the disk is full. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -82,6 +86,8 @@ class Checkpointer:
         config: Mapping[str, Any] | None = None,
         allow_config_change: bool = False,
         stop: Callable[[], bool] | None = None,
+        notes: Mapping[str, Any] | None = None,
+        at_end: Callable[[], None] | None = None,
     ):
         self._states = StateFolder(_OWNER, folder)
         self._every = None if every is None else _check.positive_int(_OWNER, "every", every)
@@ -92,6 +98,7 @@ class Checkpointer:
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
         self._stop = stop
+        self._notes, self._at_end = dict(notes or {}), at_end
         self._writes = True
         self.resumed: list[str] = []
         """list[str], lines about the state from which the run was resumed."""
@@ -132,22 +139,19 @@ class Checkpointer:
         if found is None:
             self.resumed = [f"nothing: no state in '{self._states.path}'"] if self._resume else []
             return None
-        changed = changes(found.state.facts["config"], self._config)
+        before = {name: value for name, value in found.state.facts["config"].items() if name != _NOTES}
+        changed = changes(before, self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
-                f"'{found.path}' is of a run with other settings: {', '.join(changed)}. "
-                "Give allow_config_change to resume anyway."
+                f"For '{_OWNER}', '{found.path}' is of a run with other settings: {', '.join(changed)}. "
+                "Give 'allow_config_change' to resume anyway."
             )
         facts = found.state.facts
         self._updates = facts["planned"]
         self._states.adopt(found)
         self.best, self._best_file = facts["best"]
-        at = facts["at"]
-        self.resumed = [
-            *found.passed_over,
-            f"{found.path}: {facts['updates']:,} updates, epoch {at['epoch']}, {at['batches']:,} batches of it",
-            *changed,
-        ]
+        self._is_saved = not changed and self._states.holds(found.path)
+        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {_place(facts)}", *changed]
         return found._replace(changed=changed)
 
     def settings(self) -> Mapping[str, Any]:
@@ -158,6 +162,15 @@ class Checkpointer:
         """
         found = self._states.find(self._resume)
         return found.state.facts["config"] if found else {}
+
+    def epochs_done(self) -> int | None:
+        """Return the epochs of the run to resume, if it ended with a complete one; None if not, or there is no run.
+
+        Raises:
+            CheckpointError: If it can't be read.
+        """
+        found = self._states.find(self._resume)
+        return _epochs_done(found.state.facts) if found else None
 
     def wishes(self) -> list[float]:
         """Return the requests to stop, and to save because the minutes have passed, as numbers that ranks can sum."""
@@ -214,7 +227,8 @@ class Checkpointer:
             return self._states.path
         path = self._states.next_path()
         self._best_file = path.name if best else self._best_file
-        own = {"config": self._config, "planned": self._updates, "best": [self.best, self._best_file]}
+        config = {**self._config, **({_NOTES: self._notes} if self._notes else {})}
+        own = {"config": config, "planned": self._updates, "best": [self.best, self._best_file]}
         state = TrainingState(state.arrays, {**state.facts, **own})
         size = sum(array.nbytes for array in state.arrays.values())
         self._can_save = False  # unless it succeeds
@@ -235,6 +249,8 @@ class Checkpointer:
             if self._can_save and not window.lost and window.is_whole:
                 self._save_after_error(take)
             raise
+        if self._at_end is not None:
+            self._at_end()
         self.save_at_the_end(take)
 
     def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
@@ -256,3 +272,19 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
+
+
+def _place(facts: Mapping[str, Any]) -> str:
+    """Return the position of a state as text."""
+    done, at = _epochs_done(facts), facts["at"]
+    if done is None:
+        return f"epoch {at['epoch']}, {at['batches']:,} batches of it"
+    return f"{done} epoch{'s' * (done != 1)} done"
+
+
+def _epochs_done(facts: Mapping[str, Any]) -> int | None:
+    """Return the number of epochs that a state has seen; None inside an epoch or a window."""
+    at = facts["at"]
+    if facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
+        return None
+    return at["epoch"] - (at["batches"] == 0)

@@ -10,7 +10,7 @@ from mindspore import nn
 
 from ..window.batches import Data, Position
 from ..window.open_window import OpenWindow
-from .checkpoint import CheckpointError
+from .model_record import CheckpointError
 from .state_folder import Found
 from .trained import SETTING, Trained
 from .training_state import TrainingState, capture, restore, warn_about_random_layers
@@ -56,7 +56,8 @@ class RunState:
         facts, window = found.state.facts, found.state.facts["window"]
         at, held = Position(**facts["at"]), window["micro_batches"]
         if at.begun > epochs:
-            raise CheckpointError(f"'{found.path}' is in epoch {at.begun}, and 'epoch' is {epochs}. Make it more.")
+            what = f"but got {epochs}: '{found.path}' has begun epoch {at.begun}"
+            raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.begun}, {what}.")
         warn_about_random_layers(self._network)
         if not self._window.holds(held):
             who = "windows of 1" if self._window.size == 1 else "several ranks"

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from .checkpoint import CheckpointError
 from .files import remove_leftovers
+from .model_record import CheckpointError
 from .training_state import TrainingState, read
 
 AUTO = "auto"
@@ -88,9 +88,27 @@ class StateFolder:
 
     def adopt(self, found: Found) -> None:
         """Treat the resumed state and the best one before it as this run's own; all others are never removed."""
-        if Path(found.path).resolve().parent == self.path.resolve():
+        if self.holds(found.path):
             own = (Path(found.path).name, found.state.facts["best"][1])
             self._own = [path for path in reversed(self._states()) if path.name in own]
+
+    def holds(self, path: str) -> bool:
+        """Return whether a state is in this folder."""
+        return Path(path).resolve().parent == self.path.resolve()
+
+    def clear(self) -> None:
+        """Remove all states.
+
+        Raises:
+            RuntimeError: If another run is using the folder.
+        """
+        if self.path.is_dir():
+            self.open()
+            try:
+                for path in self._states():
+                    path.unlink()
+            finally:
+                self.close()
 
     def next_path(self) -> Path:
         """Return the path of the next state."""

@@ -9,7 +9,7 @@ from mindspore import Parameter, nn
 
 from ..network import checks
 from ..network.parameters import without
-from .checkpoint import CheckpointError
+from .model_record import CheckpointError
 
 SETTING = "setting"
 """str, the owner name of the optimizer's settings, such as the learning rate, which a resumed run may change."""

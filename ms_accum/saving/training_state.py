@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from mindspore import Tensor, nn, ops
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import _check
-from ..network.generators import random_state, set_random_state
+from ..network.generators import is_random_state, random_state, set_random_state
 from ..network.parameters import as_array
-from .checkpoint import CheckpointError, differences_of, shortened
-from .facts import wrong_facts
+from ..window.batches import Position
+from .checkpoint import differences_of, shortened
+from .checkpoint_file import STATE_VERSION as VERSION
+from .checkpoint_file import kind_of, open_state, state_digest
+from .model_record import CheckpointError
 
-VERSION = 3
-# The types of safetensors that NumPy has and a state may contain.
-_DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
+Rule = Callable[[Any], bool]
 # Compared by name: the classes of `mindspore.mint` and of `nn` have no common base.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 
@@ -57,8 +57,8 @@ def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *,
         {name: each for name, each in named.items() if name.partition(".")[0] != leave_out}
         for named in (state.arrays, parameters)
     )
-    expected = {name: _kind(as_array(parameter)) for name, parameter in parameters.items()}
-    wrong = differences_of(expected, {name: _kind(array) for name, array in arrays.items()})
+    expected = {name: kind_of(as_array(parameter)) for name, parameter in parameters.items()}
+    wrong = differences_of(expected, {name: kind_of(array) for name, array in arrays.items()})
     if wrong:
         raise CheckpointError(f"'{source}' is of another run: {shortened(wrong)}.")
     for name, parameter in parameters.items():
@@ -77,7 +77,7 @@ def _put(parameter: Any, array: np.ndarray) -> None:
 def write(state: TrainingState, path: str) -> None:
     """Write a state, and read it back to verify it."""
     facts = json.dumps(state.facts, sort_keys=True)
-    save_file(state.arrays, path, metadata={"facts": facts, "sha256": _digest(state.arrays, facts)})
+    save_file(state.arrays, path, metadata={"facts": facts, "sha256": state_digest(state.arrays, facts)})
     read(path)
 
 
@@ -87,48 +87,11 @@ def read(path: str) -> TrainingState:
     Raises:
         CheckpointError: If the file is not a state, is damaged, or is of another version.
     """
-    if not os.path.isfile(path):
-        raise CheckpointError(f"'{path}' is no training state: it is no file.")
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            strange = [name for name in file.keys() if file.get_slice(name).get_dtype() not in _DTYPES]
-            arrays = {} if strange else {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"'{path}' is no training state: {what}.") from error
-    if strange or set(metadata) != {"facts", "sha256"}:
-        raise CheckpointError(f"'{path}' is no training state.")
-    if _digest(arrays, metadata["facts"]) != metadata["sha256"]:
-        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
-    facts = _json(metadata["facts"])
-    if facts.get("version") != VERSION:
-        raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
+    arrays, facts = open_state(path)
     wrong = wrong_facts(facts)
     if wrong:
         raise CheckpointError(f"'{path}' is no training state that a run can go on from: {shortened(wrong)}.")
     return TrainingState(arrays, facts)
-
-
-def _json(text: str) -> dict[str, Any]:
-    """Return the JSON object of a text; an empty dict if it is not one."""
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(arrays):
-        digest.update(f"{name} {_kind(arrays[name])}\n".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
-
-
-def _kind(array: np.ndarray) -> str:
-    return f"{array.dtype} {array.shape}"
 
 
 def warn_about_random_layers(network: nn.Cell) -> None:
@@ -140,3 +103,74 @@ def warn_about_random_layers(network: nn.Cell) -> None:
             f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
             "it is not, bit for bit, the run that was stopped.",
         )
+
+
+def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
+    """Return which facts are missing or invalid: a SHA-256 detects damage, not a crafted file."""
+    wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
+    if not wrong and not facts["at"]["step"] <= facts["at"]["windows"] <= facts["updates"] + facts["skipped"]:
+        wrong = ["at"]
+    return [_in_words(name, facts) for name in wrong]
+
+
+def _in_words(name: str, facts: Mapping[str, Any]) -> str:
+    return f"'{name}' is wrong" if name in facts else f"'{name}' is missing"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or _is_count(value)
+
+
+def _is_score(value: Any) -> bool:
+    return _is_number(value) and not math.isnan(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda value: value is None or rule(value)
+
+
+def _list_of(*rules: Rule) -> Rule:
+    """Return the rule for a list with one element for each of these rules."""
+    return lambda value: (
+        isinstance(value, list) and len(value) == len(rules) and all(fits(each) for fits, each in zip(rules, value))
+    )
+
+
+def _dict_of(**rules: Rule) -> Rule:
+    """Return the rule for a dict with exactly these names, and values that follow their rules."""
+    return lambda value: (
+        isinstance(value, dict) and set(value) == set(rules) and all(fits(value[name]) for name, fits in rules.items())
+    )
+
+
+_POSITION = {
+    **{field.name: _or_none(_is_count) for field in fields(Position)},
+    **dict.fromkeys(("batches", "rows", "step", "windows", "held"), _is_count),
+    **dict.fromkeys(("epoch", "ranks"), lambda value: _is_count(value) and value > 0),
+    "random": _or_none(is_random_state),
+}
+_RULES: dict[str, Rule] = {
+    "version": _is_count,
+    "updates": _is_count,
+    "skipped": _is_count,
+    "updated": lambda value: isinstance(value, bool),
+    "skips": _is_count,
+    "at": _dict_of(**_POSITION),
+    "window": _dict_of(
+        micro_batches=_is_count,
+        loss=_list_of(_is_number, _is_number, _is_count),
+        unit=_or_none(_is_number),
+    ),
+    "random": is_random_state,
+    "config": lambda value: isinstance(value, dict),
+    "planned": _is_count,
+    "best": _list_of(_or_none(_is_score), _or_none(_is_text)),
+}

@@ -23,7 +23,7 @@ from cifar_files import write_cifar10
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, evaluate
-from ms_accum.saving import facts, training_state
+from ms_accum.saving import training_state
 from reference import digest
 from runs import (
     ROWS,
@@ -243,7 +243,7 @@ def test_a_state_of_more_epochs_is_refused_before_anything_is_changed(tmp_path):
     run = Run()
     before = digest(run.optimizer.get_parameters())
     with pytest.raises(
-        CheckpointError, match="state-00000001.safetensors' is in epoch 3, and 'epoch' is 2. Make it more"
+        CheckpointError, match="'epoch' must be at least 3, but got 2: '.*state-00000001.safetensors' has begun epoch 3"
     ):
         run.train(even(), 1, epochs=2, states=Checkpointer(tmp_path, resume="auto"))
     assert digest(run.optimizer.get_parameters()) == before and run.model.updates == 0
@@ -647,7 +647,11 @@ def without(facts, name):
 
 
 CRAFTED = {
-    **{f"no {name}": lambda facts, name=name: without(facts, name) for name in facts._RULES if name != "version"},
+    **{
+        f"no {name}": lambda facts, name=name: without(facts, name)
+        for name in training_state._RULES
+        if name != "version"
+    },
     "a count that is none": lambda facts: {**facts, "updates": -1},
     "a count that is true": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
@@ -675,7 +679,7 @@ def write_crafted(path, craft):
     state = training_state.read(str(path))
     crafted = craft(state.facts)
     facts = crafted if isinstance(crafted, str) else json.dumps(crafted)
-    metadata = {"facts": facts, "sha256": training_state._digest(state.arrays, facts)}
+    metadata = {"facts": facts, "sha256": training_state.state_digest(state.arrays, facts)}
     save_file(state.arrays, str(path), metadata=metadata)
 
 
