@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import Any
 
+from ms_accum import __version__
 from ms_accum.program.flags import Parser, place
-from ms_accum.program.main import CHECKPOINT, DATA, USAGE, begin, exit_code, run
+from ms_accum.program.main import CHECKPOINT, DATA, USAGE, Failure, begin, exit_code, run
 from ms_accum.zoo import MODELS
 
 
@@ -15,24 +18,28 @@ def flags() -> Parser:
     parser = Parser("Evaluate a checkpoint of train.py on the test split.")
     parser.add_device()
     add = parser.add_argument
-    add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; default: the digits")
+    add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; none for the digits")
     add("--ckpt_path", type=place, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
-    add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint fits")
+    add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
     return parser
 
 
 if __name__ == "__main__":
-    begin(flags())  # wrong flags end the program here: importing MindSpore takes seconds
+    begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 from mindspore import nn
 
 from ms_accum import evaluate, tune_cpu
 from ms_accum.fitting.runtime import keep_cpu_defaults
-from ms_accum.program.plan import show_accuracy, show_runtime
+from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
+from ms_accum.program.report import show
 from ms_accum.program.steps import choose_device
 from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
+from ms_accum.saving.model_record import read_record
 from ms_accum.zoo import DataError, create_dataset
-from ms_accum.zoo.recipes import dataset_for
+from ms_accum.zoo.recipes import RECIPES, dataset_for
+
+Record = Mapping[str, Any]
 
 
 def model_of(path: str) -> str:
@@ -45,17 +52,71 @@ def model_of(path: str) -> str:
     raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {found}, ...")
 
 
-def main(args: argparse.Namespace) -> None:
-    """Find the checkpoint's model, load it, count the right answers."""
-    choose_device(args.device_target)
-    with exit_code(CHECKPOINT, CheckpointError):
-        name = args.model or model_of(args.ckpt_path)
+def load(args: argparse.Namespace) -> tuple[str, nn.Cell, Record | None]:
+    """Return the name of the checkpoint's model, the network with its weights, and its record if it has one."""
+    path = args.ckpt_path
+    with exit_code(CHECKPOINT, CheckpointError, OSError):
+        record = read_record(path)
+        for field, has in (("model", MODELS), ("dataset", RECIPES)) if record else ():
+            if record and record[field] not in has:
+                raise CheckpointError(f"'{path}' is of the {field} '{record[field]}', and eval.py has {', '.join(has)}")
+        name = args.model or (record["model"] if record else model_of(path))
         network: nn.Cell = MODELS[name].make()
-        load_model(network, args.ckpt_path)
-    show_runtime(tune_cpu(network) if args.runtime == "tuned" else keep_cpu_defaults())
+        load_model(network, path)
+    return name, network, record
+
+
+def dataset_of(record: Record | None, model: str, data_path: str | None) -> str:
+    """Return the data set to evaluate on: the one that the model was trained on, if that is recorded."""
+    if record is None:
+        return dataset_for(model, data_path)
+    dataset = record["dataset"]
+    if dataset == "digits" and data_path is not None:
+        raise Failure("argument --data_path: the model was trained on the embedded digits; leave it out", USAGE)
+    if dataset != "digits" and data_path is None:
+        raise Failure(
+            f"argument --data_path: must be given, the folder of {dataset}: the model was trained on it", USAGE
+        )
+    return dataset
+
+
+def data_of(record: Record | None, dataset: str, model: str, data_path: str | None) -> Any:
+    """Return the batches of the test split, if they are what the model was trained for."""
+    size = MODELS[model].image_size
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        dataset, size = dataset_for(name, args.data_path), MODELS[name].image_size
-        test = create_dataset(args.data_path, 100, usage="test", image_size=size, dataset=dataset)
+        test = create_dataset(data_path, 100, usage="test", image_size=size, dataset=dataset)
+    for name in ("image_size", "channels", "classes", "mean", "std") if record else ():
+        if record and test.source.facts[name] != record[name]:
+            found = f"{name} {test.source.facts[name]}, and the model was trained with {record[name]}"
+            raise Failure(f"the test images of {data_path or 'the digits'} have {found}", DATA)
+    return test
+
+
+def show_what(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
+    """Print what is evaluated, and on what."""
+    facts = test.source.facts
+    images = f"{facts['rows']:,} test images of {facts['image_size']}x{facts['image_size']}"
+    of = f"{args.data_path} ({record['dataset']})" if record and args.data_path else args.data_path or "embedded digits"
+    show("file", args.ckpt_path)
+    if record is None:
+        show("model", f"{model}, because {'--model says so' if args.model else 'its parameters fit'}")
+        show("data", f"{of}, {images}")
+        show("record", "none: which data it was trained on is not known")
+        return
+    show("model", f"{model}, {record['updates']:,} updates, {record['optimizer']}, lr {record['lr']:g}")
+    show("data", f"{of}, {images}")
+    if record["total"]:
+        same = "" if record["test_data"] == facts["data"] else " on other images"
+        show("record", f"{in_percent(record['correct'], record['total'])}{same} after training")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Load the checkpoint's model, find its data, count the right answers."""
+    choose_device(args.device_target)
+    model, network, record = load(args)
+    test = data_of(record, dataset_of(record, model, args.data_path), model, args.data_path)
+    show_what(args, model, record, test)
+    show_runtime(tune_cpu(network) if args.runtime == "tuned" else keep_cpu_defaults())
     show_accuracy(*evaluate(network, test))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from functools import partial
 from typing import Any
 
+from ms_accum import __version__
+from ms_accum.program import outputs
 from ms_accum.program.flags import Parser, number, whole
 from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
 from ms_accum.program.settings import Settings
@@ -17,7 +20,7 @@ def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
     parser = Parser(
         "Train LeNet5, an MLP or ResNet-18 with gradient accumulation.",
-        finish=lambda given: Settings.of(filled_in(given)),
+        finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
     )
     parser.add_device()
     add = parser.add_argument
@@ -40,7 +43,7 @@ def flags() -> Parser:
 
 
 if __name__ == "__main__":
-    begin(flags())  # wrong flags end the program here: importing MindSpore takes seconds
+    begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 import mindspore as ms
 from mindspore import nn
@@ -113,13 +116,16 @@ def main(settings: Settings) -> None:
     model, network, runtime = build(settings)
     updates = steps.planned_updates(settings, model, train)
     settings, found = steps.fit(settings, partial(trial, settings))
-    steps.make_folders(settings)
+    settings = steps.make_folders(settings, group)
     plan.show_runtime(runtime)
     plan.show_plan(settings, device, network, train.get_dataset_size(), updates, found)
     correct = partial(evaluate_together, network, test, group)
-    steps.train(model, network, settings, train, group=group, evaluate=correct)
-    steps.write_model(network, settings.ckpt_path, group)
-    plan.show_accuracy(*correct())
+    written = steps.Written(network, model, settings, steps.facts_of(__version__, train, test), group)
+    began = time.perf_counter()
+    counts = steps.train(model, settings, train, written=written, evaluate=correct)
+    kept = written.latest.kept if written.latest else None
+    plan.show_end(settings, time.perf_counter() - began, kept)
+    plan.show_accuracy(*counts)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Batches:
     ) -> None:
         # The channel axis is made here: on a batch, np.newaxis leaves a stride of 0, with which
         # MindSpore copies element by element (0.27 ms per batch instead of 0.06).
-        self._images, self._labels = split.with_channels(), split.labels
+        self._split, self._images, self._labels = split, split.with_channels(), split.labels
         self._normalise, self._moves_seed = split.normaliser(), moves_seed
         self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
         self._drop_remainder, self._per_pass = drop_remainder, _batches_of(order, batch_size, drop_remainder)
@@ -92,6 +92,14 @@ class Batches:
         digest = hashlib.sha256(np.ascontiguousarray(self._labels).tobytes())
         digest.update(np.ascontiguousarray(self._images[:: max(1, self.rows // _SAMPLE)]).tobytes())
         return digest.hexdigest()[:16]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a model that is trained with them has to know of them, in types that JSON has."""
+        split, (channels, side) = self._split, self._images.shape[1:3]
+        facts = {"rows": self.rows, "data": self.fingerprint, "image_size": side, "channels": channels}
+        scale = {name: np.array(getattr(split, name)).tolist() for name in ("mean", "std")}
+        return {**facts, **scale, "classes": split.classes}
 
     @property
     def next_epoch(self) -> int:

@@ -23,6 +23,7 @@ class Split:
         labels: int32 of shape (N,).
         mean: What is subtracted from a value / 255; in colour, one of each channel.
         std: What the difference is divided by.
+        classes: Number of classes, of which a file may lack some.
     """
 
     usage: str
@@ -30,6 +31,7 @@ class Split:
     labels: np.ndarray
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
+    classes: int = 10
 
     def resized(self, side: int) -> Split:
         """Return the split with images of side x side."""

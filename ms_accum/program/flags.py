@@ -21,6 +21,11 @@ AUTO = "auto"
 MINI_STEPS = 4
 _TINY, _HUGE = 2.0**-126, 2.0**127
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+# How the library words errors: For 'function', 'argument' must be RULE with other='value', but got VALUE.
+_OWNER, _RULE = re.compile(r"^For '[\w.]+', "), re.compile(r"'(\w+)' (must .*)", re.DOTALL)
+_NAME, _SET = re.compile(r"(?<=.)'(\w+)'"), re.compile(r"\b(\w+)='(\w+)'")
+# Its arguments that are set by a flag of another name.
+_FLAGS = {"epoch": "epochs", "micro_batch_size": "batch_size", "url": "download"}
 _TAG = "tag:yaml.org,2002:"
 _TRUE = ("yes", "true", "on")
 _SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
@@ -40,6 +45,7 @@ class Parser(argparse.ArgumentParser):
     ):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
         self._finish = finish
+        self._given: dict[str, Any] = {}
         self.add_argument(
             "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
         )
@@ -55,7 +61,8 @@ class Parser(argparse.ArgumentParser):
     def add_states(self) -> None:
         """Add the flags for training states."""
         add = self.add_argument
-        what = "go on from a training state; auto, or no value: from the newest one in --output_dir that is whole"
+        what = "continue from a training state; auto, or no value: the newest complete one, of the newest run without "
+        what += "--output_dir"
         add("--resume", nargs="?", const=AUTO, type=place, metavar="FILE|auto", help=what)
         what = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
         add("--save_every", type=interval, default={}, metavar="N|Xmin", help=what)
@@ -89,9 +96,11 @@ class Parser(argparse.ArgumentParser):
     def add_output(self) -> None:
         """Add the flags for the output files."""
         add = self.add_argument
-        add("--output_dir", type=place, default=".", metavar="DIR", help="for what is written, default: here")
+        what = "for what is written, default: a new one, runs/001 and so on"
+        add("--output_dir", type=place, metavar="DIR", help=what)
         what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
         add("--ckpt_path", type=place, metavar="FILE", help=what)
+        add("--overwrite", action="store_true", help="replace what another run has written there")
 
     def error(self, message: str) -> NoReturn:
         """Raise a `Failure` of one line for wrong flags."""
@@ -103,8 +112,27 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args([*(_flags_of(path, self) if path else ()), *argv])
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], self._option_string_actions)}")
+        self._given = vars(found)
         with exit_code(USAGE, ValueError):
             return found if self._finish is None else self._finish(vars(found))
+
+    def in_flags(self, message: str) -> str:
+        """Return an error message about arguments of the library as one about the flags that set them."""
+        if not _OWNER.match(message):
+            return message
+        rule, got, value = _OWNER.sub("", message).partition("but got ")
+        of_flag = _RULE.match(rule)
+        if of_flag and self._flag(of_flag[1]):
+            rule = f"argument {self._flag(of_flag[1])}: {of_flag[2]}"
+        rule = _NAME.sub(lambda found: self._flag(found[1]) or found[0], rule)
+        rule = _SET.sub(lambda found: f"{self._flag(found[1])} {found[2]}" if self._flag(found[1]) else found[0], rule)
+        return f"{rule}{got}{value}"
+
+    def _flag(self, name: str) -> str | None:
+        """Return the flag that sets an argument of the library, if there is one."""
+        whole_batch = {"batch_size": "effective_batch"} if self._given.get("effective_batch") else {}
+        flag = f"--{ {**_FLAGS, **whole_batch}.get(name, name) }"
+        return flag if flag in self._option_string_actions else None
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

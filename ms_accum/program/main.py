@@ -63,9 +63,15 @@ class ParsesFlags(Protocol):
     def parse(self, argv: Sequence[str]) -> Any:
         """Return the flags, including ``debug``, or raise a `Failure`."""
 
+    def in_flags(self, message: str) -> str:
+        """Return an error message about arguments of the library as one about the flags that set them."""
 
-def begin(parser: ParsesFlags) -> None:
-    """Reject wrong flags before MindSpore is imported, and block signals before it starts threads; then call `run`."""
+
+def begin(parser: ParsesFlags, version: str) -> None:
+    """Reject wrong flags before MindSpore is imported, and block signals before it starts threads; then call `run`.
+
+    On a terminal it prints a line first: the import takes seconds.
+    """
     block_signals()
     with lasting_streams():
         try:
@@ -73,6 +79,8 @@ def begin(parser: ParsesFlags) -> None:
         except Failure as failure:
             print(f"error: {failure}", file=sys.stderr)
             sys.exit(failure.code)
+        if sys.stdout.isatty():  # elsewhere the output is read by programs, or is a rank's log
+            print(f"{'ms_accum':16} {version}, starting MindSpore ...", flush=True)
 
 
 def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:
@@ -88,7 +96,7 @@ def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | 
         except Failure as failure:
             if debug:
                 traceback.print_exception(type(failure), failure, failure.__traceback__)
-            print(f"error: {failure}", file=sys.stderr)
+            print(f"error: {parser.in_flags(str(failure))}", file=sys.stderr)
             return failure.code
         except KeyboardInterrupt:
             print(f"error: {SIGNALS.words}", file=sys.stderr)

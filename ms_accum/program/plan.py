@@ -7,6 +7,7 @@ from mindspore import nn
 from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
 from ..ranks.parts import Part
+from ..saving.model_record import DEFAULT
 from ..window.ends import updates_per_epoch
 from .report import show
 from .settings import Settings
@@ -35,6 +36,8 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
         ),
         ("accumulators", _accumulators(settings, network, window)),
     ]
+    if settings.output_dir:
+        lines.append(("output", settings.output_dir))
     if settings.zero and settings.ranks == 1:
         lines.append(("zero", "no effect: a single process has nothing to shard"))
     for name, value in lines:
@@ -82,10 +85,34 @@ def show_runtime(settings: dict[str, str]) -> None:
     """Print what was set for the CPU runtime, and the flag that prevents it."""
     if settings:
         shown = " ".join(f"{name}={value}" for name, value in settings.items())
-        show("runtime", f"{shown} (left alone with --runtime default)")
+        show("runtime", f"{shown} (--runtime)")
+
+
+def in_percent(correct: int, total: int) -> str:
+    """Return an accuracy as text."""
+    return f"{correct / total:.2%} ({correct:,}/{total:,})".replace("%", " %")
+
+
+def show_end(settings: Settings, seconds: float, kept: str | None) -> None:
+    """Print how long the run took and what it has written; `kept` is where an earlier model of this folder is."""
+    show("time", _duration(seconds))
+    for path in settings.models:
+        show("model file", path)
+    if settings.is_latest:
+        show("copied to", DEFAULT + (f" (the file before is {kept})" if kept else ""))
+    show("states", settings.states)
+    show("metrics", settings.metrics)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{seconds / 60:.1f} min" if minutes < 60 else f"{seconds / 3600:.1f} h"
 
 
 def show_accuracy(correct: int, total: int) -> None:
-    """Print the tutorial's last line, and the two counts of the accuracy."""
+    """Print the accuracy, then the tutorial's last line, and the two counts: programs parse these."""
+    show("accuracy", in_percent(correct, total))
     print(f"============== {{'Accuracy': {correct / total}}} ==============")
     print(f"correct/total: {correct}/{total}")

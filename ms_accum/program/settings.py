@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..saving.model_record import DEFAULT
 from ..window.ends import share
-from .flags import AUTO, MINI_STEPS
+from .flags import AUTO as AUTO
+from .flags import MINI_STEPS
 from .main import USAGE, Failure
 
+RUNS = "runs"
+"""str, the folder of runs for which no --output_dir is given."""
 # Settings that must equal those of a resumed run, in addition to the driver's.
 _CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
+# Settings that are recorded with a model.
+_RECORD = (*_CONFIG, "mini_steps", "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,11 @@ class Settings:
     weight_decay: float
     zero: int | None
     seed: int
-    output_dir: str
-    ckpt_path: str
+    output_dir: str | None
+    """Optional[str], the folder of what is written; None: a new one in `runs/` that has not been created yet."""
+    ckpt_path: str | None
+    """Optional[str], the model's path as given by its flag; `model_path` is the path that is used."""
+    overwrite: bool
     device_target: str
     runtime: str
     resume: str | None
@@ -52,6 +61,8 @@ class Settings:
     debug: bool
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
+    is_latest: bool = False
+    """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag said where to write."""
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Settings:
@@ -66,8 +77,11 @@ class Settings:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
         if given["effective_batch"] is None:
             given["mini_steps"] = given["mini_steps"] or MINI_STEPS
-        given["ckpt_path"] = given["ckpt_path"] or os.path.join(given["output_dir"], "gradient_accumulation.ckpt")
-        return cls(**given)
+        return cls(**given, is_latest=given["output_dir"] is None and given["ckpt_path"] is None)
+
+    def in_folder(self, folder: str | None) -> Settings:
+        """Return the same settings with a folder for what is written."""
+        return replace(self, output_dir=folder)
 
     def on(self, ranks: int) -> Settings:
         """Return the settings of each of several processes, which divide the rows of a window among them.
@@ -110,19 +124,42 @@ class Settings:
         return {"mini_steps": 1} if whole_batch else {"micro_batch_size": self.batch_size}
 
     @property
+    def model_path(self) -> str:
+        """str, the path of the model."""
+        return self.ckpt_path or self._in_folder(DEFAULT)
+
+    @property
     def models(self) -> list[str]:
         """list[str], the paths of the models: the last one, and the best one with --keep_best."""
-        return [self.ckpt_path, "{}.best{}".format(*os.path.splitext(self.ckpt_path))][: 1 + self.keep_best]
+        return [self.model_path, best_of(self.model_path)][: 1 + self.keep_best]
 
     @property
     def states(self) -> str:
         """str, the folder of the training states."""
-        return os.path.join(self.output_dir, "states")
+        return self._in_folder("states")
+
+    @property
+    def metrics(self) -> str:
+        """str, the path of the metrics."""
+        return self._in_folder("metrics.jsonl")
+
+    def _in_folder(self, name: str) -> str:
+        return os.path.join(self.output_dir or RUNS, name)
 
     @property
     def config(self) -> dict[str, Any]:
         """The settings that must equal those of a resumed run."""
         return {name: getattr(self, name) for name in _CONFIG}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The settings that are recorded with a model."""
+        return {name: getattr(self, name) for name in _RECORD}
+
+
+def best_of(model: str) -> str:
+    """Return the path of the best model beside the last one."""
+    return "{}.best{}".format(*os.path.splitext(model))
 
 
 def _check_window(given: Mapping[str, Any]) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Callable
 
 import mindspore as ms
 from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
-from ..ranks.parallel import AUTO, Group, group_of, is_first
+from ..ranks.parallel import AUTO, Group, group_of, is_first, total
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
 from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
+from ..saving.model_record import remove_model, write_record
+from ..saving.state_folder import StateFolder
+from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
-from .report import MetricsFile, Opening, progress, say
-from .settings import Settings
+from .report import MetricsFile, Opening, progress, say, show
+from .settings import Settings, best_of
 from .signals import SIGNALS, TERMINATED
 
 
@@ -80,73 +85,171 @@ def fit(settings: Settings, trial: Callable[[int], None]) -> tuple[Settings, str
     return settings.with_micro_batches_of(found.micro_batch_size), words_of(found, window, budget)
 
 
-def make_folders(settings: Settings) -> None:
-    """Create the folders of the output files; raise a `Failure` now instead of at the end of the run."""
-    try:
-        os.makedirs(settings.output_dir, exist_ok=True)
-    except OSError as error:
-        what = f"'{settings.output_dir}' can't be made: {error.strerror}"
-        raise Failure(f"argument --output_dir: {what}", DISK) from error
-    with exit_code(DISK, OSError, ValueError):
-        for path in settings.models:
-            folder = os.path.dirname(os.path.abspath(path))
-            os.makedirs(folder, exist_ok=True)
-            check_folder("train.py", path)
-            remove_leftovers(folder, age=3600)
+def make_folders(settings: Settings, group: Group | None) -> Settings:
+    """Create the folders of the output files and return the settings with them; remove what --overwrite replaces.
+
+    Raises:
+        Failure: If they can't be written to: now, instead of at the end of the run.
+    """
+    if settings.output_dir is not None:
+        _make(settings.output_dir)
+    if settings.output_dir is not None or settings.ckpt_path is not None:
+        with exit_code(DISK, OSError, ValueError):
+            for path in settings.models:
+                _make_folder_of(path)
+    if settings.overwrite and is_first(group):
+        with exit_code(DISK, OSError), exit_code(USAGE, RuntimeError):
+            if settings.output_dir is not None:
+                StateFolder("train.py", settings.states).clear()
+            for path in (settings.model_path, best_of(settings.model_path)):
+                remove_model(path)
+    return settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
 
 
-def write_model(network: nn.Cell, path: str, group: Group | None) -> None:
-    """Write a network's parameters; with several processes only rank 0 writes."""
+def _make_folder_of(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    check_folder("train.py", path)
+    remove_leftovers(folder, age=3600)
+
+
+def _new_run(group: Group | None) -> str:
+    """Let rank 0 create the folder of a new run, and return its path on all ranks."""
+    failure, number = None, 0
     if is_first(group):
-        with exit_code(DISK, OSError), quiet():
-            save_model(network, path)
+        try:
+            number = outputs.new_run()
+        except Failure as error:
+            failure = error
+    (number,) = total([number], group)  # also after a failure: the other ranks wait for it
+    if failure or not number:
+        raise failure or Failure("rank 0 can't make the folder of the run", DISK)
+    return outputs.run_of(number)
+
+
+def _make(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        what = f"'{folder}' can't be made: {error.strerror}"
+        raise Failure(f"argument --output_dir: {what}", DISK) from error
+    if not os.access(folder, os.W_OK):
+        raise Failure(f"argument --output_dir: must be writable, but got '{folder}'", DISK)
+
+
+class Written:
+    """The models of a run, each with its record; with several processes only rank 0 writes.
+
+    Args:
+        network (Cell): the network to save.
+        model (GradientAccumulation): the driver, which counts updates.
+        settings (Settings): the settings of the run.
+        facts (Mapping): what the records say of the data and the versions.
+        group (Optional[Group]): the processes that train together.
+    """
+
+    def __init__(self, network: nn.Cell, model: Any, settings: Settings, facts: Mapping[str, Any], group: Group | None):
+        self._network, self._model, self._settings = network, model, settings
+        self._writes = is_first(group)
+        self.facts = {**settings.record, **facts}
+        """dict, what the records of the run have in common."""
+        self.latest = outputs.Latest() if self._writes and settings.is_latest else None
+        """Optional[Latest], the copy of the model; None if a flag says where to write."""
+
+    def write(self, path: str, counts: Sequence[int] | None = None) -> None:
+        """Write a model; `counts` are those of its evaluation."""
+        if self._writes:
+            with exit_code(DISK, OSError), quiet():
+                save_model(self._network, path, self._record(counts))
+
+    def publish(self) -> None:
+        """Make `./gradient_accumulation.ckpt` a copy of the model, if no flag says where to write."""
+        if self.latest is not None:
+            self.latest.becomes(self._settings.model_path)
+
+    def evaluated(self, counts: Sequence[int]) -> None:
+        """Write the counts of its evaluation into the record of the last model."""
+        if self._writes:
+            with exit_code(DISK, OSError):
+                write_record(self._settings.model_path, self._record(counts))
+        self.publish()
+
+    def _record(self, counts: Sequence[int] | None) -> dict[str, Any]:
+        correct, rows = counts or (None, None)
+        so_far = {"updates": self._model.updates, "skipped": self._model.skipped}
+        return {**self.facts, **so_far, "correct": correct, "total": rows}
+
+
+def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
+    """Return what the records say of the data, and of the versions."""
+    versions = {"ms_accum": version, "mindspore": ms.__version__, "python": platform.python_version()}
+    return {**train.source.facts, "test_data": test.source.facts["data"], **versions}
 
 
 def train(
     model: Any,
-    network: nn.Cell,
     settings: Settings,
     data: Any,
     *,
-    group: Group | None,
+    written: Written,
     evaluate: Callable[[], Sequence[int]],
-) -> None:
-    """Train, with states, metrics and progress; after a signal the state is saved and the run stops.
+) -> Sequence[int]:
+    """Train, with states, metrics and progress, and evaluate; after a signal the state is saved and the run stops.
 
     Args:
         model (GradientAccumulation): the driver.
-        network (Cell): the network to train.
         settings (Settings): the settings of the run.
         data (Dataset): the training data; its `source` has the number of rows and a fingerprint.
-        group (Optional[Group]): the processes that train together.
+        written (Written): writes the models.
         evaluate (Callable): returns the number of right answers and the number of rows.
+
+    Returns:
+        Sequence[int], what the evaluation of the trained network returned.
     """
+    counts: Sequence[int] = ()
 
     def score() -> float:
         """Evaluate, and save the model if it is the best so far."""
-        correct, rows = evaluate()
-        found = correct / rows
+        nonlocal counts
+        counts = evaluate()
+        found = counts[0] / counts[1]
         better = states.best is None or found > states.best
         if better:
-            write_model(network, settings.models[1], group)
+            written.write(settings.models[1], counts)
         say(f"accuracy: {found:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
         return found
 
     source = {"rows": data.source.rows, "data": data.source.fingerprint}
-    states = _states_of(settings, {**settings.config, **source}, score if settings.keep_best else None)
-    metrics = MetricsFile(os.path.join(settings.output_dir, "metrics.jsonl"), lambda: model.updates + model.skipped)
-    how: dict[str, Any] = {"report": (Opening("resumed", lambda: states.resumed), progress(), metrics)}
+    how: dict[str, Any] = {"config": {**settings.config, **source}, "notes": written.facts}
+    how["at_end"] = partial(
+        written.write, settings.model_path
+    )  # before the state, which is larger, if the disk gets full
+    states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
-        with SIGNALS.deferred(), exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
-            model.train_process(settings.epochs, data, **settings.window, **how, ckpt_path=None, checkpointer=states)
+        with outputs.no_empty_folder(settings), SIGNALS.deferred():
+            with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
+                how = {"report": _reporters(settings, states, model), "ckpt_path": None, "checkpointer": states}
+                model.train_process(settings.epochs, data, **settings.window, **how)
     except Stopped as stopped:
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
-        raise Failure(f"{SIGNALS.words}, {stopped}; --resume goes on from there", code) from stopped
+        raise Failure(f"{SIGNALS.words}, {stopped}; --resume continues from there", code) from stopped
+    written.publish()
+    counts = counts or evaluate()  # with --keep_best the last model has been evaluated
+    written.evaluated(counts)
+    return counts
 
 
-def _states_of(settings: Settings, config: Mapping[str, Any], score: Callable[[], float] | None) -> Checkpointer:
+def _reporters(settings: Settings, states: Checkpointer, model: Any) -> tuple[Any, ...]:
+    """Return what reports the run; if it is complete already, print that instead."""
+    done = states.epochs_done()
+    if done == settings.epochs:
+        show("resumed", f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)")
+        return ()
+    metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
+    return Opening("resumed", lambda: states.resumed), progress(), metrics
+
+
+def _states_of(settings: Settings, **how: Any) -> Checkpointer:
     """Return the `Checkpointer` that saves the run's states and resumes from one."""
     asked = {name: getattr(settings, name) for name in ("keep", "resume", "allow_config_change")}
-    return Checkpointer(
-        settings.states, **settings.save_every, **asked, score=score, config=config, stop=SIGNALS.pending
-    )
+    return Checkpointer(settings.states, **settings.save_every, **asked, **how, stop=SIGNALS.pending)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 
 import mindspore as ms
 import pytest
 
+from ms_accum.program import main as program
 from ms_accum.program.flags import Parser, number, whole
 from ms_accum.program.main import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
 from ms_accum.program.plan import show_accuracy
@@ -290,6 +292,60 @@ def test_the_innermost_exit_code_wins():
     assert failure.value.code == DISK
 
 
+# The library's arguments and the program's flags
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("For 'f', 'data_path' must be a path, but got ''.", "argument --data_path: must be a path, but got ''."),
+        (
+            "For 'f', 'epoch' must be at least 2, but got 1: 'x'",
+            "argument --epochs: must be at least 2, but got 1: 'x'",
+        ),
+        ("For 'f', 'lr' must be 1 with epochs='two'.", "argument --lr: must be 1 with --epochs two."),
+        ("For 'f', the files of 'data_path' must be unpacked.", "the files of --data_path must be unpacked."),
+        ("For 'a.b', 'x.safetensors' is old. Give 'lr' again.", "'x.safetensors' is old. Give --lr again."),
+        ("For 'f', 'lr' must be big, but got 'epochs'.", "argument --lr: must be big, but got 'epochs'."),
+        ("For 'f', 'url' must be one, but got 1.", "'url' must be one, but got 1."),
+        ("'run.yaml' has the key 'epochs' twice", "'run.yaml' has the key 'epochs' twice"),
+    ],
+)
+def test_errors_are_about_flags(message, line, capfd):
+    assert refused([], capfd, main=raising(ValueError(message))) == (TRAINING, line)
+
+
+def test_the_rows_of_a_batch_are_those_of_the_flag_that_was_given(capfd):
+    made = parser()
+    for flag in ("--batch_size", "--effective_batch"):
+        made.add_argument(flag, type=int)
+    named = []
+    for argv in (["--batch_size=7"], ["--batch_size=7", "--effective_batch=9"]):
+        assert run(raising(ValueError("For 'f', 'batch_size' must be <= 5, but got 9.")), made, argv) == TRAINING
+        named.append(capfd.readouterr().err)
+    assert [line.split(":")[1] for line in named] == [" argument --batch_size", " argument --effective_batch"]
+
+
+# The first line
+
+
+@pytest.mark.parametrize(
+    ("terminal", "argv", "said"),
+    [
+        (True, [], "ms_accum         1.2.3, starting MindSpore ...\n"),
+        (False, [], ""),
+        (True, ["--epochs=0"], ""),
+    ],
+)
+def test_a_terminal_gets_a_line_before_mindspore_is_imported(terminal, argv, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py", *argv])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(program, "block_signals", lambda: None)
+    with pytest.raises(SystemExit) if argv else contextlib.nullcontext():
+        program.begin(parser(), "1.2.3")
+    assert capsys.readouterr().out == said
+
+
 # The device, and the last lines
 
 
@@ -300,4 +356,5 @@ def test_auto_is_the_device_that_mindspore_chose():
 
 def test_the_closing_lines(capsys):
     show_accuracy(49, 50)
-    assert capsys.readouterr().out == "============== {'Accuracy': 0.98} ==============\ncorrect/total: 49/50\n"
+    readable, closing = "accuracy         98.00 % (49/50)\n", "============== {'Accuracy': 0.98} ==============\n"
+    assert capsys.readouterr().out == f"{readable}{closing}correct/total: 49/50\n"

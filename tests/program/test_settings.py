@@ -16,7 +16,7 @@ def test_it_has_a_field_for_each_flag():
     """But for the one that is about reading flags."""
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*given, "ranks"} - {"config"}
+    assert fields == {*given, "ranks", "is_latest"} - {"config"}
 
 
 def test_it_is_not_changed():
@@ -50,9 +50,14 @@ def test_a_micro_batch_that_is_found_takes_the_place_of_auto():
 
 
 def test_where_it_writes():
-    assert settings_of().models == ["./gradient_accumulation.ckpt"]
+    settings = settings_of()
+    assert settings.output_dir is None and settings.is_latest
+    settings = settings.in_folder("runs/007")
+    assert settings.models == ["runs/007/gradient_accumulation.ckpt"] and settings.is_latest
     settings = settings_of("--output_dir=a", "--ckpt_path=b/c.safetensors", "--keep_best", "--save_every=3")
     assert settings.models == ["b/c.safetensors", "b/c.best.safetensors"] and settings.states == "a/states"
+    assert settings.metrics == "a/metrics.jsonl" and not settings.is_latest
+    assert not settings_of("--ckpt_path=b/c.ckpt").is_latest
 
 
 def test_what_a_resumed_run_must_have_had():

@@ -54,7 +54,10 @@ def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_sa
         (["--model=resnet18", "--dataset=digits"], "argument --model: resnet18 does not take the images of digits"),
         (["--dataset=cifar10", "--data_path=x", "--model=mlp"], "argument --model: mlp does not take the images of"),
         (["--dataset=cifar100", "--data_path=x"], "argument --dataset: invalid choice: 'cifar100'"),
-        (["--dataset=cifar10", "--data_path=x", "--download="], "'url' must be an http:// or https:// address"),
+        (
+            ["--dataset=cifar10", "--data_path=x", "--download="],
+            "argument --download: must be an http:// or https://",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -85,11 +88,13 @@ def test_another_data_set_in_the_folder_is_data(capfd, tmp_path):
 
 def test_a_download_that_fails_is_data(capfd, tmp_path):
     assert train("--dataset=cifar10", "--data_path=data", "--download=http://127.0.0.1:9/x.tar.gz") == DATA
-    assert "For 'download_cifar10', 'url' must be" in one_line(capfd.readouterr().err)
+    assert "argument --download: must be" in one_line(capfd.readouterr().err)
     assert os.listdir(tmp_path) == []
 
 
 def test_eval_needs_the_folder_of_the_models_data(capfd):
     save_model(ResNet18(), "a.ckpt")
     assert evaluate("--ckpt_path=a.ckpt") == USAGE
-    assert "'data_path' must be the folder of dataset='cifar10', but got None" in one_line(capfd.readouterr().err)
+    assert "argument --data_path: must be the folder of dataset='cifar10', but got None" in one_line(
+        capfd.readouterr().err
+    )

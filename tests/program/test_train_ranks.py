@@ -83,7 +83,8 @@ def test_two_are_one(whole, tmp_path, capfd):
     for name in ("loss", "grad_norm"):
         assert [line[name] for line in found] == pytest.approx([line[name] for line in expected], rel=1e-4)
     assert re.findall(r"correct/total: (.*)", out) == re.findall(r"correct/total: (.*)", capfd.readouterr().out)
-    assert sorted(os.listdir(folder / "out")) == ["gradient_accumulation.ckpt", "metrics.jsonl", "states"]
+    model = "gradient_accumulation.ckpt"
+    assert sorted(os.listdir(folder / "out")) == [model, f"{model}.json", "metrics.jsonl", "states"]
     assert "correct/total" not in (folder / "logs" / "worker_1.log").read_text()
 
 
@@ -104,7 +105,7 @@ def test_they_stop_together_and_go_on(whole, tmp_path, capfd):
     job.send_signal(signal.SIGTERM)
     _, err = job.communicate(timeout=120)
     assert job.returncode == 143 and err.endswith("error: terminated\n")
-    assert f"the training state is in '{STATE}'; --resume goes on from there" in err
+    assert f"the training state is in '{STATE}'; --resume continues from there" in err
     assert train_in(folder, *FLAGS, "--resume") == 4 and "ranks was 2 and is 1" in capfd.readouterr().err
     assert finished(folder, "--resume").returncode == 0
     assert model_of(folder) == model_of(whole[0])

@@ -1,0 +1,167 @@
+"""Where does a run write, and does that replace what another run has written?"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..saving.model_record import DEFAULT, copy_model, keep_previous
+from .main import DISK, USAGE, Failure, exit_code
+from .settings import AUTO, RUNS, Settings, best_of
+
+_NUMBERED = re.compile("[0-9]+")
+
+
+def placed(settings: Settings) -> Settings:
+    """Return the settings with the folder of the run to resume; a new run without a folder gets one when it begins.
+
+    Raises:
+        Failure: If the run would replace what another run has written.
+    """
+    if settings.overwrite and settings.resume:
+        raise Failure("argument --overwrite: can't be combined with --resume, which continues what is there", USAGE)
+    if settings.output_dir is None and settings.resume is not None:
+        settings = settings.in_folder(_folder_to_resume(settings.resume))
+    if not (settings.overwrite or _continues(settings)):
+        _check_free(settings)
+    return settings
+
+
+def new_run() -> int:
+    """Create the folder of a new run, `runs/001` and so on, and return its number.
+
+    Raises:
+        Failure: If it can't be created.
+    """
+    try:
+        os.makedirs(RUNS, exist_ok=True)
+        number = max(_runs(), default=0) + 1
+        while not _made(run_of(number)):  # another run may start at the same time
+            number += 1
+    except OSError as error:
+        what = f"a folder in '{RUNS}' can't be made: {error.strerror}; give another one"
+        raise Failure(f"argument --output_dir: {what}", DISK) from error
+    return number
+
+
+def run_of(number: int) -> str:
+    """Return the path of a run's folder."""
+    return os.path.join(RUNS, f"{number:03}")
+
+
+@contextmanager
+def no_empty_folder(settings: Settings) -> Iterator[None]:
+    """Remove the folder of a new run if the block fails before anything was written to it."""
+    try:
+        yield
+    except BaseException:
+        folder = Path(settings.output_dir or "")
+        if settings.is_latest and settings.resume is None:
+            _remove_if_empty(folder / "metrics.jsonl", folder / "states" / ".lock", folder / "states", folder)
+        raise
+
+
+def _remove_if_empty(*paths: Path) -> None:
+    """Remove files and folders in turn, up to the first that is not empty."""
+    with contextlib.suppress(OSError):
+        for path in paths:
+            if path.is_dir():
+                path.rmdir()
+            elif path.exists() and not path.stat().st_size:
+                path.unlink()
+
+
+class Latest:
+    """The file `./gradient_accumulation.ckpt`, a copy of the newest run's model.
+
+    It is made before the run begins: a resumed run replaces the model that the file may be a copy of.
+    """
+
+    def __init__(self) -> None:
+        self._copy = _written_at(DEFAULT) if _is_of_a_run(DEFAULT) else None
+        self.kept: str | None = None
+        """Optional[str], where an earlier file is kept that is not the model of a run."""
+
+    def becomes(self, model: str) -> None:
+        """Make it a copy of the model."""
+        with exit_code(DISK, OSError):
+            replaceable = _is_of_a_run(DEFAULT) or (self._copy is not None and _written_at(DEFAULT) == self._copy)
+            self.kept = (None if replaceable else keep_previous(DEFAULT)) or self.kept
+            copy_model(model, DEFAULT)
+
+
+def _written_at(path: str) -> int | None:
+    """Return when a file was written, in nanoseconds."""
+    return os.stat(path).st_mtime_ns if os.path.isfile(path) else None
+
+
+def _is_of_a_run(path: str) -> bool:
+    """Return whether a file has the bytes of the model of one of the runs."""
+    models = (os.path.join(run_of(number), DEFAULT) for number in _runs())
+    return os.path.isfile(path) and any(
+        os.path.isfile(model) and filecmp.cmp(path, model, shallow=False) for model in models
+    )
+
+
+def _folder_to_resume(resume: str) -> str | None:
+    """Return the folder of the newest run with a state, or that of the given state; None for a new run."""
+    if resume == AUTO:
+        return next((run_of(number) for number in sorted(_runs(), reverse=True) if _states_in(run_of(number))), None)
+    folder, states = os.path.split(os.path.dirname(resume))
+    return (folder or os.curdir) if states == "states" else None
+
+
+def _continues(settings: Settings) -> bool:
+    """Return whether the run continues the one that wrote the files in its folder, or can't begin at all."""
+    if settings.resume is None:
+        return False
+    if settings.resume == AUTO:
+        return settings.output_dir is not None and _states_in(settings.output_dir) > 0
+    if not (settings.resume.endswith(".safetensors") and os.path.isfile(settings.resume)):
+        return True  # it is refused when it is read
+    return os.path.realpath(os.path.dirname(settings.resume)) == os.path.realpath(settings.states)
+
+
+def _check_free(settings: Settings) -> None:
+    models = [path for path in (settings.model_path, best_of(settings.model_path)) if os.path.isfile(path)]
+    if models and settings.ckpt_path is not None:
+        raise Failure(f"argument --ckpt_path: '{models[0]}' exists; {_ways_out(settings, 'name')}", USAGE)
+    if settings.output_dir is None or (settings.resume == AUTO and not models):
+        return  # without a model and a state nothing is lost
+    states = _states_in(settings.output_dir)
+    found = [os.path.basename(path) for path in models]
+    found += ["metrics.jsonl"] if os.path.isfile(settings.metrics) else []
+    found += [f"{states} training state{'s' * (states > 1)}"] if states else []
+    if found:
+        where = f"'{settings.output_dir}' holds another run ({', '.join(found)})"
+        raise Failure(f"argument --output_dir: {where}; {_ways_out(settings, 'folder')}", USAGE)
+
+
+def _ways_out(settings: Settings, other: str) -> str:
+    if settings.resume is not None:
+        return f"--resume has no state there to continue from: give another {other}, or --overwrite instead"
+    return f"give --resume to continue that run, another {other}, or --overwrite to replace it"
+
+
+def _states_in(folder: str) -> int:
+    return len(list(Path(folder, "states").glob("state-*.safetensors")))
+
+
+def _runs() -> Iterator[int]:
+    """Yield the numbers of the runs."""
+    for name in os.listdir(RUNS) if os.path.isdir(RUNS) else ():
+        if _NUMBERED.fullmatch(name):
+            yield int(name)
+
+
+def _made(folder: str) -> bool:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return False
+    return True
