@@ -1,0 +1,132 @@
+"""What is in a checkpoint or a training state?
+
+    python -m ms_accum.inspect gradient_accumulation.ckpt
+
+Prints a table: the kind of file, what is recorded of it, and each parameter. The file is checked first. Safetensors are
+read without MindSpore, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from .program.main import CHECKPOINT, USAGE, Failure, exit_code, run
+from .saving.checkpoint_file import fault_of, is_state, metadata_of, open_state, tensors_of
+from .saving.model_record import CheckpointError, read_record
+
+_SHOWN = 40
+_LONGEST = 200
+Tensors = Sequence[tuple[str, tuple[int, ...], str]]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `Failure` of one line for wrong flags."""
+        raise Failure(message, USAGE)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the flags."""
+        return self.parse_args(argv)
+
+    def in_flags(self, message: str) -> str:
+        """Return the message: no argument of the library is set by a flag."""
+        return message
+
+
+def flags() -> Parser:
+    """Return the flags."""
+    parser = Parser("python -m ms_accum.inspect", description="Show what is in a checkpoint or a training state.")
+    parser.add_argument("file", type=os.path.expanduser, metavar="FILE", help="a .ckpt or .safetensors file")
+    parser.add_argument("--all", action="store_true", help=f"list all parameters, not only the first {_SHOWN}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def contents(path: str) -> tuple[str, dict[str, Any], Tensors]:
+    """Return the kind of a file, what it says of itself, and its tensors.
+
+    Raises:
+        CheckpointError: If it is damaged, or neither a checkpoint nor a training state.
+    """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"'{path}' is not a file. Give the path of a checkpoint or of a training state.")
+    if os.path.splitext(path)[1] not in (".ckpt", ".safetensors"):
+        raise CheckpointError(f"'{path}' is no checkpoint: its name must end with '.ckpt' or '.safetensors'.")
+    if is_state(metadata_of(path)):
+        arrays, facts = open_state(path)
+        tensors = [(name, array.shape, str(array.dtype)) for name, array in arrays.items()]
+        return "training state", _of_state(facts), tensors
+    fault = fault_of(path)
+    if fault:
+        raise CheckpointError(f"'{path}' is not a whole checkpoint: {fault}.")
+    tensors = tensors_of(path)
+    if not tensors:
+        raise CheckpointError(f"'{path}' holds no parameters.")
+    return "model", read_record(path) or {"record": "none"}, tensors
+
+
+def _of_state(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is of interest to a person: not the states of random number generators."""
+    config = facts.get("config")
+    config = dict(config) if isinstance(config, dict) else {}
+    notes = config.pop("notes", {})
+    shown = {name: facts.get(name) for name in ("updates", "skipped")}
+    for name, part in (("position", "at"), ("window", "window")):
+        held = facts.get(part)
+        for key, value in held.items() if isinstance(held, dict) else ():
+            shown.update({} if key == "random" or value is None else {f"{name}.{key}": value})
+    shown["best"] = facts.get("best")
+    return {**shown, **(notes if isinstance(notes, dict) else {}), **config}
+
+
+def lines(path: str, every: bool) -> Iterator[str]:
+    """Yield the lines of the table."""
+    kind, facts, tensors = contents(path)
+    elements = sum(_product(shape) for _, shape, _ in tensors)
+    yield _line("file", path)
+    yield _line("kind", kind)
+    yield _line("size", f"{os.path.getsize(path):,} bytes")
+    for name, value in facts.items():
+        yield _line(_plain(name), _plain(value))
+    yield _line("parameters", f"{len(tensors):,} with {elements:,} elements")
+    shown = tensors if every else tensors[:_SHOWN]
+    width = max((len(_plain(name)) for name, *_ in shown), default=0)
+    for name, shape, dtype in shown:
+        yield f"  {_plain(name):{width}}  {dtype:8} {shape}"
+    if len(tensors) > len(shown):
+        yield f"  ... and {len(tensors) - len(shown):,} more (--all shows them)"
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:20} {value}"
+
+
+def _plain(value: Any) -> str:
+    """Return a value as text of one line, whatever a stranger's file holds."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _product(shape: Sequence[int]) -> int:
+    product = 1
+    for side in shape:
+        product *= side
+    return product
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the table."""
+    with exit_code(CHECKPOINT, CheckpointError, OSError, MemoryError):
+        for line in lines(args.file, args.all):
+            print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, flags()))
