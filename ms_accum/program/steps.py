@@ -22,7 +22,7 @@ from ..saving.state_folder import StateFolder
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
-from .report import MetricsFile, Opening, progress, say, show
+from .report import MetricsFile, Opening, progress, say
 from .settings import Settings, best_of
 from .signals import SIGNALS, TERMINATED
 
@@ -240,11 +240,11 @@ def train(
 
 
 def _reporters(settings: Settings, states: Checkpointer, model: Any) -> tuple[Any, ...]:
-    """Return what reports the run; if it is complete already, print that instead."""
+    """Return what reports the run; of one that is complete already, only that."""
     done = states.epochs_done()
     if done == settings.epochs:
-        show("resumed", f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)")
-        return ()
+        complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
+        return (Opening("resumed", lambda: [*states.resumed, complete]),)
     metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
     return Opening("resumed", lambda: states.resumed), progress(), metrics
 

@@ -14,7 +14,7 @@ import pytest
 import train as training
 from ms_accum import Group
 from ms_accum.program import outputs, steps
-from ms_accum.program.main import DISK, OK, USAGE, Failure
+from ms_accum.program.main import CHECKPOINT, DISK, OK, USAGE, Failure
 from ms_accum.program.signals import TERMINATED
 from ms_accum.saving.model_record import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
@@ -252,8 +252,12 @@ def test_a_run_that_is_complete_says_so_and_is_evaluated(here, capfd, monkeypatc
     os.unlink(f"runs/001/{DEFAULT}")  # lost, for example because the disk was full
     assert train(*RUN, "--resume") == OK
     out = capfd.readouterr().out
+    assert "resumed          runs/001/states/state-00000001.safetensors: 1 updates, 1 epoch done\n" in out
     assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epochs are done (see --epochs)"
     assert closing(out)[2] == 360 and content("runs/001") == before
+    assert train(*RUN, "--resume", "--lr=0.5") == CHECKPOINT
+    out, err = capfd.readouterr()
+    assert "nothing left" not in out and one_line(err).endswith("Give --allow_config_change to resume anyway.")
 
 
 def test_keep_best_evaluates_the_last_model_once(capfd, monkeypatch):

@@ -169,8 +169,8 @@ sys.exit(main.run(train.main, train.flags()))
 FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
 
 
-def start_held(folder, part):
-    return start(folder, *FLAGS, program=("-c", HELD, str(ROOT), part))
+def start_held(folder, part, flags=FLAGS):
+    return start(folder, *flags, program=("-c", HELD, str(ROOT), part))
 
 
 def tell(program, *words):
@@ -222,10 +222,8 @@ def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, par
 
 @pytest.mark.slow
 def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
-    program = start_held(tmp_path, "evaluating")
-    tell(program, *["go"] * 3)
-    for _ in range(4):  # of the updates 2, 4 and 6, which is the end of the run, and of the model that is saved
-        wait_for(program, "now")
+    program = start_held(tmp_path, "evaluating", FLAGS[:3])  # it is evaluated after it has been saved
+    wait_for(program, "now")
     program.send_signal(signal.SIGINT)
     assert ended(program) == (INTERRUPTED, "error: interrupted")
     assert model_of(tmp_path) == whole_model

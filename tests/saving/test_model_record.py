@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from mindspore import nn
 
 from helpers import cross_entropy
-from ms_accum import GradientAccumulation
+from ms_accum import Checkpointer, GradientAccumulation
 from ms_accum.saving import model_record
 from ms_accum.saving.checkpoint import CheckpointError, load_model, load_parameters, save_model
 from ms_accum.saving.model_record import DEFAULT, copy_model, keep_previous, read_record, sidecar, write_record
@@ -210,11 +211,11 @@ def test_it_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
     test_the_previous_model_is_kept_with_its_record(tmp_path)
 
 
-def trained(path=None):
+def trained(path=None, **options):
     network = nn.SequentialCell(nn.Flatten(), small())
     model = GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1), check="off")
     batch = (ms.Tensor(np.ones((4, 2), np.float32)), ms.Tensor(np.array([0, 1, 2, 0], np.int32)))
-    model.train_process(1, [batch], 1, report=(), **({} if path is None else {"ckpt_path": path}))
+    model.train_process(1, [batch], 1, report=(), **options, **({} if path is None else {"ckpt_path": path}))
     return Path(path or DEFAULT).read_bytes()
 
 
@@ -226,6 +227,20 @@ def test_train_process_keeps_the_model_that_its_default_name_had(caplog):
     said = f"'{DEFAULT}' is replaced; the model that it held is kept as 'gradient_accumulation.previous.ckpt'."
     assert caplog.messages == [said]
     assert Path("gradient_accumulation.previous.ckpt").read_bytes() == first and Path(DEFAULT).read_bytes() == second
+
+
+def test_a_model_is_saved_before_the_state_for_which_the_disk_may_be_too_full(monkeypatch):
+    def fail(state, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ms_accum.saving.checkpointer.write", fail)
+    with pytest.raises(OSError, match="No space left"):
+        trained("model.ckpt", checkpointer=Checkpointer("states"))
+    assert len(load_parameters("model.ckpt")) == 2
+
+
+def test_the_default_name_is_that_of_train_process():
+    assert inspect.signature(GradientAccumulation.train_process).parameters["ckpt_path"].default == DEFAULT
 
 
 def test_a_name_that_was_chosen_is_replaced_as_asked(caplog):
