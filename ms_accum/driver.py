@@ -16,7 +16,6 @@ from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
-from .program.callbacks import Callbacks
 from .program.report import called_in
 from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .ranks.reduction import summing
@@ -27,6 +26,7 @@ from .saving.run_state import RunState
 from .saving.trained import Trained
 from .saving.training_state import TrainingState
 from .window.batches import Data, Position
+from .window.callbacks import Callbacks
 from .window.ends import TAILS, planned, window_ends
 from .window.open_window import Ended, OpenWindow
 from .window.record import SkippedInARow

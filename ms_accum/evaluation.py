@@ -14,9 +14,9 @@ from . import _check
 from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network.as_found import training_mode
-from .program.callbacks import UNKNOWN, Callbacks
 from .ranks.parallel import Group, as_on_rank_0, take_from_rank_0, total
 from .window.batches import Data
+from .window.callbacks import UNKNOWN, Callbacks
 
 _OWNER = "train_process"
 
@@ -86,9 +86,9 @@ class Evaluation:
     def __init__(self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None):
         self._every = _check.positive_int(_OWNER, "eval_every", every)
         self._metrics = get_metrics(metrics) or {}
-        self._objective, self._data, self._group = objective, Data(dataset), group
         if dataset is None:
             _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
+        self._objective, self._data, self._group = objective, Data(dataset), group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."

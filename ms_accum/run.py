@@ -11,12 +11,12 @@ import mindspore as ms
 
 from . import _check
 from .loss.objective import Objective
-from .program.callbacks import UNKNOWN, Callbacks, Facts
 from .ranks.heartbeat import heartbeat
 from .ranks.parallel import Group, total
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.training_state import TrainingState
 from .window.batches import Data, Position
+from .window.callbacks import UNKNOWN, Callbacks, Facts
 from .window.ends import updates_in_run
 from .window.open_window import Ended, OpenWindow
 from .window.record import SkippedInARow, UpdateRecord

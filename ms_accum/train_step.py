@@ -11,8 +11,8 @@ from mindspore.train import Callback, RunContext
 from . import _check
 from .accumulator import Accumulator
 from .loss.gradients import LossAndGradients
-from .loss.graph_weights import weight_in_graph
 from .loss.objective import Objective
+from .loss.weights import weight_in_graph
 from .network import checks, tree
 from .network.accumulators import loss_scale, state, unique_name
 from .ranks.parallel import AUTO, agree, begin_with, group_of

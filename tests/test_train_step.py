@@ -29,8 +29,7 @@ from mindspore.train.summary_pb2 import Event
 
 from helpers import Recorder, batches, cross_entropy, joined, mutate
 from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, SaveStates, Stopped
-from ms_accum.loss.graph_weights import weight_in_graph
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.weights import Weight, weight_in_graph
 from reference import digest, miss
 
 ROWS = [8, 8, 5, 8, 8, 8, 5]

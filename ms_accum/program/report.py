@@ -14,8 +14,8 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
+from ..window.callbacks import callbacks_of
 from ..window.record import UpdateRecord
-from .callbacks import callbacks_of
 
 
 def _line(record: UpdateRecord) -> str:

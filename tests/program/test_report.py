@@ -16,8 +16,8 @@ import warnings
 import pytest
 
 from ms_accum import UpdateRecord
-from ms_accum.program.callbacks import Callbacks, Facts
 from ms_accum.program.report import Bar, Lines, MetricsFile, progress
+from ms_accum.window.callbacks import Callbacks, Facts
 
 NAN = float("nan")
 

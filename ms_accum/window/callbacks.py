@@ -11,7 +11,7 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext, TimeMonitor
 
 from .. import _check
-from ..window.record import UpdateRecord
+from .record import UpdateRecord
 
 UNKNOWN = sys.maxsize
 """int, what callbacks get as the number of steps in an epoch of unknown length."""
