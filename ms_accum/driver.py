@@ -249,6 +249,7 @@ class GradientAccumulation:
             closing.enter_context(states.share(self._group))
         at, windows = self._begin(epochs, data, states, how)
         facts = facts_of(data, epochs, how["mini_steps"], self._tail, at, self._objective, self._trained.optimizer)
+        facts["initial_epoch"] = how.get("initial_epoch", 0)
         calls = closing.enter_context(Callbacks(called, facts))
         calls("on_train_begin", planned=None if windows is None else windows - at.windows)
         if states is not None:
@@ -256,7 +257,7 @@ class GradientAccumulation:
         ways = Ways(
             self._window, self._add, self._end, lambda: self.updates, self._state, self._skips, self._tail, self._group
         )
-        return Run(ways, at, calls, states=states, evaluate=evaluate, before=how.get("initial_epoch", 0))
+        return Run(ways, at, calls, states=states, evaluate=evaluate, before=facts["initial_epoch"])
 
     def _state(self, at: Position) -> TrainingState:
         counters = {name: getattr(self, name) for name in _COUNTERS}

@@ -29,7 +29,7 @@ from .program.signals import CODES, WORDS, Asked, heard
 from .program.streams import open_streams
 from .ranks.heartbeat import read
 from .ranks.member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
-from .ranks.relay import Relay, complain, say
+from .ranks.relay import Relay, complain, say, terminal
 
 _WITHOUT = "without the scheduler no rank goes on: they are asked to save their state, and to end"
 LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
@@ -125,7 +125,7 @@ class Job:
         self._members.append(start("the scheduler", SCHEDULER, scheduler_of(environment), log))
         for rank in range(nproc):
             log = logs / f"worker_{rank}.log"
-            own = worker_of(environment, rank, log)
+            own = {**worker_of(environment, rank, log), **(terminal() if rank == 0 else {})}
             heartbeat_of(log).unlink(missing_ok=True)
             self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
             self._members.append(self.workers[-1])

@@ -336,7 +336,9 @@ def test_reporters_are_closed_when_a_run_breaks():
 
 def test_lines_are_the_default_where_nobody_watches(capsys):
     slope_driver().train_process(1, [micro_batch(1)] * 2, 1, ckpt_path=None)
-    assert capsys.readouterr().out.splitlines() == ["epoch: 1 step: 1 loss is 0", "epoch: 1 step: 2 loss is -1"]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "epoch: 1 step: 1 loss is 0, lr 1"
+    assert second.startswith("epoch: 1 step: 2 loss is -1, lr 1, ") and second.endswith(" rows/s")
 
 
 # Datasets

@@ -98,6 +98,8 @@ class Parser(argparse.ArgumentParser):
         add = self.add_argument
         what = "for what is written, default: a new one, runs/001 and so on"
         add("--output_dir", type=place, metavar="DIR", help=what)
+        what = "off a terminal, updates from one line to the next, default: about 20 lines an epoch"
+        add("--log_every", type=whole(1), metavar="N", help=what)
         what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
         add("--ckpt_path", type=place, metavar="FILE", help=what)
         add("--overwrite", action="store_true", help="replace what another run has written there")

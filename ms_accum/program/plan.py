@@ -85,7 +85,7 @@ def show_runtime(settings: dict[str, str]) -> None:
     """Print what was set for the CPU runtime, and the flag that prevents it."""
     if settings:
         shown = " ".join(f"{name}={value}" for name, value in settings.items())
-        show("runtime", f"{shown} (--runtime)")
+        show("runtime", shown)
 
 
 def in_percent(correct: int, total: int) -> str:

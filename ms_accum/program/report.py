@@ -7,15 +7,39 @@ import json
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, Callable, TextIO
 
 from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
-from ..window.callbacks import callbacks_of
+from ..ranks.relay import COLUMNS
+from ..window.callbacks import UNKNOWN, callbacks_of
+from ..window.ends import is_full
 from ..window.record import UpdateRecord
+
+# Off a terminal, about as many lines an epoch as a person reads.
+_LINES_IN_AN_EPOCH = 20
+
+
+class Speed:
+    """The rows a second: the median of the last windows, because a window that compiles takes seconds."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=9)
+        self._windows = 0
+
+    def add(self, record: UpdateRecord) -> None:
+        """Count a window, but not the first, which always compiles."""
+        self._windows += 1
+        if self._windows > 1 and record.seconds > 0:
+            self._last.append(record.samples / record.seconds)
+
+    def __str__(self) -> str:
+        return f"{median(self._last):,.0f} rows/s" if self._last else ""
 
 
 def _line(record: UpdateRecord) -> str:
@@ -23,42 +47,80 @@ def _line(record: UpdateRecord) -> str:
     return line + " (skipped: the gradient is not finite)" if record.skipped else line
 
 
+def _beside(record: UpdateRecord, speed: Speed) -> list[str]:
+    """Return the learning rate and the speed as texts, if they are known."""
+    lr = "" if math.isnan(record.lr) else f"lr {record.lr:.4g}"
+    return list(filter(None, (lr, str(speed))))
+
+
 def _results(args: Any) -> list[str]:
     """Return the line about an evaluation, if there was one."""
-    results = args.get("eval_results")
-    if not results:
-        return []
-    shown = ", ".join(
-        f"{name} {value:.7g}" if isinstance(value, float) else f"{name} {value}" for name, value in results.items()
-    )
-    return [f"epoch: {args.cur_epoch_num} evaluation: {shown}"]
+    found = (args.get("eval_results") or {}).items()
+    shown = [f"{name} {value:.7g}" if isinstance(value, float) else f"{name} {value}" for name, value in found]
+    return [f"epoch: {args.cur_epoch_num} evaluation: {', '.join(shown)}"] if shown else []
 
 
 class Lines(Callback):
-    """Print one line for each update, in the format of MindSpore's tutorial, and one for each evaluation."""
+    """Print lines that begin as MindSpore's tutorial prints them, and one for each evaluation.
+
+    Args:
+        every (Optional[int]): windows from one line to the next; there is also one at the end of an epoch, and one for
+            each skipped window. Default: ``None``, so many that an epoch has about 20 lines at most.
+    """
+
+    def __init__(self, every: int | None = None):
+        self._every, self._since = every, 0
+        self._speed = Speed()
+        self._last: UpdateRecord | None = None
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        print(_line(run_context.original_args().record), flush=True)
+        args = run_context.original_args()
+        self._last, self._since = args.record, self._since + 1
+        self._speed.add(args.record)
+        if args.record.skipped or is_full(self._since, self._every or _every(args.get("batch_num", 1))):
+            self._print(args.record)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
+        if self._since and self._last is not None:
+            self._print(self._last)
         for line in _results(run_context.original_args()):
             print(line, flush=True)
 
+    def _print(self, record: UpdateRecord) -> None:
+        self._since = 0
+        print(", ".join((_line(record), *_beside(record, self._speed))), flush=True)
+
 
 class Bar(Callback):
-    """Show a progress bar for the run."""
+    """Show a progress bar for the run, for a terminal of 80 columns.
 
-    _bar: Any = None
+    Args:
+        columns (Optional[int]): the width. Default: ``None``, that of the terminal.
+    """
+
+    def __init__(self, columns: int | None = None):
+        self._columns = columns
+        self._speed = Speed()
+        self._bar: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         total = run_context.original_args().planned
-        self._bar = tqdm(total=total, unit="update", dynamic_ncols=True, file=sys.stdout)
+        end = "[{elapsed}<{remaining}{postfix}]"
+        form = f"{{desc}} {{percentage:3.0f}}%|{{bar}}| {{n_fmt}}/{{total_fmt}} {end}"
+        how: dict[str, Any] = {"ncols": self._columns} if self._columns else {"dynamic_ncols": True}
+        how["bar_format"] = form if total is not None else "{desc} {n_fmt} updates [{elapsed}{postfix}]"
+        self._bar = tqdm(total=total, file=sys.stdout, **how)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        record = run_context.original_args().record
+        args = run_context.original_args()
+        record = args.record
+        self._speed.add(record)
         if record.skipped:
             self._bar.write(_line(record), file=sys.stdout)
-        self._bar.set_postfix_str(f"epoch {record.epoch}, loss {record.loss:.4f}", refresh=False)
+        last = args.get("initial_epoch", 0) + args.get("epoch_num", record.epoch)
+        self._bar.set_description_str(f"epoch {record.epoch}/{last}", refresh=False)
+        shown = (f"loss {record.loss:.4f}", *_beside(record, self._speed))
+        self._bar.set_postfix_str(", ".join(shown), refresh=False)
         self._bar.update()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -70,9 +132,17 @@ class Bar(Callback):
             self._bar.close()
 
 
-def progress() -> Callback:
-    """Return a bar if stdout is a terminal, else lines."""
-    return Bar() if sys.stdout.isatty() else Lines()
+def _every(windows: int) -> int:
+    """Return the windows from one line to the next, in epochs of so many."""
+    return _LINES_IN_AN_EPOCH if windows == UNKNOWN else math.ceil(windows / _LINES_IN_AN_EPOCH)
+
+
+def progress(every: int | None = None) -> Callback:
+    """Return a bar if stdout, or the launcher's, is a terminal, else lines, one for `every` so many windows."""
+    if sys.stdout.isatty():
+        return Bar()
+    columns = os.environ.get(COLUMNS, "")
+    return Bar(int(columns)) if columns.isdecimal() and int(columns) else Lines(every)
 
 
 def called_in(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[Callback]:

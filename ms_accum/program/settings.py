@@ -51,6 +51,7 @@ class Settings:
     ckpt_path: str | None
     """Optional[str], the model's path as given by its flag; `model_path` is the path that is used."""
     overwrite: bool
+    log_every: int | None
     device_target: str
     runtime: str
     resume: str | None

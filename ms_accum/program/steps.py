@@ -246,7 +246,7 @@ def _reporters(settings: Settings, states: Checkpointer, model: Any) -> tuple[An
         complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
         return (Opening("resumed", lambda: [*states.resumed, complete]),)
     metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
-    return Opening("resumed", lambda: states.resumed), progress(), metrics
+    return Opening("resumed", lambda: states.resumed), progress(settings.log_every), metrics
 
 
 def _states_of(settings: Settings, **how: Any) -> Checkpointer:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import IO
 
+COLUMNS = "MS_ACCUM_COLUMNS"
+"""str, the environment variable by which rank 0 gets the width that its lines may have on the launcher's terminal."""
+_RANK = b"[0] "
 _AT_ONCE = 65536
 _ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
 _NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
+
+
+def terminal() -> dict[str, str]:
+    """Return the environment by which rank 0 knows that its output is shown on a terminal; empty if it is not."""
+    if not sys.stdout.isatty():
+        return {}
+    return {COLUMNS: str(shutil.get_terminal_size().columns - len(_RANK) - 1)}
 
 
 class Relay:
@@ -79,7 +90,7 @@ class _Stream:
         if _NOTICE.match(line) or (overwritten and not (line and self._bars)):
             return
         with contextlib.suppress(OSError):  # nor must a closed terminal
-            _write(self._terminal, b"[0] " + line + (b"\r" if overwritten else b"\n"))
+            _write(self._terminal, _RANK + line + (b"\r" if overwritten else b"\n"))
 
 
 def _write(descriptor: int, data: bytes) -> None:
