@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
@@ -156,18 +156,22 @@ def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> boo
 @contextmanager
 def _without_logs() -> Iterator[None]:
     """Keep from the terminal and the current folder what MindSpore writes about a failed compilation."""
-    name = "MS_OM_PATH"
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder, "log"), "wb") as log:
-        stderr, path = os.dup(2), os.environ.get(name)
-        os.environ[name] = folder
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            os.environ.pop(name)
-            os.environ.update({} if path is None else {name: path})
+    name, stderr = "MS_OM_PATH", 2
+    with ExitStack() as leaving:
+        with suppress(OSError):  # stderr is closed, or there is no folder for temporary files: they are written
+            folder = leaving.enter_context(tempfile.TemporaryDirectory())
+            log, kept = leaving.enter_context(open(Path(folder, "log"), "wb")), os.dup(stderr)
+            leaving.callback(os.close, kept)
+            leaving.callback(os.dup2, kept, stderr)
+            os.dup2(log.fileno(), stderr)
+            leaving.callback(_set_variable, name, os.environ.get(name))
+            os.environ[name] = folder
+        yield
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    os.environ.update({} if value is None else {name: value})
 
 
 def _refuse(error: Exception, who: str, output: Any, micro_batch: tuple, remedy: str) -> NoReturn:

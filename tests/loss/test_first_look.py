@@ -76,6 +76,17 @@ def test_a_mistake_is_said_in_a_line_with_its_remedy(batch, loss_fn, rule, remed
     assert capfd.readouterr().err == ""
 
 
+def test_a_mistake_is_said_where_stderr_is_closed(monkeypatch):
+    def closed(number):
+        raise OSError("Bad file descriptor")
+
+    monkeypatch.setattr(os, "dup", closed)
+    assert "MS_OM_PATH" not in os.environ
+    with pytest.raises(ValueError, match="Yield the data as Float32."):
+        run(driver(), [MISTAKES["float64"][0]], 1)
+    assert "MS_OM_PATH" not in os.environ
+
+
 @pytest.mark.host
 def test_a_mistake_is_said_in_pynative_mode_too():
     assert "Yield the data as Float32." in rejected(driver(), MISTAKES["float64"][0])
