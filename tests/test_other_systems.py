@@ -16,7 +16,8 @@ from ms_accum.saving import files
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# MindSpore and the standard library are imported first: they have their own ways on other systems.
+# MindSpore and the standard library are imported first: they have their own ways on other systems. So has filelock,
+# which calls os.fchmod here.
 WITHOUT = """
 import asyncio, ctypes, io, multiprocessing.context, os, runpy, shutil, signal, socket, subprocess, sys, tempfile
 import mindspore, mindspore.dataset, numpy, safetensors.numpy, sklearn.datasets, filelock, tqdm
@@ -30,7 +31,7 @@ for name in (
 ):
     vars(signal).pop(name, None)
 for name in (
-    "fchmod", "fchown", "fork", "getloadavg", "getpgid", "getpriority", "getresuid", "getsid", "killpg", "mkfifo",
+    "fchown", "fork", "getloadavg", "getpgid", "getpriority", "getresuid", "getsid", "killpg", "mkfifo",
     "nice", "posix_fadvise", "posix_spawn", "pread", "pwrite", "sched_getaffinity", "sched_setaffinity", "setpgid",
     "setsid", "statvfs", "sync", "sysconf", "uname", "wait4",
 ):
