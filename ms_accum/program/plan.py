@@ -12,7 +12,7 @@ from ..window.ends import updates_per_epoch
 from .report import show
 from .settings import Settings
 
-_TAILS = {"flush": "a shorter last window", "carry": "a window that the next epoch goes on with", "drop": "no window"}
+_TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 
 
 def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, updates: int, found: str) -> None:
@@ -30,10 +30,8 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
         ("effective batch", effective_batch),
         ("an epoch", epoch),
         ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {updates:,} updates"),
-        (
-            "optimizer",
-            f"{settings.optimizer}, lr {settings.lr:g}{momentum}{decay}{clip}, {settings.reduction} over a window",
-        ),
+        ("optimizer", f"{settings.optimizer}, lr {settings.lr:g}{momentum}{decay}"),
+        ("gradient", f"{settings.reduction} over a window{clip}"),
         ("accumulators", _accumulators(settings, network, window)),
     ]
     if settings.output_dir:
@@ -107,8 +105,7 @@ def show_end(settings: Settings, seconds: float, kept: str | None) -> None:
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{seconds / 60:.1f} min" if minutes < 60 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def show_accuracy(correct: int, total: int) -> None:

@@ -221,9 +221,8 @@ def train(
 
     source = {"rows": data.source.rows, "data": data.source.fingerprint}
     how: dict[str, Any] = {"config": {**settings.config, **source}, "notes": written.facts}
-    how["at_end"] = partial(
-        written.write, settings.model_path
-    )  # before the state, which is larger, if the disk gets full
+    # The model before the last state, which is larger: it may fit on a disk that is nearly full.
+    how["at_end"] = partial(written.write, settings.model_path)
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
         with outputs.no_empty_folder(settings), SIGNALS.deferred():

@@ -73,3 +73,28 @@ def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsy
     plan.show_plan(settings_of("--model=mlp", *argv).on(ranks), "CPU", MLP(), 45, 12, "")
     lines = capsys.readouterr().out.splitlines()
     assert ("zero             no effect: a single process has nothing to shard" in lines) is said
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--tail=carry", "--clip_norm=0.25", "--weight_decay=0.0005", "--mini_steps=16", "--zero=1"),
+        ("--effective_batch=1000", "--batch_size=96", "--optimizer=adamw", "--weight_decay=0.0005", "--reduction=sum"),
+    ],
+)
+def test_a_terminal_of_80_columns_shows_each_line_of_the_plan(argv, capsys):
+    plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
+    plan.show_plan(settings_of(*argv).in_folder("runs/001"), "Ascend", MLP(), 18_750, 23_440, "")
+    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.26, "4.3 s"), (754.0, "12.6 min"), (5400.0, "1.5 h")]
+)
+def test_times_are_in_fitting_units(seconds, text, capsys):
+    plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"time             {text}\n")
+    assert "copied to        gradient_accumulation.ckpt (the file before is previous.ckpt)\n" in shown

@@ -29,7 +29,7 @@ def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_sa
     assert trained.returncode == OK and WARNING.fullmatch(trained.stderr)
     shown = plan(trained.stdout)
     assert shown["model"] == "resnet18, 11,173,962 parameters, on CPU"
-    assert shown["optimizer"] == "sgd, lr 0.1, momentum 0.9, weight decay 0.0005, mean over a window"
+    assert shown["optimizer"] == "sgd, lr 0.1, momentum 0.9, weight decay 0.0005"
     assert [row["samples"] for row in metrics(tmp_path / "out")] == [8, 2] * 2
     assert evaluate("--data_path=data", "--ckpt_path=out/gradient_accumulation.ckpt") == OK
     out, err = capfd.readouterr()
