@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
         )
-        self.add_argument("--debug", action="store_true", help="show tracebacks")
+        self.add_argument("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
 
     def add_device(self) -> None:
         """Add the flags for the device."""

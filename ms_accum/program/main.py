@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
 from .signals import INTERRUPTED, SIGNALS, block_signals
-from .streams import lasting_streams
+from .streams import MINDSPORE_LOG, lasting_streams
 
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
 
@@ -75,10 +75,12 @@ def begin(parser: ParsesFlags, version: str) -> None:
     block_signals()
     with lasting_streams():
         try:
-            parser.parse(sys.argv[1:])
+            debug = parser.parse(sys.argv[1:]).debug
         except Failure as failure:
             print(f"error: {failure}", file=sys.stderr)
             sys.exit(failure.code)
+        if not debug:
+            MINDSPORE_LOG.divert()
         if sys.stdout.isatty():  # elsewhere the output is read by programs, or is a rank's log
             print(f"{'ms_accum':16} {version}, starting MindSpore ...", flush=True)
 

@@ -25,6 +25,7 @@ from .plan import words_of
 from .report import MetricsFile, Opening, progress, say
 from .settings import Settings, best_of
 from .signals import SIGNALS, TERMINATED
+from .streams import MINDSPORE_LOG
 
 
 def choose_device(target: str) -> str:
@@ -103,7 +104,9 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
                 StateFolder("train.py", settings.states).clear()
             for path in (settings.model_path, best_of(settings.model_path)):
                 remove_model(path)
-    return settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
+    settings = settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
+    MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", "mindspore.log")
+    return settings
 
 
 def _make_folder_of(path: str) -> None:

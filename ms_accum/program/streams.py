@@ -1,12 +1,17 @@
-"""How does a program survive errors of stdout and stderr?"""
+"""What reaches stdout and stderr, and what if they fail?"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
@@ -79,3 +84,32 @@ def lasting_streams() -> Iterator[None]:
         for stream in lasting:
             stream.flush()
         sys.stdout, sys.stderr = kept
+
+
+class MindSporeLog:
+    """What MindSpore logs, its warnings included: in a file, not on the terminal."""
+
+    path: str | None = None
+    """Optional[str], the file that keeps it, once the run has a folder."""
+
+    def divert(self) -> None:
+        """Divert the log, before MindSpore is imported, unless the user has set its variables or a launcher has it."""
+        if "MS_ROLE" in os.environ or any(name.startswith("GLOG_") for name in os.environ):
+            return
+        folder = tempfile.mkdtemp(prefix="ms_accum-")
+        os.environ.update(GLOG_logtostderr="0", GLOG_stderrthreshold="4", GLOG_log_dir=folder)
+        atexit.register(self._keep, folder, os.getpid())
+
+    def _keep(self, folder: str, owner: int) -> None:
+        """Keep what was logged, if anything, and remove the folder."""
+        if os.getpid() != owner:  # a child process that was forked
+            return
+        with contextlib.suppress(OSError):
+            logged = "".join(path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.log.*")))
+            if logged and self.path is not None:
+                Path(self.path).write_text(logged, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+MINDSPORE_LOG = MindSporeLog()
+"""The log of this process; there is one object per process."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from ms_accum.program.streams import MindSporeLog
+from programs import process
 
 FOLDER = Path(__file__).resolve().parents[2] / "ms_accum" / "program"
 PROGRAM = f"""
@@ -65,3 +71,52 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_moment(tmp_path):
     """A limit of file sizes stands for the disk."""
     assert ended(f"> {tmp_path / 'out'}", PASSING)[0] == 7
     assert (tmp_path / "out").read_text().endswith("0\n1\ndone\n")
+
+
+# MindSpore's log
+
+
+def diverted(folder, monkeypatch, logged, path):
+    """Return what is left on the terminal's side after a program that logs."""
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(folder))
+    monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
+    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", others)
+    log, ended = MindSporeLog(), []
+    log.divert()
+    assert others["GLOG_log_dir"] == str(folder)
+    (folder / "rank_0" / "logs").mkdir(parents=True)
+    (folder / "rank_0" / "logs" / "mindspore.log.7").write_text(logged)
+    log.path = path
+    ((function, arguments),) = ended
+    function(*arguments)
+    return folder.exists()
+
+
+@pytest.mark.parametrize("logged", ["a warning\n", ""])
+def test_mindspores_log_is_kept_in_a_file(tmp_path, monkeypatch, logged):
+    kept = tmp_path / "mindspore.log"
+    assert not diverted(tmp_path / "temporary", monkeypatch, logged, str(kept))
+    assert kept.read_text() == logged if logged else not kept.exists()
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere/mindspore.log"])
+def test_a_log_that_can_not_be_kept_ends_nothing(tmp_path, monkeypatch, path):
+    assert not diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
+
+
+@pytest.mark.parametrize("name", ["GLOG_v", "MS_ROLE"])
+def test_the_log_stays_where_the_user_or_the_launcher_wants_it(monkeypatch, name):
+    monkeypatch.setenv(name, "2")
+    before = dict(os.environ)
+    MindSporeLog().divert()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+def test_mindspores_warnings_are_not_on_the_terminal(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    flags = ("--epochs=1", "--model=mlp", "--optimizer=adam", "--output_dir=out")
+    done = process("train.py", *flags, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'FusedSparseAdam' is deprecated" in (tmp_path / "out" / "mindspore.log").read_text()
