@@ -169,6 +169,10 @@ class Accumulator:
             )
         return grads
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"Accumulator({checks.kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
+
     def _add(self, grads: Any, weight: Any) -> None:
         if self._sums is not None:
             grads = self._sums(grads if weight is None else tree.multiply(grads, weight))[0]

@@ -126,6 +126,10 @@ class GradientAccumulation:
         self.updated = False
         """bool, whether the last micro-batch ended with an update."""
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
+        return f"{_OWNER}({type(self._network).__name__}, {shown}, updates={self.updates}, skipped={self.skipped})"
+
     def train_process(
         self,
         epoch: int,
@@ -176,16 +180,13 @@ class GradientAccumulation:
         epochs = epochs_of(epoch, initial_epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
         windows = self.planned_updates(epochs, train_dataset, mini_steps)  # a resumed run may have another number
-        how: Any = {
-            "saved_tail": self._tail if checkpointer else "",
-            "splits_in_step": self._in_step and not mini_steps,
-        }
-        check_together("train_process", self._group, windows, **how)
+        tail, splits = self._tail if checkpointer else "", self._in_step and not mini_steps
+        check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
         check_path("train_process", ckpt_path, self._network)
         evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))
         self._open(mini_steps)
-        how = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
+        how: dict[str, Any] = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
         if initial_epoch:
             how["initial_epoch"] = initial_epoch
         data = Data(train_dataset, self._ranks)

@@ -6,12 +6,15 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from mindspore import nn
 
 import model_zoo
 import ms_accum
+from ms_accum import _check
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
@@ -162,6 +165,7 @@ def test_every_field_of_a_record_is_documented(name):
     pairs = zip(record.body[1::2], record.body[2::2])
     documented = [field.target.id for field, text in pairs if isinstance(getattr(text, "value", None), ast.Constant)]
     assert tuple(documented) == kind._fields
+    assert not any(getattr(kind, field).__doc__.startswith("Alias for field") for field in kind._fields)
     assert ast.get_docstring(record)
 
 
@@ -177,3 +181,21 @@ def test_importing_the_library_imports_nothing_heavy():
     command = [sys.executable, "-c", look]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "ms_accum\n"
+
+
+def test_a_record_without_its_source_is_left_as_it_is():
+    made = namedtuple("made", ["field"])
+    assert _check.documented(made) is made and made.field.__doc__ == "Alias for field number 0"
+
+
+def test_reprs_show_the_settings():
+    network = nn.Dense(2, 3)
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    model = ms_accum.GradientAccumulation(network, nn.MSELoss(), optimizer, clip_norm=1)
+    settings = "reduction='mean', tail='flush', clip_norm=1.0, optimizer='Momentum'"
+    assert repr(model) == f"GradientAccumulation(Dense, {settings}, updates=0, skipped=0)"
+    settings = "accumulate_step=4, reduction='sum', clip_norm=None"
+    accumulator = ms_accum.Accumulator(optimizer, 4)
+    assert repr(accumulator) == f"Accumulator(Momentum, {settings}, updates=0, skipped=0)"
+    states = ms_accum.Checkpointer("states", minutes=5)
+    assert repr(states) == "Checkpointer('states', every=None, minutes=5.0, keep=1, resume=None)"

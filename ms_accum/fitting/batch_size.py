@@ -72,6 +72,7 @@ def scale_learning_rate(lr: Any, base_batch: int, batch: int, rule: str = "linea
     return _check.positive_number(owner, "lr", lr) * factor
 
 
+@_check.documented
 class MicroBatch(NamedTuple):
     """The largest micro-batch that fits, and how it was found."""
 

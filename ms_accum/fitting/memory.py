@@ -18,6 +18,7 @@ _OWNER = "memory_report"
 _FLOAT32 = 4
 
 
+@_check.documented
 class MemoryReport(NamedTuple):
     """The memory that training needs, in bytes. Printed, it is a table in MiB."""
 

@@ -28,6 +28,7 @@ _SLACK, _MAPPED = 2**28, 2**32
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 
 
+@_check.documented
 class Trial(NamedTuple):
     """The result of a trial."""
 

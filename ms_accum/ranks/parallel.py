@@ -28,6 +28,7 @@ _CHUNK = 2**20
 _BITS, _DIGITS = 12, 5
 
 
+@_check.documented
 class Group(NamedTuple):
     """The processes that train together, and this process's place among them."""
 

@@ -105,6 +105,11 @@ class Checkpointer:
         self.best: float | None = None
         """Optional[float], the best score so far, including the run before it was resumed."""
 
+    def __repr__(self) -> str:
+        minutes = None if self._seconds is None else self._seconds / 60
+        shown = {"every": self._every, "minutes": minutes, "keep": self._keep, "resume": self._resume}
+        return f"Checkpointer({str(self._states.path)!r}, {', '.join(f'{name}={shown[name]!r}' for name in shown)})"
+
     def share(self, group: Group | None) -> Checkpointer:
         """Let only rank 0 write; the other ranks read, and compute the score together with it."""
         self._writes = group is None or group.rank == 0

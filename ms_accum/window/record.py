@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .. import _check
+
 # One window without a finite gradient may be a bad batch; this many in a row mean that nothing is learned.
 SKIPPED_IN_A_ROW = 10
 
 
+@_check.documented
 class UpdateRecord(NamedTuple):
     """The record of a window that has ended."""
 
