@@ -27,6 +27,7 @@ EXCEPTIONS = {
     "mindspore.common.initializer.initializer": "makes the first value of a Parameter; no such line",
     "mindspore.common.initializer.HeNormal": "makes the first value of a Parameter; no such line",
     "mindspore.dataset.GeneratorDataset": HOST,
+    "mindspore.get_auto_parallel_context": HOST,
     "mindspore.get_context": HOST,
     "mindspore.get_seed": HOST,
     "mindspore.load_checkpoint": HOST,
@@ -37,6 +38,9 @@ EXCEPTIONS = {
     "mindspore.save_checkpoint": HOST,
     "mindspore.set_context": HOST,
     "mindspore.set_device": "is what chooses the device",
+    "mindspore.train.Callback": HOST,
+    "mindspore.train.RunContext": HOST,
+    "mindspore.train.metrics.get_metrics": HOST,
 }
 
 
