@@ -17,6 +17,7 @@ from .saving.checkpointer import Checkpointer
 from .saving.trained import SETTING, Trained
 from .saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .window.batches import Position
+from .window.callbacks import warn_about_counters
 
 
 class Accumulates(Protocol):
@@ -85,7 +86,7 @@ class ResumableLoop:
         self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         self._window, self._group = accumulator, accumulator.group
         self._trained = Trained(network, accumulator.optimizer)
-        self._at = Position()
+        self._at, self._is_resumed = Position(), False
 
     @property
     def epoch(self) -> int:
@@ -113,6 +114,20 @@ class ResumableLoop:
                 self._states.save_at_the_end(self._take)
         finally:
             self._states.__exit__(kind, *error)
+
+    @property
+    def is_resumed(self) -> bool:
+        """bool, whether a state was loaded."""
+        return self._is_resumed
+
+    def begin_with(self, batches: int) -> None:
+        """Set the number of batches of an epoch, which a resumed run must have in common."""
+        self._at.total = batches
+
+    def move_to(self, epoch: int) -> None:
+        """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the one before."""
+        self._at.epoch, self._at.batches = epoch, 0
+        self._states.changed()
 
     def after_micro_batch(self, epoch: int, batches: int) -> None:
         """Save a state if one is due.
@@ -156,15 +171,22 @@ class ResumableLoop:
                 f"The state holds {held} micro-batches of a window, which windows of 1 and several ranks can't go on "
                 "with. Resume as it was saved, or from one between two windows."
             )
+        at = Position(**found.state.facts["at"])
+        if at.total != self._at.total:
+            what = f"has epochs of {at.total} batches, and this data set has {self._at.total}"
+            raise CheckpointError(f"The run of '{found.path}' {what}. Resume it with batches of the same size.")
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
-        self._at = Position(**found.state.facts["at"])
+        self._at, self._is_resumed = at, True
 
 
 class SaveStates(Callback):
     """Save the training state of a run of `Model`, and resume it exactly, also inside a window.
 
-    The state is loaded when this callback is made. `Model` skips finished epochs by `initial_epoch`, and the data set
-    skips finished batches by its `set_init_step`.
+    The state is loaded when this callback is made, which serves one run. `Model` skips finished epochs by
+    `initial_epoch`, and the data set skips finished batches by its `set_init_step`. States are saved when the
+    `Checkpointer` says so (`every`, `minutes`, a request to stop) and at the end, but not after an error or Ctrl-C.
+    Counters of callbacks, such as the patience of `EarlyStopping`, start anew, and a warning says so. Python functions
+    in the data set must draw their random numbers from the row or the epoch.
 
     Args:
         checkpointer (Checkpointer): when and where states are saved, and from which one to resume.
@@ -195,13 +217,22 @@ class SaveStates(Callback):
     """
 
     def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
-        self._loop, self._data = ResumableLoop(checkpointer, step.loss_and_gradients.network, step), dataset
+        self._loop, self._step, self._data = (
+            ResumableLoop(checkpointer, step.loss_and_gradients.network, step),
+            step,
+            dataset,
+        )
+        self._size = dataset.get_dataset_size()
+        self._loop.begin_with(self._size)
         self._loop.__enter__()
-        size = dataset.get_dataset_size()
+        self._is_resumed, self._over = self._loop.is_resumed, False
         self._epoch, self._batches = self._loop.epoch, self._loop.batches
-        if self._batches == size:
+        step.resumed = bool(step.micro_batches)
+        if self._batches == self._size:
+            what = f"ended before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
+            _check.warn(f"For 'SaveStates', the run that is resumed {what}.")
             self._epoch, self._batches = self._epoch + 1, 0
-        dataset.set_init_step(size * self.initial_epoch + self._batches)
+        dataset.set_init_step(self._size * self.initial_epoch + self._batches)
 
     @property
     def initial_epoch(self) -> int:
@@ -210,8 +241,21 @@ class SaveStates(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
+        if self._over:
+            raise RuntimeError("For 'SaveStates', a run of Model has used it already. Make a new one for another run.")
+        if args["train_dataset"] is not self._data:
+            _check.refuse(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
+        if self._is_resumed:
+            warn_about_counters(args.get("list_callback", ()))
         args["batches_done"] = self._batches
         args["cur_step_num"] = self._seen = args["batch_num"] * self.initial_epoch + self._batches
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        epoch = run_context.original_args()["cur_epoch_num"]
+        if epoch < self._epoch:
+            remedy = "Give Model.train or Model.fit initial_epoch=states.initial_epoch."
+            rule = f"{self.initial_epoch}, as many as the resumed run has finished"
+            _check.refuse(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -223,6 +267,7 @@ class SaveStates(Callback):
         args = run_context.original_args()
         if args["batches_done"] == args["batch_num"]:
             args["batches_done"] = 0
+            self._loop.move_to(args["cur_epoch_num"] + 1)
 
     def on_train_end(self, run_context: RunContext) -> None:
         del run_context
@@ -233,5 +278,6 @@ class SaveStates(Callback):
             self._end(kind, *error)
 
     def _end(self, *error: Any) -> None:
+        self._over = True
         self._data.set_init_step(0)
         self._loop.__exit__(*error)

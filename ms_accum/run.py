@@ -16,7 +16,7 @@ from .ranks.parallel import Group, total
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.training_state import TrainingState
 from .window.batches import Data, Position
-from .window.callbacks import UNKNOWN, Callbacks, Facts
+from .window.callbacks import UNKNOWN, Callbacks, Facts, warn_about_counters
 from .window.ends import updates_in_run
 from .window.open_window import Ended, OpenWindow
 from .window.record import SkippedInARow, UpdateRecord
@@ -69,14 +69,22 @@ class Run:
 
     def train(self, epochs: Iterable[Iterable], ends: Callable) -> None:
         """Train with the remaining epochs; `ends` marks in an epoch's batches where windows end."""
+        if self.at.windows:
+            warn_about_counters(self._calls.facts.list_callback)
         self._ended_at = time.perf_counter()
         for batches in epochs:
             epoch = self._before + self.at.epoch
             self._calls("on_train_epoch_begin", cur_epoch_num=epoch)
-            self._run_epoch(ends(batches, self._window.micro_batches))
             if not self._stopping():
-                self.at.next_epoch()
+                self._run_epoch(ends(batches, self._window.micro_batches))
+            over = not self._stopping()
+            self.at.check(over)
+            # Before the position is in the next epoch: a run that fails here is resumed with this epoch's end.
             self._calls.epoch_end(None if self._evaluate is None else self._evaluate(epoch, self._calls))
+            if over:
+                self.at.next_epoch()
+            if self._states is not None and self._calls.may_change_parameters:
+                self._states.changed()
             if total([self._calls.stopping], self._ways.group) != [0]:
                 break
         if not self.at.windows and self._ways.tail == "drop" and not self._calls.stopping:
@@ -94,7 +102,7 @@ class Run:
                 wishes = self._states.wishes()  # with several ranks kept until the window ends, where ranks sum them
                 if self._ways.group is None:
                     self._save_if_due(True, wishes)
-            if self._stopping():
+            if self._stopping() and not self._window.micro_batches:
                 return
         if self._window.micro_batches and self._ways.tail == "flush":
             self._end_window()

@@ -10,12 +10,14 @@ from mindspore.train import Callback, RunContext
 
 from . import _check
 from .accumulator import Accumulator
+from .loss.first_look import check_compiles
 from .loss.gradients import LossAndGradients
 from .loss.objective import Objective
 from .loss.weights import weight_in_graph
 from .network import checks, tree
 from .network.accumulators import loss_scale, state, unique_name
 from .ranks.parallel import AUTO, agree, begin_with, group_of
+from .window.record import SKIPPED_IN_A_ROW
 
 _OWNER = "AccumulatedTrainStep"
 
@@ -35,7 +37,7 @@ class AccumulatedTrainStep(nn.Cell):
         clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum. Default: ``"mean"``.
         weight (Union[None, float, Callable]): the weight of a micro-batch: a number, or a function of its columns,
-            which is compiled, such as ``lambda x, y: (y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``, what
+            which is compiled and may return ``(y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``, what
             MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
         check (str): ``"first"``: :class:`FlushTail` splits the first micro-batch in two parts if `weight` is a guess;
             a warning follows if its loss is not the weighted mean of theirs. ``"off"``: no check. Default: ``"first"``.
@@ -92,6 +94,7 @@ class AccumulatedTrainStep(nn.Cell):
         self.group = group_of(_OWNER, group)
         self.optimizer = checks.optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
+        check_compiles(weight, "weight")
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, loss_scale(optimizer))
         begin_with(network, optimizer.parameters, self.group)
@@ -104,10 +107,15 @@ class AccumulatedTrainStep(nn.Cell):
             Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False),
             state(f"{name}.left", 0, ms.int32),
         )
+        self.resumed = False
+        """bool, whether the open window has just been loaded from a training state."""
+        self.add_flags(training=True)  # of this Cell alone: `Model.predict`, which does not train, sets it to False
         if window > 1:
             self._objective.warn()
 
     def construct(self, *columns: Any) -> Any:
+        if not self.training:
+            return self.loss_and_gradients.network(*columns)
         loss_sums, left = self.own
         weight = ops.cast(self.weigh(*columns), ms.float32)
         loss, grads = self.loss_and_gradients(1.0, *columns)
@@ -120,11 +128,18 @@ class AccumulatedTrainStep(nn.Cell):
         ops.assign(left, now)
         ended, sums = self.accumulator.add(grads, weight if self.mean else None, now == 0, loss_sums + terms)
         ops.assign(loss_sums, ops.where(ended, ops.zeros_like(sums), sums))
-        return sums[0] / sums[1]
+        return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if nothing counts so far
 
     def epoch_begins(self, micro_batches: int) -> None:
         """End the window after this number of micro-batches, also if it is not full then."""
         ops.assign(self.own[1], Tensor(micro_batches, ms.int32))
+
+    def clear(self) -> None:
+        """Discard an open window, unless it has just been loaded from a training state."""
+        if not self.resumed:
+            self.accumulator.clear()
+            ops.assign(self.own[0], Tensor([0.0, 0.0], ms.float32))
+        self.resumed = False
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; return whether there was an update."""
@@ -177,11 +192,12 @@ class FlushTail(Callback):
     So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
     the callbacks. It also gives callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
     checks the first micro-batch, and checks that several processes have the same number of micro-batches. If a callback
-    stops the run inside an epoch, it updates with the open window.
+    stops the run inside an epoch, it updates with the open window, unless `SaveStates` keeps it. It discards a window
+    that an interrupted run has left, and warns if windows were skipped.
 
     Raises:
         TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If processes differ in their number of micro-batches.
+        RuntimeError: If processes differ in their number of micro-batches, or an epoch had no finite gradient.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -193,8 +209,9 @@ class FlushTail(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._step = step_of(args)
-        if args.get("optimizer") is None:
-            args["optimizer"] = self._step.optimizer
+        self._step.clear()  # left over by a run that was interrupted
+        args["optimizer"] = self._step.optimizer
+        self._counts = (self._step.updates, self._step.skipped)
         agree(_OWNER, self._step.group, {"micro-batches in an epoch": args["batch_num"]})
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -209,18 +226,40 @@ class FlushTail(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         if run_context.get_stop_requested():
-            self._step.flush()
+            self._flush(run_context)
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        self._flush(run_context)  # an epoch may have another number of micro-batches than the data set says
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._flush(run_context)
+        before, self._counts = self._counts, (self._step.updates, self._step.skipped)
+        updated, skipped = (now - then for now, then in zip(self._counts, before))
+        if skipped:
+            epoch = run_context.original_args()["cur_epoch_num"]
+            _check.warn(f"For 'AccumulatedTrainStep', {skipped} windows of epoch {epoch} were skipped: not finite.")
+        if skipped >= SKIPPED_IN_A_ROW and not updated:
+            raise RuntimeError(
+                f"For 'AccumulatedTrainStep', the gradients of all {skipped} windows of an epoch were not finite. "
+                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
+            )
 
     def on_train_end(self, run_context: RunContext) -> None:
-        del run_context
-        self._step.flush()
+        self._flush(run_context)
+
+    def _flush(self, run_context: RunContext) -> None:
+        """Update with an open window, unless `SaveStates` keeps it for a run that was asked to stop."""
+        kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+        if hasattr(self, "_step") and not kept:
+            self._step.flush()
 
 
 def step_of(args: Any) -> AccumulatedTrainStep:
     """Return the train step of a run of `Model`."""
-    network = args["train_network"]
-    found = [cell for _, cell in network.cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
-    if not found:
+    found = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
+    alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
+    if not alone:
+        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
         remedy = "Give Model(AccumulatedTrainStep(...)) no loss_fn and no optimizer; the driver needs no FlushTail."
-        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep", type(network).__name__, remedy)
+        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
     return found[0]

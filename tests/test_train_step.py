@@ -28,7 +28,15 @@ from mindspore.train import (
 from mindspore.train.summary_pb2 import Event
 
 from helpers import Recorder, batches, cross_entropy, joined, mutate
-from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, SaveStates, Stopped
+from ms_accum import (
+    AccumulatedTrainStep,
+    Checkpointer,
+    CheckpointError,
+    FlushTail,
+    GradientAccumulation,
+    SaveStates,
+    Stopped,
+)
 from ms_accum.loss.weights import Weight, weight_in_graph
 from reference import digest, miss
 
@@ -130,6 +138,7 @@ def test_without_the_callback_the_tail_goes_into_the_next_epoch():
     assert found.step.flush() and found.step.updates == 5
 
 
+@pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
 def test_a_bad_window_is_skipped():
     micro_batches = numbers([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
@@ -196,7 +205,7 @@ def test_a_micro_batch_without_labels_does_no_harm():
         network = network_of()
         optimizer = nn.SGD(network.trainable_params(), 0.5)
         step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, 3)
-        Model(step).train(1, dataset(data), callbacks=[FlushTail()])
+        Model(step).train(1, dataset(data), callbacks=[FlushTail(), LossMonitor()])  # which raises an error about NaN
         assert (step.updates, step.skipped) == (1, 0)
         return [parameter.asnumpy() for parameter in optimizer.parameters]
 
@@ -331,6 +340,7 @@ def never_stopped(tmp_path_factory):
     return resumable(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.filterwarnings("ignore:For 'SaveStates', the run that is resumed ended before the end of epoch")
 @pytest.mark.parametrize(
     "stops", [(1,), (5, 3), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(2, 14))]
 )
@@ -351,6 +361,84 @@ def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
     found.step.accumulator.clear()
     found.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
     assert digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters()) != never_stopped[1][0]
+
+
+@pytest.mark.host
+def test_an_epochs_end_that_was_not_reached_is_said(tmp_path):
+    resumable(tmp_path, 7)
+    with pytest.warns(RuntimeWarning, match="ended before the end of epoch 1, whose evaluation and callbacks are not"):
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers()))
+
+
+@pytest.mark.host
+def test_restored_weights_are_saved(tmp_path):
+    """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
+    found, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, every=1), found.step, data)
+    stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    found.model.fit(9, data, dataset(numbers([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
+    other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    SaveStates(Checkpointer(tmp_path, resume="auto"), other.step, data)
+    np.testing.assert_array_equal(other.weights[0], found.weights[0])
+
+
+@pytest.mark.host
+def test_a_stop_request_keeps_the_window_in_the_state(tmp_path, never_stopped_on_host):
+    found, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path), found.step, data)
+    stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
+    found.model.train(2, data, callbacks=[stop, states, FlushTail()])
+    assert found.step.micro_batches == 2
+    assert resumable(tmp_path)[1] == never_stopped_on_host[1]
+
+
+@pytest.fixture
+def never_stopped_on_host(tmp_path_factory):
+    return resumable(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": [8] * 7}, "'dataset' must be the one that Model trains on, but got another one"),
+        ({"initial_epoch": 0}, "'initial_epoch' must be 1, as many as the resumed run has finished, but got 0. Give"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
+    resumable(tmp_path, 9)
+    found, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+    trained_on = dataset(numbers(options["data"])) if "data" in options else data
+    initial = options.get("initial_epoch", states.initial_epoch)
+    with pytest.raises(ValueError, match=message):
+        found.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
+
+
+@pytest.mark.host
+def test_batches_of_another_size_are_refused(tmp_path):
+    resumable(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="has epochs of 7 batches, and this data set has 3"):
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers([8] * 3)))
+
+
+@pytest.mark.host
+def test_it_serves_one_run(tmp_path):
+    found, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path), found.step, data)
+    found.model.train(1, data, callbacks=[states, FlushTail()])
+    with pytest.raises(RuntimeError, match="a run of Model has used it already"):
+        found.model.train(1, data, callbacks=[states, FlushTail()])
+
+
+@pytest.mark.host
+def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
+    resumable(tmp_path, 9)
+    found, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+    callbacks = [FlushTail(), states, ReduceLROnPlateau("loss"), EarlyStopping("loss")]
+    with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau start anew in a run that is resumed"):
+        found.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
 
 
 def test_other_settings_are_refused(tmp_path):
@@ -388,8 +476,120 @@ def test_a_loss_is_no_network():
 def test_flush_tail_needs_the_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
-    with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep, but got .* Give Model"):
+    with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Give Model"):
         model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+
+
+@pytest.mark.host
+def test_model_gets_no_loss_beside_the_step():
+    found = Trained()
+    model = Model(found.step, loss_fn=cross_entropy())
+    with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
+        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+
+
+@pytest.mark.host
+def test_a_weight_that_can_not_be_compiled_is_refused():
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with pytest.raises(ValueError, match="'weight' must be a function that MindSpore can compile, but got a lambda"):
+        Trained(weight=lambda x, y: (y > 0).sum())
+
+
+# The edges of an epoch
+
+
+class Held(Callback):
+    """Keeps how many micro-batches the window holds at an evaluation and at an epoch's end."""
+
+    def __init__(self, step):
+        self.step, self.held = step, []
+
+    def on_eval_begin(self, run_context):
+        self.held.append(self.step.micro_batches)
+
+    on_train_epoch_end = on_eval_begin
+
+
+class Varying:
+    """Yields 7 or 5 micro-batches in turn, and MindSpore is told 5."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        rows = numbers()[: 5 + 2 * (self.passes & 1)]
+        return iter([tuple(column.asnumpy() for column in columns) for columns in rows])
+
+    def __len__(self):
+        return 5
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("first", [True, False])
+def test_nothing_is_left_at_the_end_of_an_epoch(first):
+    found = Trained()
+    held, valid = Held(found.step), dataset(numbers([4]))
+    stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
+    callbacks = [FlushTail(), held, stop] if first else [stop, FlushTail(), held]
+    found.model.fit(2, dataset(numbers()), valid, callbacks=callbacks)
+    assert held.held == [0, 0] and found.step.updates == 2
+
+
+@pytest.mark.host
+def test_an_epoch_with_more_micro_batches_than_its_size():
+    found = Trained()
+    held = Held(found.step)
+    data = GeneratorDataset(Varying(), ["x", "y"], shuffle=False)
+    found.model.train(2, data, callbacks=[FlushTail(), held])
+    assert held.held == [0, 0]
+
+
+@pytest.mark.host
+def test_what_an_interrupted_run_has_left_is_discarded():
+    def fail(context):
+        raise KeyError("mine")
+
+    found = Trained()
+    with pytest.raises(KeyError):
+        found.model.train(1, dataset(numbers()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)])
+    assert found.step.micro_batches == 1
+    losses = Losses()
+    found.train(losses)
+    expected = Losses()
+    Trained().train(expected)
+    assert losses.seen == expected.seen
+
+
+@pytest.mark.modes
+def test_predicting_does_not_train():
+    found = Trained(gradient_accumulation_steps=1)
+    before = found.weights
+    loss = found.model.predict(*numbers([8])[0])
+    for now, then in zip(found.weights, before):
+        np.testing.assert_array_equal(now, then)
+    assert loss.shape == () and found.step.updates == 0
+    found.step(*numbers([8])[0])  # the predicting graph is another one; by hand a step trains after set_train
+    found.step.set_train()
+    found.step(*numbers([8])[0])
+    assert found.step.updates == 1
+
+
+@pytest.mark.host
+def test_by_hand_a_step_trains():
+    found = Trained(gradient_accumulation_steps=1)
+    found.step(*numbers([8])[0])
+    assert found.step.updates == 1
+
+
+@pytest.mark.host
+def test_skipped_windows_are_said_and_many_end_the_run():
+    bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in numbers([8] * 30)]
+    with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped"):
+        Trained().train(micro_batches=[*numbers([8] * 3), *bad[:3]], epochs=1)
+    message = "the gradients of all 10 windows of an epoch were not finite"
+    with pytest.raises(RuntimeError, match=message), pytest.warns(RuntimeWarning):
+        Trained().train(micro_batches=bad, epochs=1)
 
 
 def test_a_micro_batch_is_looked_at():

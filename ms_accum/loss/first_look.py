@@ -34,7 +34,7 @@ _UNCLEAR = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
 _OWNER, _ROWS, _LONGEST = "train_process", 2, 300
 
 
-def check_compiles(loss_fn: Any) -> None:
+def check_compiles(loss_fn: Any, name: str = "loss_fn") -> None:
     """Raise an error if MindSpore can't compile a lambda: it reads the line, and takes a lambda alone on it."""
     if getattr(loss_fn, "__name__", None) != "<lambda>":
         return
@@ -46,7 +46,7 @@ def check_compiles(loss_fn: Any) -> None:
         _check.refuse(
             ValueError,
             _OWNER,
-            "loss_fn",
+            name,
             "a function that MindSpore can compile",
             "a lambda inside a larger statement",
             "Define it with 'def' in a file, or assign it to a name on a line of its own.",

@@ -44,7 +44,8 @@ class Speed:
 
 def _line(record: UpdateRecord) -> str:
     line = f"epoch: {record.epoch} step: {record.step} loss is {record.loss:.7g}"
-    return line + " (skipped: the gradient is not finite)" if record.skipped else line
+    why = "the gradient is not finite" if record.samples else "nothing in it counts"
+    return f"{line} (skipped: {why})" if record.skipped else line
 
 
 def _beside(record: UpdateRecord, speed: Speed) -> list[str]:

@@ -258,6 +258,10 @@ class Checkpointer:
             self._at_end()
         self.save_at_the_end(take)
 
+    def changed(self) -> None:
+        """Save at the end although the last window's state is saved: a callback may have changed Parameters since."""
+        self._is_saved = False
+
     def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
         """Save the state at the end of a run, unless it is saved already."""
         self._save_scored(take)

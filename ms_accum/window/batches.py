@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, Callable, NoReturn
@@ -48,14 +49,13 @@ class Position:
         """int, the number of epochs that have begun."""
         return self.epoch if self.batches else self.epoch - 1
 
-    def next_epoch(self) -> None:
-        """Move to the beginning of the next epoch.
-
-        Raises:
-            ValueError: If this epoch had no batches.
-        """
-        if not self.batches:
+    def check(self, over: bool) -> None:
+        """Raise a ValueError if the epoch is over and had no batches."""
+        if over and not self.batches:
             _refuse("batches in every epoch", f"none in epoch {self.epoch}")
+
+    def next_epoch(self) -> None:
+        """Move to the beginning of the next epoch."""
         self.epoch, self.batches, self.rows, self.step = self.epoch + 1, 0, 0, 0
 
 
@@ -124,7 +124,8 @@ class Data:
             epochs, done = epochs - done, 0
         passes = _passes(self.dataset, epochs)
         for _ in range(done):
-            deque(next(passes)(), maxlen=0)
+            with _generators_kept():
+                deque(next(passes)(), maxlen=0)
         for begin in passes:
             yield _from(begin, skip, at)
             skip = 0
@@ -199,6 +200,14 @@ def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iter
     deque(islice(batches, skip), maxlen=0)
     set_random_state(now)
     return batches
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restore the random number generators afterwards: epochs that are discarded may draw their order, too."""
+    now = random_state()
+    yield
+    set_random_state(now)
 
 
 def _has_to_be_read(dataset: Any) -> bool:

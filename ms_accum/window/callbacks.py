@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from mindspore import Tensor
-from mindspore.train import Callback, RunContext, TimeMonitor
+from mindspore.train import Callback, EarlyStopping, ReduceLROnPlateau, RunContext, TimeMonitor
 
 from .. import _check
 from .record import UpdateRecord
@@ -103,7 +103,8 @@ class Callbacks:
     def step_end(self, record: UpdateRecord) -> None:
         """Call the callbacks after a window."""
         if self._callbacks:
-            self("on_train_step_end", record=record, net_outputs=Tensor(record.loss))
+            # A window in which nothing counts has no loss; NaN would end a run with LossMonitor.
+            self("on_train_step_end", record=record, net_outputs=Tensor(record.loss if record.samples else 0.0))
 
     def epoch_end(self, results: dict[str, Any] | None) -> None:
         """Call the callbacks after an epoch, with the results of its evaluation if there was one."""
@@ -121,9 +122,24 @@ class Callbacks:
         return Callbacks(own, Facts(self.facts, mode="eval", cur_step_num=0, **facts))
 
     @property
+    def may_change_parameters(self) -> bool:
+        """bool, whether there are callbacks of the user's, which may load weights or set the learning rate."""
+        return any(not type(each).__module__.startswith("ms_accum.") for each in self._callbacks)
+
+    @property
     def stopping(self) -> bool:
         """bool, whether a callback has asked the run to stop."""
         return self._context.get_stop_requested()
+
+
+def warn_about_counters(callbacks: Sequence[Callback]) -> None:
+    """Warn, once for a resumed run, that callbacks start anew which compare with what they have seen."""
+    names = sorted({type(each).__name__ for each in callbacks if isinstance(each, (EarlyStopping, ReduceLROnPlateau))})
+    if names:
+        _check.warn(
+            f"{' and '.join(names)} start anew in a run that is resumed: their best value and patience are not in the "
+            "training state, so it may differ from the run that was stopped."
+        )
 
 
 def _is_mindspores(callback: Callback) -> bool:

@@ -785,3 +785,23 @@ def test_the_facts_are_json_and_nothing_is_executed(saved):
     state = training_state.read(str(saved))
     assert json.loads(json.dumps(state.facts)) == state.facts
     assert state.facts["window"]["micro_batches"] == 2 and state.facts["at"]["batches"] == 2
+
+
+class Drawn:
+    """A data set that draws the order of each epoch from NumPy's generator."""
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __iter__(self):
+        rows = numbers()
+        return iter([rows[number] for number in np.random.permutation(len(rows))])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stops", [(7,), (10,), (15,), (3, 9)])
+def test_an_order_that_is_drawn_is_drawn_again(tmp_path, stops):
+    """Also that of epochs that are read and discarded, and of those that follow."""
+    whole = Run().train(Drawn(), 4, epochs=3).left
+    ms.set_seed(1)
+    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), whole)

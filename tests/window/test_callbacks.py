@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
     CheckpointConfig,
@@ -19,11 +20,12 @@ from mindspore.train import (
     Metric,
     ModelCheckpoint,
     ReduceLROnPlateau,
+    SummaryCollector,
     TimeMonitor,
 )
 
 from helpers import Recorder, batches, cross_entropy, micro_batch, slope_driver
-from ms_accum import GradientAccumulation
+from ms_accum import Checkpointer, GradientAccumulation
 
 ROWS = [8, 8, 5, 8, 3]
 
@@ -142,14 +144,65 @@ def test_request_stop_ends_the_run_quietly(moment, windows):
 
 @pytest.mark.host
 def test_a_run_that_was_stopped_inside_an_epoch_resumes_there(tmp_path):
-    from ms_accum import Checkpointer
-
     stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
     whole, resumed = driver()[0], driver()[0]
     expected = train(whole)
     stopped = train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
     rest = train(resumed, checkpointer=Checkpointer(tmp_path, resume="auto"))
     assert len(stopped) == 1 and [record.loss for record in stopped + rest] == [record.loss for record in expected]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("moment", "windows"), [("begin", 0), ("epoch_begin", 0), ("step_begin", 1)])
+def test_a_stop_before_a_window_loses_no_micro_batch(moment, windows):
+    model, _ = driver()
+    stop = LambdaCallback(**{f"on_train_{moment}": lambda context: context.request_stop()})
+    assert len(train(model, callbacks=stop)) == windows and model.micro_batches == 0
+
+
+@pytest.mark.host
+def test_an_epoch_whose_evaluation_fails_is_evaluated_when_it_is_resumed(tmp_path):
+    class Fails(Mistakes):
+        def eval(self):
+            raise KeyError("mine")
+
+    told, valid = Told("cur_epoch_num"), data([4])
+    with pytest.raises(KeyError, match="mine"):
+        train(
+            driver()[0],
+            valid_dataset=valid,
+            metrics={"mistakes": Fails()},
+            checkpointer=Checkpointer(tmp_path, every=1),
+        )
+    train(driver()[0], valid_dataset=valid, callbacks=told, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert [moment[1] for moment in told.moments if moment[0] == "on_train_epoch_end"] == [1, 2]
+
+
+@pytest.mark.host
+def test_restored_weights_are_in_the_last_state(tmp_path):
+    model, optimizer = driver(lr=50.0)
+    stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    train(
+        model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5), checkpointer=Checkpointer(tmp_path, every=1)
+    )
+    state = max(tmp_path.glob("state-*.safetensors"))
+    found = Checkpointer(tmp_path, resume=state)._states.find(str(state)).state.arrays
+    np.testing.assert_array_equal(found["network.1.weight"], optimizer.parameters[0].asnumpy())
+
+
+@pytest.mark.host
+def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
+    train(driver()[0], epochs=1, checkpointer=Checkpointer(tmp_path))
+    again = {"callbacks": ReduceLROnPlateau("loss"), "checkpointer": Checkpointer(tmp_path, resume="auto")}
+    with pytest.warns(RuntimeWarning, match="ReduceLROnPlateau start anew in a run that is resumed"):
+        train(driver()[0], epochs=2, **again)
+
+
+@pytest.mark.host
+def test_a_window_in_which_nothing_counts_ends_no_run(capsys):
+    model, _ = driver(weight=lambda x, y: 0.0 if len(y) == 5 else float(len(y)))
+    model.train_process(1, data([8, 5, 8]), 1, ckpt_path=None, callbacks=LossMonitor())
+    assert model.updates == 2 and "(skipped: nothing in it counts)" in capsys.readouterr().out
 
 
 # MindSpore's own
@@ -212,6 +265,17 @@ def test_learning_rate_scheduler_counts_windows():
     model.train_process(1, ones, 2, report=seen, ckpt_path=None, callbacks=schedule)
     assert [record.lr for record in seen.records] == pytest.approx([1.0, 1 / 2, 1 / 3])
     assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_summary_collector_writes_something(tmp_path):
+    """With a data set of MindSpore's, whose description it writes, too."""
+    rows = [tuple(column.asnumpy() for column in columns) for columns in data()]
+    collector = SummaryCollector(str(tmp_path), collect_freq=1)
+    model, _ = driver()
+    dataset = GeneratorDataset(rows, ["x", "y"], shuffle=False)
+    model.train_process(1, dataset, 2, report=(), ckpt_path=None, callbacks=collector)
+    assert any(path.stat().st_size > 1000 for path in tmp_path.glob("*_MS"))
 
 
 @pytest.mark.host
