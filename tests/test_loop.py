@@ -76,7 +76,7 @@ def test_a_window_of_one(tmp_path):
     assert stopped_and_resumed(tmp_path / "b", 4, window=1).left == Own(window=1).train(tmp_path / "a").left
 
 
-@pytest.mark.parametrize("forgets", ["window", "position", None])
+@pytest.mark.parametrize("forgets", [pytest.param("window", marks=pytest.mark.slow), "position", None])
 def test_what_a_state_must_hold(tmp_path, whole, forgets):
     """The mutants: what is not put back makes it another run."""
     with pytest.raises(Stopped):

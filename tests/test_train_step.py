@@ -112,7 +112,10 @@ def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
 # The arithmetic
 
 
-@pytest.mark.parametrize(("reduction", "window"), [("mean", N), ("sum", N), ("mean", 1), ("mean", 99)])
+@pytest.mark.parametrize(
+    ("reduction", "window"),
+    [("mean", N), ("sum", N), *(pytest.param("mean", window, marks=pytest.mark.slow) for window in (1, 99))],
+)
 def test_it_trains_as_the_driver_does(reduction, window):
     found = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
     expected, records = by_driver(reduction=reduction, window=window)
@@ -120,7 +123,7 @@ def test_it_trains_as_the_driver_does(reduction, window):
     assert (found.step.updates, found.step.skipped, found.step.micro_batches) == (len(records), 0, 0)
 
 
-@pytest.mark.parametrize("mutation", [None, "no division", "no clear"])
+@pytest.mark.parametrize("mutation", [None, "no division", pytest.param("no clear", marks=pytest.mark.slow)])
 def test_a_window_is_its_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
     micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
@@ -242,7 +245,7 @@ class Sees(Callback):
         self.ended.append(self.trained.weights[0])
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_tail_is_in_what_is_evaluated_and_saved(first, tmp_path):
     found = Trained()
     sees = Sees(found)
@@ -268,7 +271,7 @@ def test_early_stopping_and_restored_weights():
     np.testing.assert_array_equal(found.weights[0], sees.ended[-2])
 
 
-@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("last", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_reduce_lr_on_plateau(last):
     """It needs `cb_params.optimizer`, which Model does not set for a train step."""
     found = Trained(lr=1e-3)
