@@ -21,18 +21,23 @@ from .window.callbacks import warn_about_counters
 
 
 class Accumulates(Protocol):
-    """An `Accumulator`, or an `AccumulatedTrainStep`."""
+    """An `Accumulator`, or an `AccumulatedTrainStep`: its counters, what a resumed run must share, its Parameters."""
 
     optimizer: Any
     group: Group | None
-    updates: int
-    skipped: int
-    updated: bool
-    micro_batches: int
-    settings: Mapping[str, Any]
-    """What a resumed run must have in common."""
-    state: Mapping[str, Any]
-    """Its Parameters, by names that are the same in every process."""
+
+    @property
+    def updates(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def updated(self) -> bool: ...
+    @property
+    def micro_batches(self) -> int: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def state(self) -> Mapping[str, Any]: ...
 
 
 class ResumableLoop:

@@ -217,6 +217,13 @@ accumulator((Tensor(1.0),), 32)
 updated: bool = accumulator.updated
 number: int = accumulator.updates + accumulator.skipped
 accumulator.flush()
+with ResumableLoop(states, network, accumulator) as loop:
+    loop.after_micro_batch(loop.epoch, loop.batches + 1)
+step = AccumulatedTrainStep((network, loss_fn), optimizer, 4, clip_norm=1.0)
+saving = SaveStates(states, step, dataset)
+callbacks = [FlushTail(), saving]
+done: int = saving.initial_epoch + step.updates + step.micro_batches
+model.train_process(3, dataset, 4, callbacks=callbacks, valid_dataset=dataset, metrics={{"acc"}}, initial_epoch=2)
 sums = (Tensor(1.0),)
 forward = TrainForwardBackward(network, optimizer, sums)
 forward.construct(Tensor(1.0), weight=32)

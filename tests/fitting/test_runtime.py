@@ -205,7 +205,7 @@ def test_train_py_chooses(choice, kept):
 # Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
 
 
-SHORT = ("--epochs=1", "--batch_size=128", "--mini_steps=2")
+SHORT = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--overwrite")
 
 
 def losses(folder, cores=2, seed=1, **settings):
