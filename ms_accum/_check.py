@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 Record = TypeVar("Record", bound=type)
 _INSIDE = ("ms_accum", "contextlib")
@@ -26,6 +26,21 @@ def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any,
     """Raise `error` with a message in the form common to this package."""
     message = f"For '{owner}', '{name}' must be {rule}, but got {value}."
     raise error(f"{message} {remedy}".rstrip())
+
+
+class Argument(NamedTuple):
+    """An argument, as messages about it name it."""
+
+    owner: str
+    name: str
+
+    def refuse(self, error: type[Exception], rule: str, value: Any, remedy: str = "") -> NoReturn:
+        """Raise an error about it."""
+        refuse(error, *self, rule, value, remedy)
+
+
+TRAIN = Argument("train_process", "train_dataset")
+VALID = Argument("train_process", "valid_dataset")
 
 
 def positive_int(owner: str, name: str, value: Any) -> int:

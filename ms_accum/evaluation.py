@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network.as_found import training_mode
 from .ranks.parallel import Group, as_on_rank_0, take_from_rank_0, total
-from .window.batches import Data
+from .window.batches import Data, generators_kept
 from .window.callbacks import UNKNOWN, Callbacks
 
 _OWNER = "train_process"
@@ -88,13 +88,24 @@ class Evaluation:
         self._metrics = get_metrics(metrics) or {}
         if dataset is None:
             _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
-        self._objective, self._data, self._group = objective, Data(dataset), group
+        self._objective, self._data, self._group = objective, Data(dataset, named=_check.VALID), group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
             _check.refuse(ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy)
         self._has_output = loss_fn is not None
         self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
+        self._look_at_the_first(dataset)
+
+    def _look_at_the_first(self, dataset: Any) -> None:
+        """Reject a data set before the first epoch rather than after it; not what can be read only once."""
+        if isinstance(dataset, Iterator):
+            return
+        with generators_kept():
+            first = next(iter(next(self._data.epochs(1))), None)
+        if first is None:
+            _check.VALID.refuse(ValueError, "one that yields batches", "none")
+        self._objective.look_at_valid(first)
 
     def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""

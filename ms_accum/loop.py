@@ -187,11 +187,12 @@ class ResumableLoop:
 class SaveStates(Callback):
     """Save the training state of a run of `Model`, and resume it exactly, also inside a window.
 
-    The state is loaded when this callback is made, which serves one run. `Model` skips finished epochs by
-    `initial_epoch`, and the data set skips finished batches by its `set_init_step`. States are saved when the
-    `Checkpointer` says so (`every`, `minutes`, a request to stop) and at the end, but not after an error or Ctrl-C.
-    Counters of callbacks, such as the patience of `EarlyStopping`, start anew, and a warning says so. Python functions
-    in the data set must draw their random numbers from the row or the epoch.
+    The state is loaded when this callback is made, which serves one run and locks the folder until that ends. `Model`
+    skips finished epochs by `initial_epoch`, and rejects a run without epochs that are left: ask
+    ``states.initial_epoch < epochs`` first. The data set skips finished batches by its `set_init_step`. States are
+    saved when the `Checkpointer` says so (`every`, `minutes`, a request to stop) and at the end, but not after an error
+    or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, start anew, and a warning says so. Python
+    functions in the data set must draw their random numbers from the row or the epoch.
 
     Args:
         checkpointer (Checkpointer): when and where states are saved, and from which one to resume.

@@ -94,7 +94,7 @@ class AccumulatedTrainStep(nn.Cell):
         self.group = group_of(_OWNER, group)
         self.optimizer = checks.optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
-        check_compiles(weight, "weight")
+        check_compiles(weight, "weight", _OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, loss_scale(optimizer))
         begin_with(network, optimizer.parameters, self.group)

@@ -596,5 +596,6 @@ def test_skipped_windows_are_said_and_many_end_the_run():
 
 
 def test_a_micro_batch_is_looked_at():
-    with pytest.raises(ValueError, match="columns"):
+    message = "For 'AccumulatedTrainStep', 'train_dataset' must be one that yields 2 columns"
+    with pytest.raises(ValueError, match=message):
         Trained().train(micro_batches=[(x,) for x, _ in numbers()])

@@ -32,7 +32,7 @@ def taken(loss_fn: Any) -> range:
     return range(needed, needed + 1)
 
 
-def check(owner: str, micro_batch: tuple, allowed: range) -> None:
+def check(data: _check.Argument, micro_batch: tuple, allowed: range) -> None:
     """Raise an error if a micro-batch has another number of columns."""
     if len(micro_batch) not in allowed:
         most = "or more" if allowed.stop == _MANY else ""
@@ -40,7 +40,7 @@ def check(owner: str, micro_batch: tuple, allowed: range) -> None:
             f"one that yields {allowed.start} {most}".rstrip()
             + " columns, data and what 'loss_fn' takes beside the output"
         )
-        _check.refuse(ValueError, owner, "train_dataset", rule, f"{len(micro_batch)}: {shown(micro_batch)}")
+        data.refuse(ValueError, rule, f"{len(micro_batch)}: {shown(micro_batch)}")
 
 
 def warn_unless_pairs(owner: str, loss_fn: Any, output: Any, labels: tuple) -> None:

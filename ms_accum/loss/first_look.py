@@ -31,10 +31,10 @@ from .gradients import scalar
 _ABOUT_INPUTS = (TypeError, ValueError, RuntimeError, IndexError)
 # Errors that say nothing about a run in graph mode: a kernel that only graphs have, or memory.
 _UNCLEAR = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
-_OWNER, _ROWS, _LONGEST = "train_process", 2, 300
+_ROWS, _LONGEST = 2, 300
 
 
-def check_compiles(loss_fn: Any, name: str = "loss_fn") -> None:
+def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_process") -> None:
     """Raise an error if MindSpore can't compile a lambda: it reads the line, and takes a lambda alone on it."""
     if getattr(loss_fn, "__name__", None) != "<lambda>":
         return
@@ -45,7 +45,7 @@ def check_compiles(loss_fn: Any, name: str = "loss_fn") -> None:
     if not isinstance(getattr(statement, "value", None), ast.Lambda):
         _check.refuse(
             ValueError,
-            _OWNER,
+            owner,
             name,
             "a function that MindSpore can compile",
             "a lambda inside a larger statement",
@@ -53,7 +53,14 @@ def check_compiles(loss_fn: Any, name: str = "loss_fn") -> None:
         )
 
 
-def check_taken(network: nn.Cell, loss_fn: Any, forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> None:
+def check_taken(
+    network: nn.Cell,
+    loss_fn: Any,
+    forward: nn.Cell,
+    micro_batch: tuple,
+    trained: Collection[Any],
+    data: _check.Argument = _check.TRAIN,
+) -> None:
     """Raise an error of one line if the network or the loss does not take a micro-batch. Nothing is changed.
 
     Runs two rows outside graphs and in evaluation mode; if that fails, all rows; if that fails too, the forward as in
@@ -65,6 +72,7 @@ def check_taken(network: nn.Cell, loss_fn: Any, forward: nn.Cell, micro_batch: t
         forward (Cell): both together.
         micro_batch (tuple): the columns, with at least one row.
         trained (Collection[Parameter]): Parameters that a forward does not change.
+        data (Argument): the data set, for the messages. Default: that of `train_process`.
     """
     if not can_be_left_as_found(forward, trained):
         return
@@ -72,12 +80,12 @@ def check_taken(network: nn.Cell, loss_fn: Any, forward: nn.Cell, micro_batch: t
     with left_as_found(forward, trained, training=False):
         error = trial.error(few) and trial.error(micro_batch)
         who, output = trial.who, trial.output
-        _check_classes(trial, loss_fn, micro_batch)
+        _check_classes(trial, loss_fn, micro_batch, data)
         remedy = "" if error is None or _is_unclear(error) else _remedy(trial, few)
     if error is None:
-        warn_unless_pairs(_OWNER, loss_fn, output, micro_batch[1:])
+        warn_unless_pairs(data.owner, loss_fn, output, micro_batch[1:])
     elif not (_is_unclear(error) or _runs(forward, micro_batch, trained)):
-        _refuse(error, who, output, micro_batch, remedy)
+        _refuse(error, who, output, micro_batch, remedy, data)
 
 
 class _Trial:
@@ -116,7 +124,7 @@ class _Trial:
         scalar("GradientAccumulation", loss)
 
 
-def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple) -> None:
+def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple, data: _check.Argument) -> None:
     """Raise an error if a label is none of the network's classes."""
     if strange_label(loss_fn, trial.output, micro_batch[1:]) is None:
         return
@@ -125,7 +133,7 @@ def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple) -> None:
     if strange is not None:
         classes = trial.output.shape[1]
         rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
-        _check.refuse(ValueError, _OWNER, "train_dataset", rule, strange, "Should it be the loss's 'ignore_index'?")
+        data.refuse(ValueError, rule, strange, "Should it be the loss's 'ignore_index'?")
 
 
 def _few(micro_batch: tuple) -> tuple:
@@ -174,12 +182,14 @@ def _set_variable(name: str, value: str | None) -> None:
     os.environ.update({} if value is None else {name: value})
 
 
-def _refuse(error: Exception, who: str, output: Any, micro_batch: tuple, remedy: str) -> NoReturn:
+def _refuse(
+    error: Exception, who: str, output: Any, micro_batch: tuple, remedy: str, data: _check.Argument
+) -> NoReturn:
     if not who or not isinstance(error, _ABOUT_INPUTS):
         raise error
     with_output = "" if output is None else f" with the network's output, {shown(output)},"
     rule = f"one whose columns {who} takes{with_output}".rstrip(",")
-    _check.refuse(ValueError, _OWNER, "train_dataset", rule, shown(micro_batch), f"{remedy} {_said(error)}".strip())
+    data.refuse(ValueError, rule, shown(micro_batch), f"{remedy} {_said(error)}".strip())
 
 
 def _said(error: Exception) -> str:

@@ -42,6 +42,8 @@ class Objective:
         group: Any,
     ):
         self._owner = owner
+        who = _check.TRAIN.owner if owner == "GradientAccumulation" else owner
+        self._data = _check.Argument(who, _check.TRAIN.name)
         self.network, self.loss_fn = network, loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
@@ -71,7 +73,7 @@ class Objective:
             alone (bool): whether it is the only one of its window.
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
-        columns.check("train_process", micro_batch, self._columns)
+        columns.check(self._data, micro_batch, self._columns)
         self._try(micro_batch, trained)
         if alone or not self._to_be_checked:
             return
@@ -88,8 +90,14 @@ class Objective:
             return
         self._tried.add(kinds)
         if ms.get_context("mode") == ms.GRAPH_MODE:
-            check_compiles(self.loss_fn)
-        check_taken(self.network, self.loss_fn, self.forward, micro_batch, trained)
+            check_compiles(self.loss_fn, owner=self._data.owner)
+        check_taken(self.network, self.loss_fn, self.forward, micro_batch, trained, self._data)
+
+    def look_at_valid(self, batch: tuple) -> None:
+        """Reject an invalid batch of the data set for the evaluation."""
+        columns.check(_check.VALID, batch, self._columns)
+        if self._wanted and all(column.size for column in batch):
+            check_taken(self.network, self.loss_fn, self.forward, batch, self.network.trainable_params(), _check.VALID)
 
     def _look_at_shapes(self, micro_batch: tuple) -> None:
         """Warn once if the rows of labels differ in size."""

@@ -52,7 +52,7 @@ class Position:
     def check(self, over: bool) -> None:
         """Raise a ValueError if the epoch is over and had no batches."""
         if over and not self.batches:
-            _refuse("batches in every epoch", f"none in epoch {self.epoch}")
+            _refuse(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}")
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
@@ -65,13 +65,14 @@ class Data:
     Args:
         dataset (Union[Dataset, Iterable]): yields batches.
         ranks (int): number of processes that take one batch each. Default: 1.
+        named (Argument): what messages call the dataset. Default: the `train_dataset` of `train_process`.
     """
 
-    def __init__(self, dataset: Any, ranks: int = 1):
+    def __init__(self, dataset: Any, ranks: int = 1, named: _check.Argument = _check.TRAIN):
         if not any(hasattr(dataset, name) for name in ("create_tuple_iterator", "__iter__", "__getitem__")):
             rule = "a dataset, or an iterable of batches"
-            _check.refuse(TypeError, "train_process", "train_dataset", rule, type(dataset).__name__)
-        self.dataset, self._ranks = dataset, ranks
+            named.refuse(TypeError, rule, type(dataset).__name__)
+        self.dataset, self._ranks, self._named = dataset, ranks, named
         """Union[Dataset, Iterable], what was given."""
 
     @property
@@ -122,9 +123,9 @@ class Data:
         if at.first is not None:
             self.dataset.source.begin_with_epoch(at.first + done)
             epochs, done = epochs - done, 0
-        passes = _passes(self.dataset, epochs)
+        passes = _passes(self.dataset, epochs, _Columns(self._named))
         for _ in range(done):
-            with _generators_kept():
+            with generators_kept():
                 deque(next(passes)(), maxlen=0)
         for begin in passes:
             yield _from(begin, skip, at)
@@ -134,31 +135,33 @@ class Data:
 class _Columns:
     """Makes each batch a tuple of Tensors; for dicts in the key order of the first batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: _check.Argument) -> None:
+        self._data = data
         self._names: tuple | None = None
 
     def __call__(self, batch: Any) -> tuple:
         if isinstance(batch, Mapping):
             self._names = self._names or tuple(batch)
             if set(batch) != set(self._names):
-                _refuse(f"dicts with the keys {', '.join(map(repr, self._names))}", f"one with {sorted(batch)}")
+                keys = ", ".join(map(repr, self._names))
+                _refuse(self._data, f"dicts with the keys {keys}", f"one with {sorted(batch)}")
             batch = tuple(batch[name] for name in self._names)
         columns = batch if isinstance(batch, (tuple, list)) else (batch,)
-        return tuple(map(_as_tensor, columns))
+        return tuple(_as_tensor(column, self._data) for column in columns)
 
 
-def _as_tensor(column: Any) -> Tensor:
+def _as_tensor(column: Any, data: _check.Argument) -> Tensor:
     if not isinstance(column, Tensor):
         array = _as_array(column)
         if array is None:
-            _refuse("batches of numbers", "a column of rows that differ in size")
+            _refuse(data, "batches of numbers", "a column of rows that differ in size")
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
-            _refuse("batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
+            _refuse(data, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
         column = Tensor(column)
     if column.dtype == ms.string:
-        _refuse("batches of numbers", "a column of strings")
+        _refuse(data, "batches of numbers", "a column of strings")
     if not column.ndim:
-        _refuse("columns with a row a sample", "a column that is one number", "Batch the dataset.")
+        _refuse(data, "columns with a row a sample", "a column that is one number", "Batch the dataset.")
     return column
 
 
@@ -170,17 +173,16 @@ def _as_array(column: Any) -> np.ndarray | None:
         return None
 
 
-def _refuse(rule: str, value: str, remedy: str = "") -> NoReturn:
-    _check.refuse(ValueError, "train_process", "train_dataset", f"one that yields {rule}", value, remedy)
+def _refuse(data: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
+    data.refuse(ValueError, f"one that yields {rule}", value, remedy)
 
 
-def _passes(dataset: Any, epochs: int) -> Iterator[Callable[[], Iterator[tuple]]]:
+def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[], Iterator[tuple]]]:
     """Yield for each epoch a function that starts it.
 
     A MindSpore dataset gets one iterator for all epochs: a new iterator would start the shuffle from the same seed
     and repeat the same order in every epoch.
     """
-    columns = _Columns()
     if hasattr(dataset, "create_tuple_iterator"):
         iterator = dataset.create_tuple_iterator(num_epochs=epochs)
         yield from repeat(lambda: map(columns, iterator), epochs)
@@ -203,8 +205,8 @@ def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iter
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the random number generators afterwards: epochs that are discarded may draw their order, too."""
+def generators_kept() -> Iterator[None]:
+    """Restore the random number generators afterwards: what is read and discarded may draw its order, too."""
     now = random_state()
     yield
     set_random_state(now)

@@ -378,11 +378,22 @@ def test_initial_epoch_goes_on_counting():
         ({"initial_epoch": 2}, "'initial_epoch' must be an int >= 0 and < 2, the last epoch, but got 2"),
         ({"initial_epoch": True}, "'initial_epoch' must be an int"),
         ({"valid_dataset": [], "metrics": ["acc"]}, "'metrics' must be None, dict or set"),
+        ({"valid_dataset": []}, "'valid_dataset' must be one that yields batches, but got none"),
+        ({"valid_dataset": 3}, "'valid_dataset' must be a dataset, or an iterable of batches, but got int"),
+        ({"valid_dataset": [("a",)]}, "'valid_dataset' must be one that yields batches of numbers"),
+        ({"valid_dataset": [data()[0][:1]]}, "'valid_dataset' must be one that yields 2 columns"),
+        ({"valid_dataset": [data()[0][::-1]]}, "'valid_dataset' must be one whose columns .* swapped"),
     ],
 )
 def test_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
+
+
+def test_data_that_can_be_read_only_once_are_not_looked_at():
+    told = Told()
+    train(driver()[0], epochs=1, callbacks=told, valid_dataset=iter(data([4, 4])))
+    assert told.moments.count("on_eval_step_end") == 2
 
 
 @pytest.mark.host
