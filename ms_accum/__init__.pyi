@@ -10,8 +10,11 @@ from .fitting.batch_size import scale_learning_rate as scale_learning_rate
 from .fitting.memory import MemoryReport as MemoryReport
 from .fitting.memory import memory_report as memory_report
 from .fitting.runtime import tune_cpu as tune_cpu
+from .flush_tail import FlushTail as FlushTail
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
+from .numerics.ema import Ema as Ema
+from .numerics.sizes import ramp_up as ramp_up
 from .ranks.parallel import Group as Group
 from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total
@@ -20,7 +23,6 @@ from .saving.checkpoint import CheckpointError as CheckpointError
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
 from .train_step import AccumulatedTrainStep as AccumulatedTrainStep
-from .train_step import FlushTail as FlushTail
 from .window.ends import split_batch as split_batch
 from .window.ends import updates_per_epoch as updates_per_epoch
 from .window.record import UpdateRecord as UpdateRecord

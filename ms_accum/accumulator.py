@@ -11,11 +11,15 @@ from . import _check
 from .fitting.runtime import parameters_around, tune
 from .loss.reductions import REDUCTIONS
 from .network import checks, tree
-from .network.accumulators import new_grad_sum, seen, state, unique_name
-from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
+from .network.accumulators import seen, unique_name
+from .numerics.collaborators import numerics_of
+from .numerics.ema import Ema
+from .numerics.nonfinite import SKIP_WINDOW
+from .numerics.sizes import Sizes, sizes_of
+from .ranks.parallel import AUTO, Group, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
 from .window.boundary import Boundary
-from .window.ends import is_full
+from .window.in_graph import GraphCounters, GraphWindow
 
 
 @ms.jit_class
@@ -33,14 +37,20 @@ class Accumulator:
     Args:
         optimizer (Optimizer): updates the parameters. Differentiate with respect to
             ``optimizer.parameters``: with parameter groups their order is not the network's.
-        accumulate_step (int): micro-batches in a window. 1 allocates nothing.
+        accumulate_step (Union[int, dict, Callable]): micro-batches in a window; 1 allocates nothing. A dict gives sizes
+            by their first update, such as ``{0: 1, 100: 4}``; a function gets the updates as a Tensor, and is compiled.
         clip_norm (Optional[float]): bound of the global norm of the window's gradient.
             Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
-        group (Union[str, None, Group]): the ranks whose gradients are summed at a window's end: ``"auto"``, all that a
-            launcher started; ``None``, no others. For "sum" divide by all ranks' micro-batches. Default: ``"auto"``.
+        group (Union[str, None, Group]): the ranks whose gradients are summed: ``"auto"``, all that a launcher started;
+            ``None``, no others. For "sum" divide by all ranks' micro-batches. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether gradients are summed in every call, which all ranks must make; with a
             `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what you multiply the loss by, with `scale`; the
+            window's gradient is divided by it. A dynamic one is lowered when a window is not finite. Default: ``None``.
+        nonfinite (str): ``"skip_window"``, or ``"skip_micro"``, which leaves a micro-batch whose gradient is not finite
+            out of its window, with its weight. Default: ``"skip_window"``.
+        ema (Optional[Ema]): an average of the weights. Default: ``None``.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
@@ -90,15 +100,18 @@ class Accumulator:
     def __init__(
         self,
         optimizer: Any,
-        accumulate_step: int,
+        accumulate_step: Any,
         clip_norm: float | None = None,
         *,
         reduction: str = "sum",
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: Any = SKIP_WINDOW,
+        ema: Ema | None = None,
     ):
         owner = "Accumulator"
-        window = _check.positive_int(owner, "accumulate_step", accumulate_step)
+        self._sizes = sizes_of(owner, "accumulate_step", accumulate_step)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         tune(owner, parameters_around(checks.optimizer(owner, optimizer).parameters))
         self.group = group_of(owner, group)
@@ -106,34 +119,34 @@ class Accumulator:
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         how = summing(owner, optimizer, self.group, sync_every_micro_batch)
-        # In a single process a window of 1 needs no accumulators, unless its gradients are sparse.
-        holds = window > 1 or self.group is not None or any(map(tree.gives_rows, networks_of(optimizer.parameters)))
+        holds = _holds(self._sizes, optimizer, self.group)
+        given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
+        self._numerics = numerics_of(owner, optimizer, in_graph=True, **given)
+        self.skips = self._numerics.skips if holds else None
+        ends: Any = {"numerics": self._numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply
-        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
-        self._sums = how.of_micro_batch
+        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, **ends)
         name = unique_name("accumulator")
         self._parameters = tuple(optimizer.parameters)
         begin_with_networks_of(owner, self._parameters, self.group)
-        self._grad_sum = new_grad_sum(name, how.like) if holds else None
         self._mean = reduction == "mean"
-        self._weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self._mean and holds else None
-        self._accumulate_step = state(f"{name}.window", window, ms.int32)
-        self._micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
-        self._updates = state(f"{name}.updates", 0, ms.int32)
-        self._skipped = state(f"{name}.skipped", 0, ms.int32)
-        self._updated = state(f"{name}.updated", False, ms.bool_)
-        self._grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
-        self._end_compiled = _compiled_end(self)
+        how_to: Any = {"sums": how.of_micro_batch, "skips": self.skips, "weighs": self._mean}
+        self._window = GraphWindow(name, self._sizes, how.like if holds else None, **how_to)
+        self._counters = GraphCounters(name)
+        self._end_compiled = _ended_by(self)
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
-        if self._grad_sum is None:
+        if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
-        self._add(grads, weight)
+        if self.skips is not None:
+            grads, kept = self.skips(grads)
+            weight = None if weight is None else weight * kept
+        self._window.add(grads, weight)
         updated = Tensor(False)
-        if self._boundary.touch(is_full(self._micro_batches, self._accumulate_step)):
+        if self._boundary.touch(self._window.is_over()):
             updated = self._end()[0]
-        ops.assign(self._updated, updated)
+        ops.assign(self._counters.updated, updated)
         return updated
 
     def add(self, grads: Any, weight: Any, last: Any, figures: Any) -> Any:
@@ -143,23 +156,25 @@ class Accumulator:
             tuple[Tensor], whether the window ended, and `figures`, at its end summed over the ranks.
         """
         grads = self._checked(grads, weight)
-        if self._grad_sum is None:
-            self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))
+        if self._window.grad_sum is None:
+            self._close(grads, None, figures, None if weight is None else ops.cast(weight, ms.float32))
             return Tensor(True), figures
-        self._add(grads, weight)
+        self._window.add(grads, weight)
         updated, summed = Tensor(False), figures
-        ends = ops.logical_or(is_full(self._micro_batches, self._accumulate_step), last)
+        ends = ops.logical_or(self._window.is_over(), last)
         if self._boundary.touch(ends):
             updated, summed = self._end(figures)
-        ops.assign(self._updated, updated)
+        ops.assign(self._counters.updated, updated)
         return ends, summed
+
+    def scale(self, loss: Any) -> Any:
+        """Return the loss times `loss_scale`, to be differentiated; `value_and_grad` returns it so, too."""
+        changing = self._numerics.changing
+        return loss * (self._numerics.scale if changing is None else changing)
 
     def _checked(self, grads: Any, weight: Any) -> Any:
         """Return the gradients, dense, or raise an error if they or the weight do not fit."""
-        checks.not_traced("Accumulator")
-        grads = tuple(grads)  # `ms.grad` returns a list if it was given one
-        checks.as_many("Accumulator", "grads", grads, self._parameters)
-        grads = checks.same_layout("Accumulator", "grads", tree.dense(grads, self._parameters), self._parameters)
+        grads = checks.gradients("Accumulator", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if weight is None and self._mean:
@@ -173,35 +188,15 @@ class Accumulator:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"Accumulator({checks.kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
 
-    def _add(self, grads: Any, weight: Any) -> None:
-        if self._sums is not None:
-            grads = self._sums(grads if weight is None else tree.multiply(grads, weight))[0]
-        if weight is None or self._sums is not None:
-            tree.add(self._grad_sum, grads)
-        else:
-            tree.add_weighted(self._grad_sum, grads, weight)
-        if self._weight_sum is not None:
-            ops.assign_add(self._weight_sum, ops.cast(weight, ms.float32))
-        ops.assign_add(self._micro_batches, 1)
-
     def _end(self, figures: Any = None) -> Any:
-        updated, figures = self._close(self._grad_sum, self._weight_sum, figures)
-        self._clear()
+        updated, figures = self._close(self._window.grad_sum, self._window.weight_sum, figures)
+        self._window.begin(self._counters.updates)
         return updated, figures
 
     def _close(self, grads: Any, weight_sum: Any, figures: Any = None, only: Any = None) -> Any:
         updated, norm, figures = self._boundary(grads, weight_sum, figures, only=only)
-        ops.assign(self._grad_norm, norm)
-        ops.assign(self._updated, updated)
-        ops.assign_add(self._updates, ops.cast(updated, ms.int32))
-        ops.assign_add(self._skipped, ops.cast(ops.logical_not(updated), ms.int32))
+        self._counters.add(updated, norm)
         return updated, figures
-
-    def _clear(self) -> None:
-        tree.clear(self._grad_sum)
-        ops.assign(self._micro_batches, Tensor(0, ms.int32))
-        if self._weight_sum is not None:
-            ops.assign(self._weight_sum, Tensor(0.0, ms.float32))
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; call it outside the compiled step.
@@ -217,40 +212,33 @@ class Accumulator:
     def clear(self) -> None:
         """Discard an open window; call it outside the compiled step."""
         if self.micro_batches:
-            self._clear()
+            self._window.clear()
 
     @property
     def accumulate_step(self) -> int:
         """int, the window's size. It may be set between two windows, without a new compilation."""
-        return seen(self._accumulate_step, int)
+        return seen(self._window.size, int)
 
     @accumulate_step.setter
     def accumulate_step(self, value: int) -> None:
-        window = _check.positive_int("Accumulator", "accumulate_step", value)
-        if self.micro_batches:
-            raise RuntimeError(
-                f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
-                f"{self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
-            )
-        if self.group is None and (window > 1) != (self._grad_sum is not None):
-            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
-        ops.assign(self._accumulate_step, Tensor(window, ms.int32))  # a compiled graph does not see set_data
+        self._window.resize(_check.positive_int("Accumulator", "accumulate_step", value), alone=self.group is None)
 
     @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that a resumed run must have in common with this one."""
         reduction = "mean" if self._mean else "sum"
-        return {"accumulate_step": self.accumulate_step, "reduction": reduction, "clip_norm": self.clip_norm}
+        size = self.accumulate_step if self._sizes.constant else self._sizes.settings
+        held = {"accumulate_step": size, "reduction": reduction, "clip_norm": self.clip_norm}
+        return {**held, **self._numerics.settings}
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its Parameters by names that are the same in every process; several ranks save between windows only."""
-        names = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
-        held = {"size": self._accumulate_step, **{name: getattr(self, f"_{name}") for name in names}}
-        if self._grad_sum is None or self.group is not None:
-            return held
-        held |= {f"grad_sum.{each.name}": total for each, total in zip(self._parameters, self._grad_sum)}
-        return held if self._weight_sum is None else {**held, "weight_sum": self._weight_sum}
+        held = {"size": self._window.size, "micro_batches": self._window.micro_batches}
+        held |= {**self._counters.state, **self._numerics.state}
+        if self.skips is not None:
+            held["counts"] = self.skips.counts
+        return held if self.group is not None else {**held, **self._window.sums_by([p.name for p in self._parameters])}
 
     @property
     def clip_norm(self) -> float | None:
@@ -260,37 +248,48 @@ class Accumulator:
     @property
     def updated(self) -> bool:
         """bool, whether the last call updated the parameters."""
-        return seen(self._updated, bool)
+        return seen(self._counters.updated, bool)
 
     @property
     def micro_batches(self) -> int:
         """int, the micro-batches in the window."""
-        return seen(self._micro_batches, int)
+        return seen(self._window.micro_batches, int)
 
     @property
     def updates(self) -> int:
         """int, the updates so far."""
-        return seen(self._updates, int)
+        return seen(self._counters.updates, int)
 
     @property
     def skipped(self) -> int:
         """int, the windows so far whose gradient was not finite."""
-        return seen(self._skipped, int)
+        return seen(self._counters.skipped, int)
+
+    @property
+    def overflows(self) -> int:
+        """int, the windows so far for which a dynamic loss scale was too large."""
+        return self._numerics.overflows
+
+    @property
+    def left_out(self) -> int:
+        """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        return self._numerics.left_out
 
     @property
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
-        return seen(self._grad_norm, float)
+        return seen(self._counters.grad_norm, float)
 
 
-def _compiled_end(accumulator: Accumulator) -> Any:
-    """Return a compiled function that ends the window.
+def _holds(sizes: Sizes, optimizer: Any, group: Group | None) -> bool:
+    """Return whether there are accumulators: a window of 1 needs none in a single process with dense gradients."""
+    sparse = any(map(tree.gives_rows, networks_of(optimizer.parameters)))
+    return sizes.constant != 1 or group is not None or sparse
 
-    Not the compiled method: MindSpore would take it for the accumulator itself in a step that is compiled later.
-    """
 
+def _ended_by(accumulator: Accumulator) -> Any:
     @ms.jit
-    def end() -> Any:
+    def end() -> Any:  # not the method: MindSpore would take it for the accumulator in a step that is compiled later
         return accumulator._end()[0]
 
     return end

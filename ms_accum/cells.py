@@ -10,16 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
+from . import _check
 from .fitting.runtime import tune
 from .loss.gradients import LossAndGradients
 from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
+from .numerics.collaborators import NONE, Numerics, numerics_of
+from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, policy_of, skip_micro_of
 from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.running import Accumulating, Immediate
+
+NAN = float("nan")
 
 
 class TrainForwardBackward(nn.Cell):
@@ -36,6 +41,10 @@ class TrainForwardBackward(nn.Cell):
         sync_every_micro_batch (bool): whether each micro-batch's gradients are summed over the ranks before they are
             added; `TrainOptim` needs the same value. With a `ZeroOptimizer` on several ranks the accumulators have the
             shapes of this rank's parts, ``optimizer.inner.parameters``. Default: ``False``, once per window.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): as for the driver; `TrainOptim` needs the same
+            one. Default: ``None``.
+        nonfinite (str): ``"skip_micro"`` leaves a micro-batch whose gradient is not finite out, with its weight, and
+            returns NaN as its loss; `TrainOptim` and `TrainClear` need the same value. Default: ``"skip_window"``.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
@@ -79,15 +88,20 @@ class TrainForwardBackward(nn.Cell):
         weight_sum: ms.Parameter | None = None,
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: Any = SKIP_WINDOW,
     ):
         super().__init__(auto_prefix=False)
         owner = "TrainForwardBackward"
-        self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens)
+        numerics = _numerics(owner, optimizer, grad_sum, loss_scale, nonfinite)
+        sens = _check.positive_number(owner, "sens", sens) * numerics.scale
+        self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens, numerics.changing)
+        self.skips = numerics.skips
         tune(owner, network.get_parameters())
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
         begin_with(network, optimizer.parameters, group_of(owner, group))
-        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
+        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch, numerics)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
 
@@ -98,8 +112,13 @@ class TrainForwardBackward(nn.Cell):
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
         if self.weight_sum:
             scale = inputs[0].shape[0] if weight is None else weight
-            ops.assign_add(self.weight_sum[0], ops.cast(scale, ms.float32))
         loss, grads = self.loss_and_gradients(scale, *inputs)
+        counted = ops.cast(scale, ms.float32)
+        if self.skips is not None:
+            grads, kept = self.skips(grads, loss)
+            counted, loss = counted * kept, ops.where(kept > 0, ops.cast(loss, ms.float32), Tensor(NAN, ms.float32))
+        if self.weight_sum:
+            ops.assign_add(self.weight_sum[0], counted)
         if self.sums is not None:
             grads = self.sums(grads)[0]
         tree.add(self.grad_sum, grads)
@@ -120,9 +139,12 @@ class TrainOptim(nn.Cell):
         group (Union[str, None, Group]): the ranks whose gradients are summed first: ``"auto"``, the process group of
             this process, or ``None``, only this process. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether `grad_sum` already holds sums over the ranks. Default: ``False``.
+        loss_scale, nonfinite: see :class:`TrainForwardBackward`.
+        ema (Optional[Ema]): the average of the weights. Default: ``None``.
 
     Inputs:
-        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same communication.
+        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same communication. For a dynamic
+          `loss_scale` the first one is the sum of the losses: if that is not finite, the scale is not lowered.
 
     Outputs:
         tuple[Tensor], whether the parameters were updated, and the norm before clipping; with figures also their
@@ -148,15 +170,19 @@ class TrainOptim(nn.Cell):
         clip_norm: float | None = None,
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: Any = SKIP_WINDOW,
+        ema: Any = None,
     ):
         super().__init__(auto_prefix=False)
         owner = "TrainOptim"
+        numerics = _numerics(owner, optimizer, grad_sum, loss_scale, nonfinite, ema)
         how = summing(owner, checks.optimizer(owner, optimizer), group, sync_every_micro_batch)
-        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch)
+        _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch, numerics)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
-        multiply = tree.multiply_in_place
-        self.boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, sums=how.at_the_end)
+        how_to: Any = {"numerics": numerics, "multiply": tree.multiply_in_place, "sums": how.at_the_end}
+        self.boundary = Boundary(owner, optimizer, clip_norm, **how_to)
         if how.at_the_end is not None:
             take_from_rank_0(optimizer.parameters)
 
@@ -174,6 +200,7 @@ class TrainClear(nn.Cell):
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
         zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
+        nonfinite (str): see :class:`TrainForwardBackward`.
 
     Outputs:
         bool, True.
@@ -185,25 +212,50 @@ class TrainClear(nn.Cell):
         See :class:`TrainForwardBackward`.
     """
 
-    def __init__(self, grad_sum: Any, zeros: Any = None, *, weight_sum: ms.Parameter | None = None):
+    def __init__(
+        self, grad_sum: Any, zeros: Any = None, *, weight_sum: ms.Parameter | None = None, nonfinite: Any = SKIP_WINDOW
+    ):
         super().__init__(auto_prefix=False)
         del zeros
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
+        self.skips = _shared(nonfinite, grad_sum) if policy_of("TrainClear", nonfinite) == SKIP_MICRO else None
 
     def construct(self) -> Any:
-        return emptied(tree.clear, self.grad_sum, self.weight_sum)
+        return emptied(tree.clear, self.grad_sum, self.weight_sum, self.skips)
+
+
+def _shared(nonfinite: Any, grad_sum: Any) -> Any:
+    """Return `nonfinite`, or what leaves micro-batches out in all Cells that share these accumulators."""
+    return skip_micro_of(grad_sum) if nonfinite == SKIP_MICRO else nonfinite
+
+
+def _numerics(owner: str, optimizer: Any, grad_sum: Any, loss_scale: Any, nonfinite: Any, ema: Any = None) -> Numerics:
+    checks.optimizer(owner, optimizer)
+    policy_of(owner, nonfinite, in_graph=True)
+    nonfinite = _shared(nonfinite, grad_sum)
+    return numerics_of(owner, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
 
 
 def _check_accumulators(
-    owner: str, grad_sum: Any, optimizer: Any, how: Summing, weight_sum: Any, sync_every_micro_batch: bool
+    owner: str,
+    grad_sum: Any,
+    optimizer: Any,
+    how: Summing,
+    weight_sum: Any,
+    sync_every_micro_batch: bool,
+    numerics: Numerics,
 ) -> None:
     """Raise an error unless the accumulators fit this Cell, and the Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
     checks.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
     checks.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
-    given = {"weight_sum": "None" if weight_sum is None else "given", "group": "auto" if how.of_micro_batch else "None"}
+    given: dict[str, Any] = {
+        "weight_sum": "None" if weight_sum is None else "given",
+        "group": "auto" if how.of_micro_batch else "None",
+    }
+    given |= {"loss_scale": "a dynamic one" if numerics.dynamic else numerics.scale, "nonfinite": numerics.policy}
     agreed(owner, grad_sum, sync_every_micro_batch=sync_every_micro_batch, **given)
 
 
@@ -213,6 +265,7 @@ def runner_of(
     reduction: str,
     clip_norm: float | None,
     *,
+    numerics: Numerics = NONE,
     accumulates: bool = True,
     group: Group | None = None,
     sync_every_micro_batch: bool = False,
@@ -220,13 +273,14 @@ def runner_of(
 ) -> Accumulating | Immediate:
     """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
     if not accumulates:
-        return Immediate(network, optimizer, clip_norm)
+        return Immediate(network, optimizer, clip_norm, numerics)
     name = unique_name("gradient_accumulation")
-    where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
+    where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
     grad_sum = new_grad_sum(name, summing("GradientAccumulation", optimizer, group, sync_every_micro_batch).like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
     forward_backward = TrainForwardBackward(
         network, optimizer, grad_sum, loss_scale(optimizer), weight_sum=weight_sum, **where
     )
-    optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, **where)
-    return Accumulating(forward_backward, optim, TrainClear(grad_sum, weight_sum=weight_sum), optimizer, wait=wait)
+    optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, ema=numerics.ema, **where)
+    clear = TrainClear(grad_sum, weight_sum=weight_sum, nonfinite=where["nonfinite"])
+    return Accumulating(forward_backward, optim, clear, optimizer, wait=wait)

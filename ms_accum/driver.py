@@ -16,23 +16,23 @@ from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
+from .numerics.collaborators import numerics_of
+from .numerics.ema import Ema
+from .numerics.nonfinite import BadBatches
+from .numerics.sizes import Sizes, sizes_of
 from .program.report import called_in
-from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
+from .ranks.parallel import AUTO, check_together, group_of, is_first, total
 from .ranks.reduction import summing
-from .run import Run, Ways, epochs_of, facts_of
+from .run import Ways, begin_run, epochs_of
 from .saving.checkpoint import check_path, save_trained
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.run_state import RunState
 from .saving.trained import Trained
-from .saving.training_state import TrainingState
-from .window.batches import Data, Position
-from .window.callbacks import Callbacks
+from .window.batches import Data
 from .window.ends import TAILS, planned, window_ends
 from .window.open_window import Ended, OpenWindow
-from .window.record import SkippedInARow
 
 _OWNER = "GradientAccumulation"
-_COUNTERS = ("updates", "skipped", "updated")
 
 
 class GradientAccumulation:
@@ -65,6 +65,13 @@ class GradientAccumulation:
         sync_every_micro_batch (bool): whether gradients are summed in every micro-batch, which sends more data; with a
             `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
         scheduler (Optional[LRScheduler]): MindSpore's experimental one, stepped after each update. Default: ``None``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what the loss is multiplied by for float16: a
+            number, or one of `mindspore.amp`. A dynamic one is constant inside a window. If it was too large, it is
+            lowered, and the window skipped, counted in `overflows`, not among the 10. Default: ``None``.
+        nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
+            micro-batch out, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
+        save_bad_batches (Optional[str]): a folder for micro-batches that are not finite. Default: ``None``.
+        ema (Optional[Ema]): an average of the weights. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -100,31 +107,31 @@ class GradientAccumulation:
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
         scheduler: Any = None,
+        loss_scale: Any = None,
+        nonfinite: str = "skip_window",
+        save_bad_batches: str | None = None,
+        ema: Ema | None = None,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         tune(_OWNER, network.get_parameters())
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)
-        self._ranks = self._group.size if self._group else 1
         kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
+        self._numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
         self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
+        self._settings |= self._numerics.settings
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
-        self._forward = self._objective.forward
-        checks.trains(_OWNER, optimizer, self._forward)
-        self._trained = Trained(self._forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer))
-        self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
+        checks.trains(_OWNER, optimizer, forward := self._objective.forward)
+        self._trained = Trained(forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer), self._numerics)
         how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
-        how["wait"] = _check.instance(_OWNER, "wait", wait, bool, "a bool")
-        runner = partial(runner_of, self._forward, optimizer, reduction, bound, **how)
-        self._window = OpenWindow(self._objective, optimizer, runner, self._group)
-        self._saved = RunState(network, self._trained, self._window)
-        self.updates = 0
-        """int, the updates so far."""
-        self.skipped = 0
-        """int, windows without an update: their gradient was not finite, or all their weights were 0."""
-        self.updated = False
-        """bool, whether the last micro-batch ended with an update."""
+        self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
+        how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}
+        runner = partial(runner_of, forward, optimizer, reduction, bound, **how)
+        self._window = OpenWindow(self._objective, optimizer, runner, self._group, self._numerics)
+        found = (self._window, self._objective, self._trained, RunState(network, self._trained, self._window))
+        bad = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
+        self._ways = Ways(*found, self._end, self._settings, self._in_step, tail, self._group, bad)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -134,7 +141,7 @@ class GradientAccumulation:
         self,
         epoch: int,
         train_dataset: Any,
-        mini_steps: int | None = None,
+        mini_steps: Any = None,
         *,
         micro_batch_size: int | None = None,
         report: Any = None,
@@ -152,7 +159,9 @@ class GradientAccumulation:
             epoch (int): the last epoch; the number of epochs unless `initial_epoch` is given.
             train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
                 or dicts, whose key order is that of the first dict.
-            mini_steps (Optional[int]): micro-batches in a window. A window of 1 accumulates nothing.
+            mini_steps (Union[None, int, dict, Callable]): micro-batches in a window. A window of 1 accumulates nothing.
+                A dict gives sizes by their first update, from 0, such as ``{0: 1, 100: 4}`` or those of
+                :func:`ramp_up`; a function gets the number of updates. A size holds until its window ends.
             micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
                 each batch is a window, split into micro-batches of this number of rows.
             report (Union[None, Callback, Sequence[Callback]]): shows the run, on rank 0 only. Default: ``None``, a
@@ -178,30 +187,32 @@ class GradientAccumulation:
             Stopped: If the `checkpointer` got a request to stop; the state is saved.
         """
         epochs = epochs_of(epoch, initial_epoch)
-        ends = window_ends("train_process", mini_steps, micro_batch_size)
-        windows = self.planned_updates(epochs, train_dataset, mini_steps)  # a resumed run may have another number
-        tail, splits = self._tail if checkpointer else "", self._in_step and not mini_steps
+        ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: self.updates)
+        sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
+        windows = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
+        tail, splits = self._tail if checkpointer else "", self._in_step and sizes is None
         check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
         check_path("train_process", ckpt_path, self._network)
         evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))
-        self._open(mini_steps)
-        how: dict[str, Any] = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "ranks": self._ranks}
+        self._open(sizes)
+        data = Data(train_dataset, self._group.size if self._group else 1)
+        how: dict[str, Any] = {"micro_batch_size": micro_batch_size}
         if initial_epoch:
             how["initial_epoch"] = initial_epoch
-        data = Data(train_dataset, self._ranks)
         with ExitStack() as closing:
-            run = self._begin_run(closing, epochs, data, how, called, checkpointer, evaluate)
+            both: dict[str, Any] = {"states": checkpointer, "evaluate": evaluate}
+            run = begin_run(closing, self._ways, epochs, data, sizes, how, called, **both)
             run.train(data.epochs(epochs, run.at), ends)
             if ckpt_path is not None and is_first(self._group):
                 save_trained(self._network, ckpt_path)  # before the state, which is larger, for a disk that gets full
 
-    def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: int | None = None) -> int | None:
+    def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: Any = None) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.
 
         Args:
             epoch, train_dataset: as for `train_process`.
-            mini_steps (Optional[int]): micro-batches in a window. ``None``: each batch is a window.
+            mini_steps (Union[None, int, dict, Callable]): as for `train_process`. ``None``: each batch is a window.
 
         Returns:
             Optional[int], None for a dataset of unknown size.
@@ -211,7 +222,8 @@ class GradientAccumulation:
         """
         _check.positive_int("planned_updates", "epoch", epoch)
         batches = Data(train_dataset).batches
-        return planned("train_process", batches, mini_steps, self._tail, epoch, held=self.micro_batches)
+        now = {"held": self.micro_batches, "updates": self.updates}
+        return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
         """Update with the micro-batches left over by ``tail="carry"``; return whether there was an update."""
@@ -228,73 +240,44 @@ class GradientAccumulation:
         """int, the micro-batches in the window."""
         return self._window.micro_batches
 
-    def _add(self, micro_batch: tuple) -> None:
-        self._window.add(micro_batch)
-        self.updated = False
+    @property
+    def updates(self) -> int:
+        """int, the updates so far."""
+        return self._window.counters.updates
+
+    @property
+    def skipped(self) -> int:
+        """int, windows without an update: their gradient was not finite, or all their weights were 0."""
+        return self._window.counters.skipped
+
+    @property
+    def updated(self) -> bool:
+        """bool, whether the last micro-batch ended with an update."""
+        return self._window.counters.updated
+
+    @property
+    def overflows(self) -> int:
+        """int, windows for which a dynamic loss scale was too large."""
+        return self._numerics.overflows
+
+    @property
+    def left_out(self) -> int:
+        """int, micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        return self._numerics.left_out
 
     def _end(self, wishes: Sequence[float]) -> Ended:
-        """End the window, and count."""
         ended = self._window.end(wishes)
-        self.updated = ended.updated
-        self.updates += ended.updated
-        self.skipped += not ended.updated
         if ended.updated:
             self._trained.step()
         return ended
 
-    def _begin_run(
-        self, closing: ExitStack, epochs: int, data: Data, how: dict, called: list, states: Any, evaluate: Any
-    ) -> Run:
-        """Return the run at its beginning or where it is resumed; `closing` ends what accompanies it."""
-        if states is not None:
-            closing.enter_context(states.share(self._group))
-        at, windows = self._begin(epochs, data, states, how)
-        facts = facts_of(data, epochs, how["mini_steps"], self._tail, at, self._objective, self._trained.optimizer)
-        facts["initial_epoch"] = how.get("initial_epoch", 0)
-        calls = closing.enter_context(Callbacks(called, facts))
-        calls("on_train_begin", planned=None if windows is None else windows - at.windows)
-        if states is not None:
-            closing.enter_context(states.saving_at_the_end(partial(self._state, at), self._window))
-        ways = Ways(
-            self._window, self._add, self._end, lambda: self.updates, self._state, self._skips, self._tail, self._group
-        )
-        return Run(ways, at, calls, states=states, evaluate=evaluate, before=facts["initial_epoch"])
-
-    def _state(self, at: Position) -> TrainingState:
-        counters = {name: getattr(self, name) for name in _COUNTERS}
-        return self._saved.take(at, {**counters, "skips": self._skips.count})
-
-    def _begin(self, epochs: int, data: Data, states: Checkpointer | None, settings: dict) -> tuple[Position, Any]:
-        """Return the position where all ranks begin or resume, and the number of windows, None if unknown."""
-        at = data.start(held=self.micro_batches)
-        if states is not None:
-            wait_for_all(self._group)  # rank 0 may still be writing the state to resume
-            at = self._resume(epochs, data, states, {**settings, **self._settings}) or at
-        batches = data.batches
-        windows = planned("train_process", batches, settings["mini_steps"], self._tail, epochs, held=at.held)
-        facts = {"windows": windows, "updates before": self.updates, "windows before": at.windows}
-        if self._in_step:  # from the dataset: a resumed position has rank 0's number
-            facts |= {"batches in an epoch": batches, **self._window.counts}
-        meet("train_process", self._group, facts, self._forward)
-        return at, windows
-
-    def _resume(self, epochs: int, data: Data, states: Checkpointer, settings: dict) -> Position | None:
-        """Load the state found by the checkpointer, and return its position; None if there is no state."""
-        parameters = self._saved.parameters()  # rejects before training what can not be saved
-        found = states.find(settings)
-        if found is None:
-            return None
-        at = self._saved.put_back(found, parameters, epochs, data)
-        vars(self).update({name: found.state.facts[name] for name in _COUNTERS})
-        self._skips.count = found.state.facts["skips"]
-        return at
-
-    def _open(self, window: int | None) -> None:
-        """Prepare for windows of this size; None means that each batch is a window."""
+    def _open(self, sizes: Sizes | None) -> None:
+        """Prepare for windows of these sizes; None means that each batch is a window."""
+        window = None if sizes is None else sizes.constant or 0
         if self._tail != "carry" or self._window.size is None:
             self.clear()  # left over by an interrupted run; must not enter this run
         self._window.open(window)
-        self._skips = SkippedInARow(_OWNER)
-        start_training(self._network, self._forward)
+        self._window.counters.begin()
+        start_training(self._network, self._objective.forward)
         if window != 1:
             self._objective.warn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -11,32 +12,37 @@ import mindspore as ms
 
 from . import _check
 from .loss.objective import Objective
+from .numerics.nonfinite import BadBatches
+from .numerics.sizes import Sizes
 from .ranks.heartbeat import heartbeat
-from .ranks.parallel import Group, total
+from .ranks.parallel import Group, meet, total, wait_for_all
 from .saving.checkpointer import NO_WISHES, Checkpointer
-from .saving.training_state import TrainingState
+from .saving.run_state import RunState
+from .saving.trained import Trained
 from .window.batches import Data, Position
 from .window.callbacks import UNKNOWN, Callbacks, Facts, warn_about_counters
-from .window.ends import updates_in_run
+from .window.ends import planned, windows_in_run
 from .window.open_window import Ended, OpenWindow
-from .window.record import SkippedInARow, UpdateRecord
+from .window.record import UpdateRecord
 
 
 class Ways(NamedTuple):
     """What a run needs of the driver."""
 
     window: OpenWindow
-    add: Callable[[tuple], None]
-    """Adds a micro-batch to the window."""
+    objective: Objective
+    trained: Trained
+    saved: RunState
     end: Callable[[Any], Ended]
-    """Ends the window with these wishes, and counts."""
-    updates: Callable[[], int]
-    """Returns the updates so far."""
-    take: Callable[[Position], TrainingState]
-    """Returns the training state."""
-    skips: SkippedInARow
+    """Ends the window with these wishes."""
+    settings: dict[str, Any]
+    """The settings that a resumed run must have in common."""
+    in_step: bool
+    """Whether the ranks wait for each other in every micro-batch."""
     tail: str
     group: Group | None
+    bad: BadBatches | None
+    """Writes micro-batches that are not finite to a folder."""
 
 
 class Run:
@@ -114,7 +120,9 @@ class Run:
             self._step_begun = True
             step = self._calls.facts.cur_step_num + 1
             self._calls("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
-        self._ways.add(micro_batch)
+        self._window.add(micro_batch)
+        if self._ways.bad is not None:
+            self._ways.bad.keep(self._window.micro_batches, micro_batch)
         heartbeat().beat()
 
     def _stopping(self) -> bool:
@@ -123,21 +131,32 @@ class Run:
 
     def _end_window(self) -> None:
         at, states, group = self.at, self._states, self._ways.group
+        held = self._window.micro_batches
         ended = self._ways.end(states.wishes() if states and group else NO_WISHES)
         at.step, at.windows = at.step + 1, at.windows + 1
         now = time.perf_counter()
         seconds, self._ended_at = now - self._ended_at, now
-        epoch, skipped = self._before + at.epoch, not ended.updated
-        record = UpdateRecord(epoch, at.step, self._ways.updates(), *ended.figures, seconds, skipped)
+        record = self._record(ended, seconds, held)
+        if self._ways.bad is not None:
+            self._ways.bad.window_ended(record, ended.bad)
         self._step_begun = False
         self._calls.step_end(record)
-        self._ways.skips.add(record)
+        self._window.counters.skips.add(record)
         if states is not None:
             self._save_if_due(False, states.wishes() if group is None else ended.wishes)
 
+    def _record(self, ended: Ended, seconds: float, held: int) -> UpdateRecord:
+        """Return the record of a window that held this number of micro-batches."""
+        at, counters = self.at, self._window.counters
+        before = 0 if self._window.size is None else at.batches - held
+        bad = tuple(before + number for number in ended.bad)
+        epoch, skipped = self._before + at.epoch, not ended.updated
+        return UpdateRecord(epoch, at.step, counters.updates, *ended.figures, seconds, skipped, ended.overflow, bad)
+
     def _save_if_due(self, in_window: bool, wishes: Any) -> None:
         if self._states is not None:
-            self._states.after_micro_batch(self._ways.updates(), in_window, partial(self._ways.take, self.at), wishes)
+            updates, take = self._window.counters.updates, partial(self._ways.saved.take, self.at)
+            self._states.after_micro_batch(updates, in_window, take, wishes)
 
 
 def epochs_of(last: int, before: int) -> int:
@@ -148,16 +167,66 @@ def epochs_of(last: int, before: int) -> int:
     return last - before
 
 
-def facts_of(
-    data: Data, epochs: int, window: int | None, tail: str, at: Position, objective: Objective, optimizer: Any
-) -> Facts:
-    """Return what callbacks find about a run in `RunContext.original_args`, under the names of MindSpore's `Model`."""
+def begin_run(
+    closing: ExitStack,
+    ways: Ways,
+    epochs: int,
+    data: Data,
+    sizes: Sizes | None,
+    how: dict[str, Any],
+    called: list,
+    *,
+    states: Checkpointer | None,
+    evaluate: Any,
+) -> Run:
+    """Return the run at its beginning or where it is resumed; `closing` ends what accompanies it."""
+    how = {"mini_steps": sizes and sizes.settings, **how, "ranks": ways.group.size if ways.group else 1}
+    if states is not None:
+        closing.enter_context(states.share(ways.group))
+    at, windows = _begin(ways, epochs, data, sizes, states, how)
+    facts = _facts_of(ways, data, epochs, sizes, at)
+    facts["initial_epoch"] = how.get("initial_epoch", 0)
+    calls = closing.enter_context(Callbacks(called, facts))
+    calls("on_train_begin", planned=None if windows is None else windows - at.windows)
+    if states is not None:
+        closing.enter_context(states.saving_at_the_end(partial(ways.saved.take, at), ways.window))
+    return Run(ways, at, calls, states=states, evaluate=evaluate, before=facts["initial_epoch"])
+
+
+def _begin(
+    ways: Ways, epochs: int, data: Data, sizes: Sizes | None, states: Checkpointer | None, how: dict
+) -> tuple[Position, Any]:
+    """Return the position where all ranks begin or resume, and the number of windows, None if unknown."""
+    window = ways.window
+    at = data.start(held=window.micro_batches)
+    if states is not None:
+        wait_for_all(ways.group)  # rank 0 may still be writing the state to resume
+        at = _resume(ways, epochs, data, states, how) or at
     batches = data.batches
-    if batches is not None and window is not None:
-        batches = max(1, updates_in_run(batches, window, tail, 1))
+    before = max(0, window.counters.updates - at.windows)  # updates before the run: windows may depend on them
+    windows = planned("train_process", batches, sizes, ways.tail, epochs, held=at.held, updates=before)
+    facts = {"windows": windows, "updates before": window.counters.updates, "windows before": at.windows}
+    if ways.in_step:  # from the dataset: a resumed position has rank 0's number
+        facts |= {"batches in an epoch": batches, **window.counts}
+    meet("train_process", ways.group, facts, ways.objective.forward)
+    return at, windows
+
+
+def _resume(ways: Ways, epochs: int, data: Data, states: Checkpointer, how: dict) -> Position | None:
+    """Load the state found by the checkpointer, and return its position; None if there is no state."""
+    parameters = ways.saved.parameters()  # rejects before training what can not be saved
+    found = states.find({**how, **ways.settings})
+    return None if found is None else ways.saved.put_back(found, parameters, epochs, data)
+
+
+def _facts_of(ways: Ways, data: Data, epochs: int, sizes: Sizes | None, at: Position) -> Facts:
+    """Return what callbacks find about a run in `RunContext.original_args`, under the names of MindSpore's `Model`."""
+    batches, objective = data.batches, ways.objective
+    if batches is not None and sizes is not None:
+        batches = max(1, windows_in_run(batches, sizes, ways.tail, 1))
     facts = Facts(mode="train", train_dataset=data.dataset, epoch_num=epochs, dataset_sink_mode=False)
     facts.update(batch_num=batches or UNKNOWN, cur_step_num=at.windows, train_dataset_element=None)
     facts.update(parallel_mode=ms.get_auto_parallel_context("parallel_mode"), device_number=at.ranks)
     facts.update(train_network=objective.forward, network=objective.network, loss_fn=objective.loss_fn)
-    facts.update(optimizer=optimizer)
+    facts.update(optimizer=ways.trained.optimizer)
     return facts

@@ -6,7 +6,6 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.train import Callback, RunContext
 
 from . import _check
 from .accumulator import Accumulator
@@ -15,9 +14,13 @@ from .loss.gradients import LossAndGradients
 from .loss.objective import Objective
 from .loss.weights import weight_in_graph
 from .network import checks, tree
-from .network.accumulators import loss_scale, state, unique_name
-from .ranks.parallel import AUTO, agree, begin_with, group_of
-from .window.record import SKIPPED_IN_A_ROW
+from .network.accumulators import loss_scale as scale_of_optimizer
+from .network.accumulators import state, unique_name
+from .numerics.collaborators import numerics_of
+from .numerics.ema import Ema
+from .numerics.nonfinite import RAISE, SKIP_WINDOW, policy_of
+from .numerics.sizes import sizes_of
+from .ranks.parallel import AUTO, begin_with, group_of
 
 _OWNER = "AccumulatedTrainStep"
 
@@ -33,7 +36,8 @@ class AccumulatedTrainStep(nn.Cell):
         network (Union[Cell, tuple[Cell, Callable]]): a Cell from a micro-batch's columns to its loss; or a network and
             its loss function, which gets the network's output and the columns after the first.
         optimizer (Optimizer): updates the parameters.
-        gradient_accumulation_steps (int): micro-batches in a window. 1 allocates nothing. Default: 4.
+        gradient_accumulation_steps (Union[int, dict, Callable]): micro-batches in a window, which may change, as for
+            :class:`Accumulator`. 1 allocates nothing. Default: 4.
         clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum. Default: ``"mean"``.
         weight (Union[None, float, Callable]): the weight of a micro-batch: a number, or a function of its columns,
@@ -45,6 +49,13 @@ class AccumulatedTrainStep(nn.Cell):
             ``None``, only this. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether gradients are summed over the processes in every micro-batch.
             Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what the loss is multiplied by for float16: a
+            number, or one of `mindspore.amp`. If a dynamic one was too large, it is lowered at the end of the window,
+            and the window is skipped, counted in `overflows`. Default: ``None``.
+        nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
+            micro-batch out, with its weight; ``"raise"``: :class:`FlushTail` ends the run with an error.
+            Default: ``"skip_window"``.
+        ema (Optional[Ema]): an average of the weights. Default: ``None``.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
@@ -78,7 +89,7 @@ class AccumulatedTrainStep(nn.Cell):
         self,
         network: Any,
         optimizer: Any,
-        gradient_accumulation_steps: int = 4,
+        gradient_accumulation_steps: Any = 4,
         *,
         clip_norm: float | None = None,
         reduction: str = "mean",
@@ -86,31 +97,33 @@ class AccumulatedTrainStep(nn.Cell):
         check: str = "first",
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: str = SKIP_WINDOW,
+        ema: Ema | None = None,
     ):
         super().__init__(auto_prefix=False)
-        network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
-        _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function")
-        window = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
+        network, loss_fn = _parts_of(network)
+        sizes = sizes_of(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
         self.group = group_of(_OWNER, group)
         self.optimizer = checks.optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
         check_compiles(weight, "weight", _OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
-        self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, loss_scale(optimizer))
+        self.raises = policy_of(_OWNER, nonfinite) == RAISE
+        """bool, whether the first window that is not finite ends the run."""
+        numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
+        sens = scale_of_optimizer(optimizer) * numerics.scale
+        self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, sens, numerics.changing)
         begin_with(network, optimizer.parameters, self.group)
-        how: Any = {"group": self.group, "sync_every_micro_batch": sync_every_micro_batch}
-        self.accumulator = Accumulator(optimizer, window, clip_norm, reduction=reduction, **how)
+        how: Any = {"group": self.group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
+        how |= {"reduction": reduction, "ema": ema}
+        self.accumulator = Accumulator(optimizer, sizes, clip_norm, **how)
         self.mean, self.summing = reduction == "mean", self._objective.loss.summing
-        name = unique_name("train_step")
-        # In a tuple, so that they are not saved with the model.
-        self.own = (
-            Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False),
-            state(f"{name}.left", 0, ms.int32),
-        )
+        self.own = _own_parameters()
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
         self.add_flags(training=True)  # of this Cell alone: `Model.predict`, which does not train, sets it to False
-        if window > 1:
+        if sizes.constant != 1:
             self._objective.warn()
 
     def construct(self, *columns: Any) -> Any:
@@ -123,7 +136,10 @@ class AccumulatedTrainStep(nn.Cell):
         terms = ops.stack((loss if self.summing else loss * weight, weight))
         if self.may_be_empty:  # a loss over no labels is 0/0
             terms = ops.where(weight > 0, terms, ops.zeros_like(terms))
-            grads = tree.kept(grads, weight > 0)
+            grads = tree.kept(grads, ops.cast(weight > 0, ms.float32))
+        if self.accumulator.skips is not None:
+            grads, kept = self.accumulator.skips(grads, loss)
+            weight, terms = weight * kept, tree.no_nan(terms, kept)
         now = left - 1
         ops.assign(left, now)
         ended, sums = self.accumulator.add(grads, weight if self.mean else None, now == 0, loss_sums + terms)
@@ -161,6 +177,11 @@ class AccumulatedTrainStep(nn.Cell):
         return {**self.accumulator.state, "loss_sums": self.own[0]}
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """tuple[int], the updates, and the windows skipped for another reason than the loss scale."""
+        return self.updates, self.skipped - self.overflows
+
+    @property
     def updated(self) -> bool:
         """bool, whether the last micro-batch ended with an update."""
         return self.accumulator.updated
@@ -181,85 +202,29 @@ class AccumulatedTrainStep(nn.Cell):
         return self.accumulator.skipped
 
     @property
+    def overflows(self) -> int:
+        """int, the windows so far for which a dynamic loss scale was too large."""
+        return self.accumulator.overflows
+
+    @property
+    def left_out(self) -> int:
+        """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        return self.accumulator.left_out
+
+    @property
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return self.accumulator.grad_norm
 
 
-class FlushTail(Callback):
-    """End a window with the last micro-batch of each epoch, for :class:`AccumulatedTrainStep` in `Model`.
-
-    So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
-    the callbacks. It also gives callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
-    checks the first micro-batch, and checks that several processes have the same number of micro-batches. If a callback
-    stops the run inside an epoch, it updates with the open window, unless `SaveStates` keeps it. It discards a window
-    that an interrupted run has left, and warns if windows were skipped.
-
-    Raises:
-        TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If processes differ in their number of micro-batches, or an epoch had no finite gradient.
-
-    Supported Platforms:
-        ``CPU`` (``Ascend`` and ``GPU`` not run here)
-
-    Examples:
-        See :class:`AccumulatedTrainStep`.
-    """
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        self._step = step_of(args)
-        self._step.clear()  # left over by a run that was interrupted
-        args["optimizer"] = self._step.optimizer
-        self._counts = (self._step.updates, self._step.skipped)
-        agree(_OWNER, self._step.group, {"micro-batches in an epoch": args["batch_num"]})
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        done = args.get("batches_done", 0)  # by SaveStates, in a run that was resumed inside an epoch
-        self._step.epoch_begins(args["batch_num"] - done)
-
-    def on_train_step_begin(self, run_context: RunContext) -> None:
-        micro_batch = run_context.original_args().get("train_dataset_element")
-        if micro_batch is not None:  # in sink mode the host does not have it
-            self._step.look_at(tuple(micro_batch))
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        if run_context.get_stop_requested():
-            self._flush(run_context)
-
-    def on_eval_begin(self, run_context: RunContext) -> None:
-        self._flush(run_context)  # an epoch may have another number of micro-batches than the data set says
-
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        self._flush(run_context)
-        before, self._counts = self._counts, (self._step.updates, self._step.skipped)
-        updated, skipped = (now - then for now, then in zip(self._counts, before))
-        if skipped:
-            epoch = run_context.original_args()["cur_epoch_num"]
-            _check.warn(f"For 'AccumulatedTrainStep', {skipped} windows of epoch {epoch} were skipped: not finite.")
-        if skipped >= SKIPPED_IN_A_ROW and not updated:
-            raise RuntimeError(
-                f"For 'AccumulatedTrainStep', the gradients of all {skipped} windows of an epoch were not finite. "
-                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
-            )
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        self._flush(run_context)
-
-    def _flush(self, run_context: RunContext) -> None:
-        """Update with an open window, unless `SaveStates` keeps it for a run that was asked to stop."""
-        kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
-        if hasattr(self, "_step") and not kept:
-            self._step.flush()
+def _own_parameters() -> tuple[Parameter, Parameter]:
+    """Return the sums of loss and weights, and the micro-batches left; a tuple of them is not saved with the model."""
+    name = unique_name("train_step")
+    loss_sums = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False)
+    return loss_sums, state(f"{name}.left", 0, ms.int32)
 
 
-def step_of(args: Any) -> AccumulatedTrainStep:
-    """Return the train step of a run of `Model`."""
-    found = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
-    alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
-    if not alone:
-        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
-        remedy = "Give Model(AccumulatedTrainStep(...)) no loss_fn and no optimizer; the driver needs no FlushTail."
-        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
-    return found[0]
+def _parts_of(network: Any) -> tuple[nn.Cell, Any]:
+    """Return the network and its loss function, None if it returns the loss itself."""
+    network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
+    return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn

@@ -9,8 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-import ms_accum.accumulator
 import ms_accum.window.ends
+import ms_accum.window.in_graph
 from ms_accum import GradientAccumulation
 from ms_accum.network import tree
 
@@ -136,7 +136,7 @@ def _one_late(micro_batches, window):
 MUTATIONS = {
     "no division": [(tree, "multiply", _no_division), (tree, "multiply_in_place", _no_division)],
     "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
-    "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.accumulator, "is_full", _one_late)],
+    "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.window.in_graph, "is_full", _one_late)],
 }
 
 

@@ -8,10 +8,10 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
 
-import ms_accum.accumulator
 from helpers import Slope, batches, cross_entropy, forward_of, joined, mutate, values
 from ms_accum import Accumulator, split_batch
 from ms_accum.network import tree
+from ms_accum.window import in_graph
 from reference import clip, digest, global_norm, miss, window_gradient
 
 DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
@@ -74,7 +74,7 @@ class Fed:
 
 
 def accumulators_of(accumulator):
-    return values(accumulator._grad_sum)
+    return values(accumulator._window.grad_sum)
 
 
 # E6
@@ -430,7 +430,7 @@ def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
 
 def test_a_window_of_1_allocates_nothing(monkeypatch):
     made = []
-    monkeypatch.setattr(ms_accum.accumulator, "new_grad_sum", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(in_graph, "new_grad_sum", lambda *arguments: made.append(arguments))
     Accumulator(nn.SGD(weights_of((2,)), 1.0), 1, reduction="mean")
     assert not made
 
@@ -527,7 +527,8 @@ def test_it_runs_in_pynative_too():
 
 
 def state_of(accumulator):
-    return [value for value in vars(accumulator).values() if isinstance(value, Parameter)] + [*accumulator._grad_sum]
+    held = {**vars(accumulator), **vars(accumulator._window)}.values()
+    return [value for value in held if isinstance(value, Parameter)] + [*accumulator._window.grad_sum]
 
 
 def test_all_state_has_names_of_its_own_and_is_not_trained():

@@ -180,7 +180,7 @@ def test_masked_tokens_count_for_nothing(rng):
     labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
     window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
     start = values(optimizer.parameters)
-    grad_fn = ms.value_and_grad(model._forward, None, optimizer.parameters)
+    grad_fn = ms.value_and_grad(model._objective.forward, None, optimizer.parameters)
     loss, expected = grad_fn(*joined([window[0], window[2]]))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
@@ -232,7 +232,7 @@ def test_a_loss_that_sums():
     window = batches(rng, [4, 4, 2])
     network, optimizer, model = linear_driver(nn.CrossEntropyLoss(reduction="sum"), reduction="sum")
     start = values(optimizer.parameters)
-    loss, expected = ms.value_and_grad(model._forward, None, optimizer.parameters)(*joined(window))
+    loss, expected = ms.value_and_grad(model._objective.forward, None, optimizer.parameters)(*joined(window))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
     assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
@@ -290,7 +290,7 @@ def test_a_network_with_its_own_loss_takes_any_columns(window):
 def test_the_loss_shown_is_the_mean_over_the_window(rng):
     network, _, model = linear_driver(lr=0.0)
     data = batches(rng, [8, 8, 3, 8, 1])
-    losses = [float(model._forward(*columns).asnumpy()) for columns in data]
+    losses = [float(model._objective.forward(*columns).asnumpy()) for columns in data]
     shown = [record.loss for record in run(model, data, 3).records]
     expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
     assert shown == pytest.approx(expected, abs=1e-6)
@@ -688,7 +688,7 @@ def test_a_window_of_1_is_plain_training(make, reduction, rng):
         ms.set_seed(1)
         network, optimizer, model = linear_driver(make=make, lr=0.1, reduction=reduction)
         if plain:
-            cell = nn.TrainOneStepCell(model._forward, optimizer)
+            cell = nn.TrainOneStepCell(model._objective.forward, optimizer)
             for columns in data:
                 cell(*columns)
         else:

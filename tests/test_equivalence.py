@@ -374,7 +374,7 @@ def by_functions(network, loss_fn, optimizer, weighted):
 
     def step(x, y):
         train_step(x, y)
-        held = [*optimizer.get_parameters(), *accumulator._grad_sum, accumulator._weight_sum]
+        held = [*optimizer.get_parameters(), *accumulator._window.grad_sum, accumulator._window.weight_sum]
         return digest(values(held))
 
     return step

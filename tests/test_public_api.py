@@ -22,6 +22,7 @@ PUBLIC = [
     "Accumulator",
     "CheckpointError",
     "Checkpointer",
+    "Ema",
     "FlushTail",
     "GradientAccumulation",
     "Group",
@@ -39,6 +40,7 @@ PUBLIC = [
     "find_micro_batch_size",
     "memory_report",
     "own_group",
+    "ramp_up",
     "scale_learning_rate",
     "split_batch",
     "total",
@@ -46,7 +48,7 @@ PUBLIC = [
     "updates_per_epoch",
 ]
 # They compute on numbers or cut what they get, on the host: there is no platform to name.
-ON_THE_HOST = ("split_batch", "updates_per_epoch")
+ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
 # Their fields are documented one by one, and nobody makes one.
 RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord")
 # What is raised; nobody makes one.
@@ -55,12 +57,13 @@ ERRORS = ("CheckpointError", "Stopped")
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
 SIGNATURES = {
     ms_accum.Accumulator: (
-        "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto', sync_every_micro_batch=False)"
+        "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto', sync_every_micro_batch=False, "
+        "loss_scale=None, nonfinite='skip_window', ema=None)"
     ),
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
     ms_accum.AccumulatedTrainStep: (
         "(network, optimizer, gradient_accumulation_steps=4, *, clip_norm=None, reduction='mean', weight=None, "
-        "check='first', group='auto', sync_every_micro_batch=False)"
+        "check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', ema=None)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
     ms_accum.FlushTail: "()",
@@ -68,19 +71,22 @@ SIGNATURES = {
     ms_accum.ResumableLoop: "(checkpointer, network, accumulator)",
     ms_accum.ResumableLoop.after_micro_batch: "(self, epoch, batches)",
     ms_accum.TrainForwardBackward: (
-        "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False)"
+        "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False, "
+        "loss_scale=None, nonfinite='skip_window')"
     ),
     ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
     ms_accum.TrainOptim: (
-        "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto', sync_every_micro_batch=False)"
+        "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto', sync_every_micro_batch=False, "
+        "loss_scale=None, nonfinite='skip_window', ema=None)"
     ),
     ms_accum.TrainOptim.construct: "(self, figures=None)",
     ms_accum.ZeroOptimizer: "(make, parameters, *, group='auto')",
-    ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None)",
+    ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None, nonfinite='skip_window')",
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
-        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None)"
+        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, nonfinite='skip_window', "
+        "save_bad_batches=None, ema=None)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -90,13 +96,15 @@ SIGNATURES = {
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",
     ms_accum.GradientAccumulation.flush: "(self)",
     ms_accum.GradientAccumulation.clear: "(self)",
-    ms_accum.UpdateRecord: "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped)",
+    ms_accum.UpdateRecord: "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=())",
     ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials)",
     ms_accum.Checkpointer: (
         "(folder, *, every=None, minutes=None, keep=1, score=None, resume=None, config=None, "
         "allow_config_change=False, stop=None, notes=None, at_end=None)"
     ),
+    ms_accum.Ema: "(decay, warm_up=0)",
+    ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",
     ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",

@@ -38,15 +38,24 @@ def scalar(owner: str, loss: Any) -> Any:
 
 
 class LossAndGradients(nn.Cell):
-    """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing."""
+    """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing.
 
-    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float):
+    Args:
+        owner (str): the name used in error messages.
+        network (Cell): returns the loss.
+        optimizer (Optimizer): has the parameters.
+        sens (float): a constant scale.
+        changing (Optional[Parameter]): a scale that is not constant. Default: ``None``.
+    """
+
+    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float, changing: Any = None):
         super().__init__(auto_prefix=False)
         checks.optimizer(owner, optimizer)
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         checks.trains(owner, optimizer, network)
         self.sens = _check.positive_number(owner, "sens", sens)
+        self.changing = () if changing is None else (changing,)  # in a tuple, so that it is not saved with the model
         self.parameters = tuple(optimizer.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
 
@@ -58,6 +67,8 @@ class LossAndGradients(nn.Cell):
     def construct(self, scale: Any, *inputs: Any) -> Any:
         if self.sens != 1.0:  # a constant of the graph: saves a kernel
             scale = scale * self.sens
+        if self.changing:
+            scale = scale * self.changing[0]
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
         grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)

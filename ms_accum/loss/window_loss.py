@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ class WindowLoss:
 
     Args:
         summing (bool): whether the losses are sums over rows; then each is added once, not multiplied by its weight.
+        leaves_out (bool): whether micro-batches are left out whose loss is not finite.
     """
 
-    def __init__(self, summing: bool = False):
+    def __init__(self, summing: bool = False, leaves_out: bool = False):
+        self.leaves_out = leaves_out
         self.summing = summing
         """bool, whether losses are added as they are."""
         self.clear()
@@ -24,14 +27,21 @@ class WindowLoss:
 
     def clear(self) -> None:
         """Discard the window."""
-        self._terms: list[tuple[Any, float]] = []
+        self._terms: list[tuple[Any, float, int]] = []
         self._sums = (0.0, 0.0)
+        self._bad: list[int] = []
         self.samples = 0
 
-    def add(self, loss: Any, weight: float, samples: int) -> None:
-        """Add a micro-batch. Its loss stays on the device until the window's mean is needed."""
-        self._terms.append((loss, weight))
+    def add(self, loss: Any, weight: float, samples: int, number: int = 0) -> None:
+        """Add a micro-batch with its number. Its loss stays on the device until the window's mean is needed."""
+        self._terms.append((loss, weight, number))
         self.samples += samples
+
+    @property
+    def bad(self) -> list[int]:
+        """list[int], the numbers of the micro-batches whose loss is not finite."""
+        self._carry()
+        return self._bad
 
     @property
     def mean(self) -> float:
@@ -42,8 +52,13 @@ class WindowLoss:
     def _carry(self) -> tuple[float, float]:
         """Return the sums of the losses and of the weights so far."""
         total, weights = self._sums
-        for loss, weight in self._terms:
-            total += float(loss.asnumpy()) * (1.0 if self.summing else weight)
+        for loss, weight, number in self._terms:
+            value = float(loss.asnumpy())
+            if not math.isfinite(value):
+                self._bad.append(number)
+                if self.leaves_out:
+                    continue
+            total += value * (1.0 if self.summing else weight)
             weights += weight
         self._sums, self._terms = (total, weights), []
         return self._sums
@@ -53,7 +68,8 @@ class WindowLoss:
         """The values that `load` needs to continue from here."""
         return [*self._carry(), self.samples]
 
-    def load(self, state: Sequence[float]) -> None:
+    def load(self, state: Sequence[float], bad: Sequence[int] = ()) -> None:
         """Continue from a saved state."""
         total, weights, samples = state
         self._sums, self._terms, self.samples = (total, weights), [], int(samples)
+        self._bad = [*bad]

@@ -63,9 +63,11 @@ def new_grad_sum(name: str, parameters: Any) -> tuple:
     )
 
 
-def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple) -> bool:
-    """Set the accumulators to zero with `empty`, a function of `tree`."""
+def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple, skips: Any = None) -> bool:
+    """Set the accumulators to zero with `empty`, a function of `tree`, and what `skips` has counted."""
     empty(grad_sum)
+    if skips is not None:
+        skips.clear()
     if weight_sum:
         ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
     return True

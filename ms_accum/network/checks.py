@@ -11,6 +11,7 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.ops.primitive import jit_context
 
 from .. import _check
+from . import tree
 
 # Tested with the CPU wheel: these optimizers are constructed without an error and fail in their first update, after
 # a complete window. Each is listed with an optimizer to use instead.
@@ -116,6 +117,14 @@ def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = 
             f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
             f"but got {len(tensors)}. {remedy}"
         )
+
+
+def gradients(owner: str, grads: Any, parameters: Any) -> Any:
+    """Return gradients as a tuple of dense ones, or raise an error unless they are the parameters'; in a graph."""
+    not_traced(owner)
+    grads = tuple(grads)  # `ms.grad` returns a list if it was given one
+    as_many(owner, "grads", grads, parameters)
+    return same_layout(owner, "grads", tree.dense(grads, parameters), parameters)
 
 
 def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:

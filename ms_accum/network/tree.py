@@ -10,6 +10,8 @@ import mindspore as ms
 from mindspore import mint, nn, ops
 
 _map = ops.HyperMap()
+no_nan = ops.MulNoNan()
+"""Primitive, a product that is 0 where the second factor is 0, also for NaN and inf."""
 
 
 def _of_tensors(*others: str) -> Callable[[Callable], Any]:
@@ -73,8 +75,8 @@ def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
 
 
 @_of_tensors("Tensor")
-def _kept(condition: Any, gradient: Any) -> Any:
-    return ops.where(condition, gradient, ops.zeros_like(gradient))
+def _kept(kept: Any, gradient: Any) -> Any:
+    return no_nan(ops.cast(gradient, ms.float32), kept)  # `where` takes five times as long on CPU
 
 
 @_of_tensors()
@@ -103,6 +105,20 @@ def _multiply_in_place(factor: Any, total: Any) -> Any:
 @_of_tensors()
 def _cast_like(gradient: Any, parameter: Any) -> Any:
     return ops.cast(gradient, parameter.dtype)
+
+
+@_of_tensors("Tensor")
+def _approach(decay: Any, average: Any, value: Any) -> Any:
+    # In this form a factor of 0 or 1 leaves no rounding error.
+    return ops.assign(average, average * decay + ops.cast(value, ms.float32) * (1.0 - decay))
+
+
+@_of_tensors()
+def _sum(gradient: Any) -> Any:
+    rows = ops.cast(gradient, ms.float32)
+    if gradient.ndim > 2:
+        rows = ops.reshape(rows, (gradient.shape[0], -1))
+    return mint.sum(mint.sum(rows, 1)) if gradient.ndim > 1 else mint.sum(rows)
 
 
 @_of_tensors()
@@ -138,9 +154,9 @@ def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
     return _map(ops.partial(_add_weighted, weight), total, gradients)
 
 
-def kept(gradients: Any, condition: Any) -> Any:
-    """Return the gradients if the condition is true, else zeros, also of gradients that are NaN."""
-    return _map(ops.partial(_kept, condition), gradients)
+def kept(gradients: Any, factor: Any) -> Any:
+    """Return the gradients times a factor, in float32; for 0 also where they are NaN."""
+    return _map(ops.partial(_kept, factor), gradients)
 
 
 def clear(total: Any) -> Any:
@@ -166,6 +182,16 @@ def multiply_in_place(total: Any, factor: Any) -> Any:
 def cast_like(gradients: Any, parameters: Any) -> Any:
     """Return `gradients` cast to the types of `parameters`; nothing is done where the types agree."""
     return _map(_cast_like, gradients, parameters)
+
+
+def approach(averages: Any, values: Any, decay: Any) -> Any:
+    """Multiply the Parameters of `averages` by a scalar, and add the rest, 1 - `decay`, of `values`."""
+    return _map(ops.partial(_approach, decay), averages, values)
+
+
+def sum_of_elements(gradients: Any) -> Any:
+    """Return the sum of all elements: not finite if any of them is not."""
+    return ops.addn(_map(_sum, gradients))
 
 
 def sum_of_squares(gradients: Any) -> Any:

@@ -206,7 +206,7 @@ class MetricsFile(Callback):
         if self._file is None:
             return
         record = run_context.original_args().record
-        fields = {name: _plain(value) for name, value in record._asdict().items() if name != "step"}
+        fields = {name: _plain(value) for name, value in record.shown.items() if name != "step"}
         try:
             self._file.write(json.dumps(fields) + "\n")
         except OSError as error:

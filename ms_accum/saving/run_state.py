@@ -17,7 +17,7 @@ from .training_state import TrainingState, capture, restore, warn_about_random_l
 
 
 class RunState:
-    """The state of a run: all that training changes, the open window and the position; counters come from the driver.
+    """The state of a run: all that training changes, the open window with its counters, and the position.
 
     Args:
         network (Cell): the user's network.
@@ -28,10 +28,11 @@ class RunState:
     def __init__(self, network: nn.Cell, trained: Trained, window: OpenWindow):
         self._network, self._trained, self._window = network, trained, window
 
-    def take(self, at: Position, counters: Mapping[str, Any]) -> TrainingState:
+    def take(self, at: Position) -> TrainingState:
         """Return the state."""
         accumulators, window = self._window.state()
-        return capture({**self._trained.parameters(), **accumulators}, {"at": asdict(at), "window": window, **counters})
+        facts = {"at": asdict(at), "window": window, **self._window.counters.state}
+        return capture({**self._trained.parameters(), **accumulators}, facts)
 
     def parameters(self) -> dict[str, Any]:
         """Return the Parameters that are saved, by name.
@@ -68,6 +69,7 @@ class RunState:
         parameters = {**parameters, **self._window.accumulators(held)}
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._window.load(window)
+        self._window.counters.load(facts)
         if not found.changed:
             return at
         if self._window.size is None:  # it may hold a part of a batch, and batches may differ now

@@ -9,6 +9,7 @@ from mindspore import Parameter, nn
 
 from ..network import checks
 from ..network.parameters import without
+from ..numerics.collaborators import NONE, Numerics
 from .model_record import CheckpointError
 
 SETTING = "setting"
@@ -22,10 +23,11 @@ class Trained:
         network (Cell): from a micro-batch's columns to its loss.
         optimizer (Optimizer): updates the network.
         scheduler (Optional[LRScheduler]): sets the optimizer's learning rate. Default: ``None``.
+        numerics (Numerics): the collaborators. Default: none.
     """
 
-    def __init__(self, network: nn.Cell, optimizer: Any, scheduler: Any = None):
-        self._network, self._scheduler = network, scheduler
+    def __init__(self, network: nn.Cell, optimizer: Any, scheduler: Any = None, numerics: Numerics = NONE):
+        self._network, self._scheduler, self._numerics = network, scheduler, numerics
         self.optimizer = optimizer
         """Optimizer, updates the network."""
 
@@ -43,6 +45,7 @@ class Trained:
         trained, settings = list(self._network.get_parameters()), self._settings()
         own = without(_held_by(self.optimizer), [*trained, *settings])
         found = {**_named("network", trained), **_named("optimizer", own), **_named(SETTING, settings)}
+        found |= self._numerics.state
         # A scheduler's Parameters are named by kind, so names may repeat: they are numbered.
         counters = without(list(_parameters_in(self._scheduler)), found.values())
         return {**found, **{f"scheduler.{number}.{each.name}": each for number, each in enumerate(counters)}}

@@ -157,6 +157,12 @@ _POSITION = {
     **dict.fromkeys(("epoch", "ranks"), lambda value: _is_count(value) and value > 0),
     "random": _or_none(is_random_state),
 }
+_is_window = _dict_of(
+    micro_batches=_is_count,
+    loss=_list_of(_is_number, _is_number, _is_count),
+    unit=_or_none(_is_number),
+    bad=lambda value: isinstance(value, list) and all(map(_is_count, value)),
+)
 _RULES: dict[str, Rule] = {
     "version": _is_count,
     "updates": _is_count,
@@ -164,11 +170,7 @@ _RULES: dict[str, Rule] = {
     "updated": lambda value: isinstance(value, bool),
     "skips": _is_count,
     "at": _dict_of(**_POSITION),
-    "window": _dict_of(
-        micro_batches=_is_count,
-        loss=_list_of(_is_number, _is_number, _is_count),
-        unit=_or_none(_is_number),
-    ),
+    "window": lambda value: _is_window({"bad": [], **value} if isinstance(value, dict) else value),
     "random": is_random_state,
     "config": lambda value: isinstance(value, dict),
     "planned": _is_count,

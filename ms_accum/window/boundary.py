@@ -10,13 +10,15 @@ from mindspore import Parameter, Tensor, ops
 from .. import _check
 from ..network import checks, tree
 from ..network.accumulators import loss_scale
+from ..numerics.collaborators import NONE, Numerics
 
 
 @ms.jit_class
 class Boundary:
     """The end of a window. The order of its steps is written here and nowhere else:
 
-    sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip.
+    sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip →
+    change the loss scale → what follows a window, such as the average of the weights.
 
     A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
     end: gradients are read once for the norm and multiplied once. The caller clears the accumulators.
@@ -25,6 +27,7 @@ class Boundary:
         owner (str): the name used in error messages.
         optimizer (Optimizer): gets the window's gradient. An optimizer with a `loss_scale` divides by it
             itself; norm and clipping apply to the gradient after that.
+        numerics (Numerics): the loss scale, what leaves micro-batches out, what follows a window.
         clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
         multiply (Callable): multiplies gradients by a scalar; `multiply_in_place` if they are Parameters.
         sums (Union[WholeSums, PartSums, SumsAlready, None]): sums over the ranks. ``None``: a single process.
@@ -36,6 +39,7 @@ class Boundary:
         optimizer: Any,
         clip_norm: float | None = None,
         *,
+        numerics: Numerics = NONE,
         multiply: Any = tree.multiply,
         sums: Any = None,
     ):
@@ -43,7 +47,8 @@ class Boundary:
             clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
         self.optimizer = checks.optimizer(owner, optimizer)
         self.parameters = tuple(optimizer.parameters)
-        self.scale = loss_scale(optimizer)
+        self.scale, self.constant = numerics.scale, numerics.scale * loss_scale(optimizer)
+        self.dynamic, self.skips, self.after = numerics.dynamic, numerics.skips, numerics.after
         self.clip_norm = clip_norm
         self.sums = sums
         self.multiply = multiply if sums is None or sums.in_place else tree.multiply
@@ -58,19 +63,34 @@ class Boundary:
         `only` is the weight of a window's only micro-batch, whose gradients are not multiplied by it. It cancels out,
         unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
         """
+        counts = None if self.skips is None else self.skips.counts * 1.0  # summed over the ranks with the weights
         if self.sums is not None:
-            grad_sum, weight_sum, figures = self._summed(grad_sum, weight_sum, figures)
-        norm = self._norm(grad_sum, figures) / self.scale
+            grad_sum, weight_sum, figures, counts = self._summed(grad_sum, weight_sum, figures, counts)
+        scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
+        norm = self._norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
         if weight_sum is not None:
             norm = norm / weight_sum
+        elif counts is not None:
+            only = counts[0]
         if only is not None:
             norm = norm * (only / only)
-        gradients = self._gradients(grad_sum, weight_sum, norm)
+        gradients = self._gradients(grad_sum, weight_sum, norm, scale)
         finite = ops.isfinite(norm)
         if self.narrow:
             # A gradient that is finite in float32 may not be finite in the parameters' type.
             finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
-        return self._update(finite, gradients), norm, figures
+        updated = self._update(finite, gradients)
+        self._follow(updated, figures, weight_sum, counts)
+        return updated, norm, figures
+
+    def _follow(self, updated: Any, figures: Any, weight_sum: Any, counts: Any) -> None:
+        if self.dynamic is not None:
+            loss = None if figures is None else figures[0]
+            if weight_sum is not None:  # 0/0 if nothing counts: then the scale is not the cause
+                loss = (weight_sum if loss is None else loss) / weight_sum
+            self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
+        for each in self.after:
+            each.after_window(updated)
 
     def _update(self, finite: Any, gradients: Any) -> Any:
         """Call the optimizer or skip, in its own method, because MindSpore's strict graphs lose a None after an if."""
@@ -79,11 +99,15 @@ class Boundary:
             self.optimizer(gradients)
         return updated
 
-    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any) -> Any:
+    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, counts: Any) -> Any:
         nothing = Tensor(0.0, ms.float32)
         others = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
-        grad_sum, others = self.sums(grad_sum, others)
-        return grad_sum, None if weight_sum is None else others[0], others[1]
+        if counts is None:
+            grad_sum, others = self.sums(grad_sum, others)
+        else:
+            grad_sum, others = self.sums(grad_sum, (*others, counts))
+            counts = others[2]
+        return grad_sum, None if weight_sum is None else others[0], others[1], counts
 
     def _norm(self, gradients: Any, after: Any) -> Any:
         return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, after)
@@ -96,13 +120,14 @@ class Boundary:
         """
         return ops.depend(condition, self._touched)
 
-    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any) -> Any:
-        # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
-        gradients = grad_sum
+    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any, scale: Any) -> Any:
+        gradients, divisor = grad_sum, weight_sum
         if self.clip_norm is not None:
             excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
-            divisor = excess if weight_sum is None else excess * weight_sum
+            divisor = excess if divisor is None else excess * divisor
+        if self.dynamic is not None or self.scale != 1.0:
+            divisor = scale if divisor is None else scale * divisor
+        if divisor is not None:
+            # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
             gradients = self.multiply(grad_sum, 1.0 / divisor)
-        elif weight_sum is not None:
-            gradients = self.multiply(grad_sum, 1.0 / weight_sum)
         return tree.cast_like(gradients, self.parameters)

@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 from ..loss.gradients import LossAndGradients
 from ..network import tree
 from ..network.accumulators import emptied, loss_scale
+from ..numerics.collaborators import NONE, Numerics
 from .boundary import Boundary
 
 
@@ -27,9 +28,10 @@ class TrainEmpty(nn.Cell):
     def __init__(self, forward_backward: nn.Cell):
         super().__init__(auto_prefix=False)
         self.grad_sum, self.weight_sum = forward_backward.grad_sum, forward_backward.weight_sum
+        self.skips = forward_backward.skips
 
     def construct(self) -> Any:
-        return emptied(tree.cancel, self.grad_sum, self.weight_sum)
+        return emptied(tree.cancel, self.grad_sum, self.weight_sum, self.skips)
 
 
 class TrainNothing(nn.Cell):
@@ -71,7 +73,10 @@ class TrainTogether(nn.Cell):
         self.forward_backward = forward_backward
         self.places = Tensor(np.eye(most), ms.bool_)
         network = forward_backward.loss_and_gradients.network
-        self.touched = (*network.get_parameters(), *forward_backward.grad_sum, *forward_backward.weight_sum)
+        held = (*forward_backward.grad_sum, *forward_backward.weight_sum, *forward_backward.loss_and_gradients.changing)
+        self.touched = (*network.get_parameters(), *held)
+        if forward_backward.skips is not None:
+            self.touched = (*self.touched, forward_backward.skips.counts, forward_backward.skips.left_out)
 
     def construct(self, count: Any, *columns: Any) -> Any:
         done = Tensor(0, ms.int32)
@@ -94,12 +99,15 @@ class TrainWindowOfOne(nn.Cell):
     Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`. No weight: it would cancel out.
     """
 
-    def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None):
+    def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None, numerics: Numerics = NONE):
         super().__init__(auto_prefix=False)
-        self.loss_and_gradients = LossAndGradients("GradientAccumulation", network, optimizer, loss_scale(optimizer))
-        self.boundary = Boundary("GradientAccumulation", optimizer, clip_norm)
+        owner, sens = "GradientAccumulation", loss_scale(optimizer) * numerics.scale
+        self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens, numerics.changing)
+        self.boundary = Boundary(owner, optimizer, clip_norm, numerics=numerics._replace(skips=None))
+        self.scaled = numerics.dynamic is not None
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.loss_and_gradients(1.0, *inputs)
-        updated, norm = self.boundary(grads)[:2]
+        figures = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
+        updated, norm = self.boundary(grads, None, figures)[:2]
         return loss, updated, norm

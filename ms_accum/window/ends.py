@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Callable
 
 from .. import _check
+from ..numerics.sizes import Sizes, sizes_of, windows_until
 
 TAILS = ("flush", "carry", "drop")
 
@@ -20,19 +21,22 @@ def is_full(micro_batches: Any, window: Any) -> Any:
     return micro_batches >= window
 
 
-def mark_ends(micro_batches: Iterable, window: int, held: int = 0) -> Iterator[tuple[Any, bool]]:
+def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: int = 0) -> Iterator[tuple[Any, bool]]:
     """Yield each micro-batch and whether its window ends with it.
 
     Args:
         micro_batches (Iterable): the micro-batches of one epoch.
-        window (int): the window's size.
+        window (Union[int, Callable]): the window's size, or a function that returns it, called when a window begins.
         held (int): number of micro-batches that the first window already holds. Default: 0.
     """
+    size = None
     for micro_batch in micro_batches:
+        if size is None:
+            size = window() if callable(window) else window
         held += 1
-        full = is_full(held, window)
+        full = is_full(held, size)
         if full:
-            held = 0
+            held, size = 0, None
         yield micro_batch, full
 
 
@@ -80,8 +84,16 @@ def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) 
         held = 0
 
 
-def window_ends(owner: str, mini_steps: int | None, micro_batch_size: int | None) -> Callable:
-    """Return the function that marks the window ends, given an epoch's batches and the number of held micro-batches."""
+def window_ends(
+    owner: str, mini_steps: Any, micro_batch_size: int | None, updates: Callable[[], int] = lambda: 0
+) -> Callable:
+    """Return the function that marks the window ends, given an epoch's batches and the number of held micro-batches.
+
+    Args:
+        owner (str): the name used in error messages.
+        mini_steps, micro_batch_size: as for `train_process`.
+        updates (Callable): returns the updates so far, on which the size of a window may depend.
+    """
     if (mini_steps is None) == (micro_batch_size is None):
         raise ValueError(
             f"For '{owner}', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
@@ -90,8 +102,8 @@ def window_ends(owner: str, mini_steps: int | None, micro_batch_size: int | None
     if micro_batch_size is not None:
         size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
         return partial(mark_batch_ends, micro_batch_size=size)
-    window = _check.positive_int(owner, "mini_steps", mini_steps)
-    return lambda batches, held: mark_ends(batches, window, held)
+    sizes = sizes_of(owner, "mini_steps", mini_steps)
+    return lambda batches, held: mark_ends(batches, lambda: sizes.of(updates()), held)
 
 
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
@@ -143,8 +155,20 @@ def share(rows: int, ranks: int) -> int | None:
     return None if rest else own
 
 
+def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: int = 0, updates: int = 0) -> int:
+    """Return the number of windows of a run whose first window comes after `updates` updates, if none is skipped."""
+    if sizes.constant is not None:
+        return updates_in_run(batches, sizes.constant, tail, epochs, held)
+    windows = 0
+    for _ in range(epochs):
+        full, held = windows_until(batches, sizes.of, updates + windows, held)
+        windows += full + (tail == "flush" and held > 0)
+        held = held if tail == "carry" else 0
+    return windows
+
+
 def planned(
-    owner: str, batches: int | None, mini_steps: int | None, tail: str, epochs: int, *, held: int = 0
+    owner: str, batches: int | None, mini_steps: Any, tail: str, epochs: int, *, held: int = 0, updates: int = 0
 ) -> int | None:
     """Return the number of windows of a run; `mini_steps` None means that each batch is a window.
 
@@ -153,6 +177,7 @@ def planned(
         batches (Optional[int]): batches of an epoch. None: unknown; then the result is None, too.
         mini_steps, tail, epochs: as for `GradientAccumulation`.
         held (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
+        updates (int): updates before the run. Default: 0.
 
     Raises:
         ValueError: If the dataset is empty, or no window would ever fill.
@@ -163,11 +188,11 @@ def planned(
         raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
     if mini_steps is None:
         return epochs * batches
-    _check.positive_int("planned_updates", "mini_steps", mini_steps)
-    updates = updates_in_run(batches, mini_steps, tail, epochs, held if tail == "carry" else 0)
-    if not updates and tail == "drop":
+    sizes = sizes_of("planned_updates", "mini_steps", mini_steps)
+    windows = windows_in_run(batches, sizes, tail, epochs, held=held if tail == "carry" else 0, updates=updates)
+    if not windows and tail == "drop":
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
-            f"{mini_steps}. No window would ever fill; take a smaller one, or tail='flush'."
+            f"{sizes.settings}. No window would ever fill; take a smaller one, or tail='flush'."
         )
-    return updates
+    return windows

@@ -11,7 +11,10 @@ from ..loss.objective import Objective
 from ..network import checks
 from ..network.first_update import FirstUpdate
 from ..network.tree import gives_rows
+from ..numerics.collaborators import NONE, Numerics
+from ..numerics.nonfinite import RAISE
 from ..ranks.parallel import Group
+from .record import Counters
 from .running import Accumulating, Immediate
 
 
@@ -24,6 +27,10 @@ class Ended(NamedTuple):
     """Its loss, learning rate, norm and samples, as in an `UpdateRecord`."""
     wishes: Sequence[float]
     """The requests (to stop, to save) made at its end, summed over the ranks."""
+    overflow: bool = False
+    """Whether the loss scale was too large."""
+    bad: Sequence[int] = ()
+    """The micro-batches whose loss was not finite, or that were left out, by their numbers in the window from 1."""
 
 
 class OpenWindow:
@@ -35,14 +42,25 @@ class OpenWindow:
         runner (Callable): returns the object that runs micro-batches and accumulates them; with
             ``accumulates=False`` the one for windows of 1.
         group (Optional[Group]): the ranks, which share each window. Default: ``None``.
+        numerics (Numerics): the collaborators. Default: none.
     """
 
-    def __init__(self, objective: Objective, optimizer: Any, runner: Callable, group: Group | None = None):
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Any,
+        runner: Callable,
+        group: Group | None = None,
+        numerics: Numerics = NONE,
+    ):
         self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
         self._optimizer, self._runner, self._group = optimizer, runner, group
+        self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None
+        self.counters = Counters(at_once=numerics.policy == RAISE)
+        """Counters, of the windows that have ended."""
         self._rows = 1
         self.size: int | None = None
-        """Optional[int], the micro-batches of a full window. None: each batch is a window, split."""
+        """Optional[int], the micro-batches of a full window; 0 if it changes. None: each batch is a window, split."""
         self.micro_batches = 0
         """int, the micro-batches in the window."""
         self.lost = False
@@ -62,7 +80,7 @@ class OpenWindow:
         """
         if self.micro_batches and size != self.size:
             raise RuntimeError(
-                f"For 'train_process', 'mini_steps' can't change from {self.size} to {size or 'whole batches'} inside "
+                f"For 'train_process', 'mini_steps' can't change from {_words(self.size)} to {_words(size)} inside "
                 f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         self.size, self.lost = size, False
@@ -78,22 +96,26 @@ class OpenWindow:
             # A micro-batch of weight 0 is not run: its loss may be 0/0 (all tokens masked), and 0 times NaN is NaN.
             loss = self._cells.add(micro_batch, self._weight.as_tensor(weight)) if weight else self._cells.pass_over()
         if weight:
-            self._loss.add(loss, weight, self._rows)
+            self._loss.add(loss, weight, self._rows, self.micro_batches + 1)
         self.micro_batches += 1
+        self.counters.updated = False
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
-        figures = None if self._group is None else lambda: [*self._figures(), *wishes]
+        alone, overflows = self._group is None, self._numerics.overflows
+        wanted = not alone or self._numerics.dynamic is not None
         with self._running():
-            lr, updated, norm, *summed = self._cells.end(figures)
-        if summed:
+            lr, updated, norm, *summed = self._cells.end((lambda: [*self._figures(), *wishes]) if wanted else None)
+        bad = tuple(self._loss.bad)
+        if summed and not alone:
             total, weights, samples, *wishes = summed[0].asnumpy().tolist()
             self._loss.load([total, weights, samples])
         shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
         if updated.asnumpy():
             self._first_update.end(*shown[1:3])
-        return Ended(bool(updated.asnumpy()), shown, wishes)
+        self.counters.add(bool(updated.asnumpy()))
+        return Ended(self.counters.updated, shown, wishes, self._numerics.overflows > overflows, bad)
 
     def _figures(self) -> list[float]:
         """Return the sums of the loss, to be summed in float32. The mean is a quotient, so any unit is right."""
@@ -110,7 +132,8 @@ class OpenWindow:
         """Return the accumulators, if they are in use, and the values that `load` needs."""
         with self._running():
             held = self.accumulators(self.micro_batches)
-        return held, {"micro_batches": self.micro_batches, "loss": self._loss.state, "unit": self._weight.unit}
+        facts = {"micro_batches": self.micro_batches, "loss": self._loss.state, "unit": self._weight.unit}
+        return held, {**facts, "bad": self._loss.bad} if self._loss.bad else facts
 
     def holds(self, micro_batches: int) -> bool:
         """Return whether an open window with this content can be loaded: not for windows of 1 or several ranks."""
@@ -135,7 +158,7 @@ class OpenWindow:
         if not state["micro_batches"]:
             self.clear()
         self.micro_batches = state["micro_batches"]
-        self._loss.load(state["loss"])
+        self._loss.load(state["loss"], state.get("bad", ()))
         self._weight.unit = state["unit"]
 
     def _forget(self) -> None:
@@ -162,3 +185,7 @@ class OpenWindow:
         if added not in self._cells_made:
             self._cells_made[added] = self._runner(accumulates=added)
         return self._cells_made[added]
+
+
+def _words(size: int | None) -> str:
+    return "whole batches" if size is None else str(size or "sizes that change")

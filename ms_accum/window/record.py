@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from .. import _check
 
@@ -32,6 +33,55 @@ class UpdateRecord(NamedTuple):
     """Time since the previous update."""
     skipped: bool
     """True if the gradient was not finite and the optimizer was not called."""
+    overflow: bool = False
+    """True if the loss scale was too large, and has been lowered."""
+    bad: tuple[int, ...] = ()
+    """Micro-batches whose loss was not finite, or that were left out: their numbers in the epoch, from 1; in the batch
+    if each batch is a window."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """dict, the fields by name, without those that say that nothing special has happened."""
+        held = self._asdict()
+        return {name: value for name, value in held.items() if name not in _SPECIAL or value}
+
+
+_SPECIAL = ("overflow", "bad")
+
+
+class Counters:
+    """What a driver counts.
+
+    Args:
+        at_once (bool): whether the first gradient that is not finite ends the run.
+    """
+
+    def __init__(self, *, at_once: bool = False):
+        self._at_once = at_once
+        self.updates = self.skipped = 0
+        self.updated = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self.skips = SkippedInARow("GradientAccumulation", at_once=self._at_once)
+
+    def add(self, updated: bool) -> None:
+        """Count a window that has ended."""
+        self.updated = updated
+        self.updates += updated
+        self.skipped += not updated
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, what a training state keeps of it."""
+        held = {"updates": self.updates, "skipped": self.skipped, "updated": self.updated}
+        return {**held, "skips": self.skips.count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.updates, self.skipped, self.updated = (state[name] for name in ("updates", "skipped", "updated"))
+        self.skips.count = state["skips"]
 
 
 class SkippedInARow:
@@ -39,18 +89,25 @@ class SkippedInARow:
 
     Args:
         owner (str): the name used in the error message.
+        at_once (bool): whether the first one ends the run. Default: ``False``.
     """
 
-    def __init__(self, owner: str):
-        self._owner = owner
+    def __init__(self, owner: str, *, at_once: bool = False):
+        self._owner, self._at_once = owner, at_once
         self.count = 0
         """int, the current number."""
 
     def add(self, record: UpdateRecord) -> None:
-        """Count a window, unless all its weights are 0: it has no gradient."""
-        if not record.samples:
+        """Count a window, unless all its weights are 0, or a lower loss scale will mend it."""
+        if not record.samples or record.overflow:
             return
         self.count = self.count + 1 if record.skipped else 0
+        if self._at_once and record.skipped:
+            which = f", micro-batch {', '.join(map(str, record.bad))}" if record.bad else ""
+            raise FloatingPointError(
+                f"For '{self._owner}', the gradient of window {record.step} in epoch {record.epoch}{which} is not "
+                "finite, and nonfinite='raise'. 'save_bad_batches' writes the micro-batches to a folder."
+            )
         if self.count >= SKIPPED_IN_A_ROW:
             raise RuntimeError(
                 f"For '{self._owner}', the gradients of {self.count} windows in a row were not finite. "

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from ..network.learning_rate import LearningRate
+from ..numerics.collaborators import NONE, Numerics
 from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOfOne
 
 # Up to this many micro-batches are collected and run in one call, if they need no more than this many bytes.
@@ -96,6 +97,8 @@ class Accumulating:
         self._accumulators = {f"window.grad_sum.{parameter.name}": total for parameter, total in sums}
         if forward_backward.weight_sum:
             self._accumulators["window.weight_sum"] = forward_backward.weight_sum[0]
+        if forward_backward.skips is not None:
+            self._accumulators["window.counts"] = forward_backward.skips.counts
         self._empty = TrainEmpty(forward_backward)
         self._together = TrainTogether(forward_backward, TOGETHER)
         self._waiting = Waiting()
@@ -165,8 +168,8 @@ class Immediate:
     accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None
 
-    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None):
-        self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm)
+    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None, numerics: Numerics = NONE):
+        self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm, numerics=numerics)
         self._learning_rate = LearningRate(optimizer)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:

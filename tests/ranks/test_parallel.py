@@ -218,14 +218,14 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
     run = Run()
     with pytest.raises(Exception, match="state-00000001"):
         run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
-    found, parameters = StateFolder("test", tmp_path).find("auto"), run.model._saved.parameters()
+    found, parameters = StateFolder("test", tmp_path).find("auto"), run.model._ways.saved.parameters()
     run.model._window._group = Group(0, 2)
     with pytest.raises(
         CheckpointError, match="holds 2 micro-batches of a window, which several ranks can't go on with"
     ):
-        run.model._saved.put_back(found, parameters, 2, Data(numbers(), 2))
+        run.model._ways.saved.put_back(found, parameters, 2, Data(numbers(), 2))
     run.model._window._group = None
-    assert run.model._saved.put_back(found, parameters, 2, Data(numbers())).batches == 2
+    assert run.model._ways.saved.put_back(found, parameters, 2, Data(numbers())).batches == 2
 
 
 def test_counts_are_exact():

@@ -1,0 +1,99 @@
+"""How does a run of `Model` end the tail of an epoch?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore.train import Callback, RunContext
+
+from . import _check
+from .ranks.parallel import agree
+from .train_step import AccumulatedTrainStep
+from .window.record import SKIPPED_IN_A_ROW
+
+
+class FlushTail(Callback):
+    """End a window with the last micro-batch of each epoch, for :class:`AccumulatedTrainStep` in `Model`.
+
+    So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
+    the callbacks. It also gives callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
+    checks the first micro-batch, and checks that several processes have the same number of micro-batches. If a callback
+    stops the run inside an epoch, it updates with the open window, unless `SaveStates` keeps it. It discards a window
+    that an interrupted run has left, and warns if windows were skipped.
+
+    Raises:
+        TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
+        RuntimeError: If processes differ in their number of micro-batches, or an epoch had no finite gradient.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See :class:`AccumulatedTrainStep`.
+    """
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._step = step_of(args)
+        self._step.clear()  # left over by a run that was interrupted
+        args["optimizer"] = self._step.optimizer
+        self._counts = self._step.counts
+        agree("AccumulatedTrainStep", self._step.group, {"micro-batches in an epoch": args["batch_num"]})
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        done = args.get("batches_done", 0)  # by SaveStates, in a run that was resumed inside an epoch
+        self._step.epoch_begins(args["batch_num"] - done)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        micro_batch = run_context.original_args().get("train_dataset_element")
+        if micro_batch is not None:  # in sink mode the host does not have it
+            self._step.look_at(tuple(micro_batch))
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if run_context.get_stop_requested():
+            self._flush(run_context)
+        if self._step.raises:
+            self._raise_if_skipped(run_context, at_once=True)
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        self._flush(run_context)  # an epoch may have another number of micro-batches than the data set says
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._flush(run_context)
+        self._raise_if_skipped(run_context, at_once=self._step.raises)
+        self._counts = self._step.counts
+
+    def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
+        """Warn of windows that were skipped in this epoch, or raise an error."""
+        updated, skipped = (now - then for now, then in zip(self._step.counts, self._counts))
+        epoch, who = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
+        if skipped > 0 and at_once:
+            raise FloatingPointError(f"{who}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
+        if skipped > 0:
+            _check.warn(f"{who}, {skipped} windows of epoch {epoch} were skipped: not finite.")
+        if skipped >= SKIPPED_IN_A_ROW and not updated:
+            raise RuntimeError(
+                f"{who}, the gradients of all {skipped} windows of an epoch were not finite. "
+                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
+            )
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        self._flush(run_context)
+
+    def _flush(self, run_context: RunContext) -> None:
+        """Update with an open window, unless `SaveStates` keeps it for a run that was asked to stop."""
+        kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+        if hasattr(self, "_step") and not kept:
+            self._step.flush()
+
+
+def step_of(args: Any) -> AccumulatedTrainStep:
+    """Return the train step of a run of `Model`."""
+    found = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
+    alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
+    if not alone:
+        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
+        remedy = "Give Model(AccumulatedTrainStep(...)) no loss_fn and no optimizer; the driver needs no FlushTail."
+        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
+    return found[0]

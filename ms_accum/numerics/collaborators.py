@@ -1,0 +1,112 @@
+"""Which collaborators does a window have?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import _check
+from .ema import Ema
+from .loss_scale import DynamicScale, scale_of
+from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
+
+
+class Numerics(NamedTuple):
+    """What the boundary and the forward share. What is absent is not in the graph."""
+
+    scale: float = 1.0
+    """The loss scale, if it is constant."""
+    dynamic: DynamicScale | None = None
+    """The loss scale, if it is not."""
+    skips: SkipMicro | None = None
+    """Leaves micro-batches out."""
+    after: tuple = ()
+    """What follows a window: objects with `after_window`."""
+    policy: str = SKIP_WINDOW
+    """What happens to gradients that are not finite."""
+    ema: Ema | None = None
+    """The average of the weights."""
+
+    @property
+    def changing(self) -> Any:
+        """Optional[Parameter], the loss scale that is not constant."""
+        return None if self.dynamic is None else self.dynamic.value
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, the Parameters that a training state keeps between windows, by owner and name."""
+        held: dict[str, Any] = {}
+        if self.dynamic is not None:
+            held |= {f"loss_scale.{name}": each for name, each in self.dynamic.state.items()}
+        if self.skips is not None:
+            held["nonfinite.left_out"] = self.skips.left_out
+        if self.ema is not None:
+            held |= {f"ema.{name}": each for name, each in self.ema.state.items()}
+        return held
+
+    @property
+    def in_window(self) -> dict[str, Any]:
+        """dict, the Parameters that a training state keeps of an open window."""
+        return {} if self.skips is None else {"window.counts": self.skips.counts}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that a resumed run must have in common, without those that were not given."""
+        given: dict[str, Any] = {}
+        if self.scale != 1.0 or self.dynamic is not None:
+            given["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
+        if self.policy != SKIP_WINDOW:
+            given["nonfinite"] = self.policy
+        if self.ema is not None:
+            given["ema"] = self.ema.settings
+        return given
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """dict, the arguments of a Cell that shares these collaborators."""
+        return {
+            "loss_scale": self.dynamic or (None if self.scale == 1.0 else self.scale),
+            "nonfinite": self.skips or SKIP_WINDOW,
+        }
+
+    @property
+    def overflows(self) -> int:
+        """int, the windows so far that lowered the loss scale."""
+        return 0 if self.dynamic is None else int(self.dynamic.overflows.asnumpy())
+
+    @property
+    def left_out(self) -> int:
+        """int, the micro-batches left out so far."""
+        return 0 if self.skips is None else int(self.skips.left_out.asnumpy())
+
+
+NONE = Numerics()
+"""Numerics, without collaborators."""
+
+
+def numerics_of(
+    owner: str,
+    optimizer: Any,
+    *,
+    loss_scale: Any = None,
+    nonfinite: str = SKIP_WINDOW,
+    ema: Any = None,
+    after: Sequence[Any] = (),
+    in_graph: bool = False,
+) -> Numerics:
+    """Return the collaborators of the user's arguments.
+
+    Args:
+        owner (str): the name used in error messages.
+        optimizer (Optimizer): updates the parameters, of which `ema` takes averages.
+        loss_scale, nonfinite, ema: the arguments, or collaborators that are made already, to be shared.
+        after (Sequence): further objects with `after_window`. Default: none.
+        in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
+    """
+    scale, dynamic = scale_of(owner, loss_scale, optimizer)
+    policy = policy_of(owner, nonfinite, in_graph=in_graph)
+    skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
+    if ema is not None:
+        _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
+        after = (ema, *after)
+    return Numerics(scale, dynamic, skips, tuple(after), policy, ema)

@@ -1,0 +1,136 @@
+"""What is the exponential moving average of the weights?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+from mindspore.common.initializer import initializer
+
+from .. import _check
+from ..network import tree
+from ..network.accumulators import state, unique_name
+from ..network.parameters import as_array
+
+_OWNER = "Ema"
+
+
+@ms.jit_class
+class Ema:
+    r"""The exponential moving average of the trained weights, one step an update.
+
+    It begins with the weights after the first update; after each later one it is
+    :math:`d \cdot average + (1 - d) \cdot weights`. During the first `warm_up` updates it is the plain mean of the
+    weights so far, if that forgets faster. A skipped window changes nothing. What is not trained, such as BatchNorm's
+    running statistics, is not averaged. Each run needs one of its own.
+
+    Args:
+        decay (float): d, >= 0 and < 1.
+        warm_up (int): number of updates. Default: 0.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_accum import Ema, GradientAccumulation
+        >>> from ms_accum.zoo import MLP, create_dataset
+        >>> net, ema = MLP(), Ema(0.9, warm_up=5)
+        >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+        >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer, ema=ema)
+        >>> model.train_process(1, create_dataset(image_size=28), mini_steps=4, report=(), ckpt_path=None)
+        >>> with ema.applied():
+        ...     print(ema.updates, ema.is_applied)
+        12 True
+    """
+
+    def __init__(self, decay: float, warm_up: int = 0):
+        rule = "a number >= 0 and < 1"
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+            _check.refuse(TypeError, _OWNER, "decay", rule, repr(decay))
+        if not 0 <= decay < 1:
+            _check.refuse(ValueError, _OWNER, "decay", rule, decay)
+        if type(warm_up) is not int or warm_up < 0:
+            _check.refuse(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
+        self.decay, self.warm_up = float(decay), warm_up
+        self._weights: tuple = ()
+        self._averages: tuple = ()
+        self._applied = False
+        name = unique_name("ema")
+        self._name, self._updates = name, state(f"{name}.updates", 0, ms.int32)
+
+    def begin(self, parameters: Sequence[Any]) -> None:
+        """Make room for the averages of these Parameters, in float32; raise an error if it averages others."""
+        if [*map(id, parameters)] == [*map(id, self._weights)]:
+            return
+        if self._averages:
+            _check.refuse(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
+        self._weights = tuple(parameters)
+        self._averages = tuple(
+            Parameter(
+                initializer("zeros", each.shape, ms.float32), name=f"{self._name}.{each.name}", requires_grad=False
+            )
+            for each in self._weights
+        )
+
+    def after_window(self, updated: Any) -> None:
+        """Make a step if there was an update, in the graph that ends a window."""
+        ops.assign_add(self._updates, ops.cast(updated, ms.int32))
+        count = ops.cast(self._updates, ms.float32)
+        one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
+        mean = (count - one) / ops.maximum(count, one)  # 0 at the first update: what was there before is left out
+        decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
+        tree.approach(self._averages, self._weights, ops.where(updated, decay, one))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the network the averaged weights inside the block."""
+        if not self._averages:
+            raise RuntimeError(
+                "For 'Ema', 'applied' needs averages: give it to a driver or a step as 'ema', and train with that."
+            )
+        if self._applied:
+            raise RuntimeError("For 'Ema', the averages are applied already.")
+        if not self.updates:
+            raise RuntimeError("For 'Ema', there was no update yet, so there is no average.")
+        kept = [as_array(each).copy() for each in self._weights]
+        try:
+            self._applied = True
+            _assign(self._weights, map(as_array, self._averages))
+            yield
+        finally:
+            _assign(self._weights, kept)
+            self._applied = False
+
+    @property
+    def is_applied(self) -> bool:
+        """bool, whether the network has the averaged weights now."""
+        return self._applied
+
+    @property
+    def updates(self) -> int:
+        """int, the updates that are in the average."""
+        return int(self._updates.asnumpy())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, what a resumed run must have in common with this one."""
+        return {"decay": self.decay, "warm_up": self.warm_up}
+
+    @property
+    def state(self) -> dict[str, Parameter]:
+        """dict, what a training state keeps of it."""
+        named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
+        return {"updates": self._updates, **named}
+
+
+def _assign(parameters: Sequence[Any], arrays: Any) -> None:
+    for parameter, array in zip(parameters, arrays):
+        ops.assign(parameter, Tensor(array).astype(parameter.dtype))

@@ -1,0 +1,124 @@
+"""By what is the loss multiplied, so that small float16 gradients are not lost?"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, amp, ops
+
+from .. import _check
+from ..network.accumulators import loss_scale as of_optimizer
+from ..network.accumulators import state, unique_name
+
+_FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
+_DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
+_RULE = "a number, or a loss scaler or a loss scale manager of mindspore.amp"
+_made: dict[int, DynamicScale] = {}
+"""The scales made of managers, by the manager's id while it exists: Cells that get one manager share its scale."""
+
+
+@ms.jit_class
+class DynamicScale:
+    """A loss scale that overflows lower. It is constant inside a window and changed at its end.
+
+    An overflow is a gradient that is not finite although the loss of the window is: such a window is skipped, and the
+    scale divided by `factor`. After `window` updates in a row it is multiplied by it. At 1 there is nothing to lower,
+    so a gradient that is not finite then has another cause.
+
+    Args:
+        value (Parameter): the scale, float32.
+        good (Parameter): updates since it was last changed, int32.
+        factor (float): what it is divided and multiplied by.
+        window (int): updates until it grows.
+    """
+
+    def __init__(self, value: Parameter, good: Parameter, factor: float, window: int):
+        self.value, self.good = value, good
+        self.factor, self.window = float(factor), int(window)
+        self.overflows = state(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
+
+    def adjust(self, updated: Any, loss: Any, left_out: Any = None) -> None:
+        """Change the scale at the end of a window, in a graph.
+
+        Args:
+            updated (Tensor): whether the window's gradient was finite.
+            loss (Optional[Tensor]): the window's loss; None if it is not available: then an overflow is assumed.
+            left_out (Optional[Tensor]): micro-batches left out of the window although their loss was finite.
+        """
+        overflow = ops.logical_not(updated)
+        if loss is not None:
+            overflow = ops.logical_and(overflow, ops.isfinite(loss))
+        if left_out is not None:
+            overflow = ops.logical_or(overflow, left_out > 0)
+        overflow = ops.logical_and(overflow, self.value > 1.0)
+        good = self.good + ops.cast(updated, ms.int32)
+        grown = self.value * self.factor
+        grows = ops.logical_and(good >= self.window, ops.isfinite(grown))
+        value = ops.where(overflow, ops.maximum(self.value / self.factor, Tensor(1.0, ms.float32)), self.value)
+        starts_anew = ops.logical_or(overflow, good >= self.window)
+        ops.assign(self.value, ops.where(ops.logical_and(grows, ops.logical_not(overflow)), grown, value))
+        ops.assign(self.good, ops.where(starts_anew, ops.zeros_like(good), good))
+        ops.assign_add(self.overflows, ops.cast(overflow, ms.int32))
+
+    @property
+    def state(self) -> dict[str, Parameter]:
+        """dict, what a training state keeps of it."""
+        return {"value": self.value, "good": self.good, "overflows": self.overflows}
+
+
+def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
+    """Return the scale of the user's argument: a constant, 1 if there is none, and what changes it, or None.
+
+    Args:
+        owner (str): the name used in error messages.
+        given (Any): the argument.
+        optimizer (Optimizer): must not have a `loss_scale` of its own, by which it divides itself.
+
+    Raises:
+        TypeError: If it is of another type.
+        ValueError: If it is out of range, or the optimizer has one of its own.
+    """
+    if given is None:
+        return 1.0, None
+    its_own = of_optimizer(optimizer)
+    if its_own != 1.0:
+        remedy = "It divides by its own: give the scale to one of the two."
+        _check.refuse(
+            ValueError, owner, "loss_scale", f"None for an optimizer with loss_scale={its_own:g}", given, remedy
+        )
+    if isinstance(given, DynamicScale):
+        return 1.0, given
+    if isinstance(given, _DYNAMIC):
+        return 1.0, _dynamic(owner, given)
+    return _check.positive_number(owner, "loss_scale", _number(owner, given)), None
+
+
+def _number(owner: str, given: Any) -> Any:
+    if not isinstance(given, _FIXED):
+        return _check.instance(owner, "loss_scale", given, (int, float), _RULE)
+    value = given.scale_value if isinstance(given, amp.StaticLossScaler) else given.get_loss_scale()
+    return float(value.asnumpy()) if isinstance(value, Tensor) else value
+
+
+def _dynamic(owner: str, given: Any) -> DynamicScale:
+    if id(given) not in _made:
+        _made[id(given)] = _new(owner, given)
+        weakref.finalize(given, _made.pop, id(given))
+    return _made[id(given)]
+
+
+def _new(owner: str, given: Any) -> DynamicScale:
+    name = unique_name("dynamic_loss_scale")
+    if isinstance(given, amp.DynamicLossScaler):
+        # Its own Parameter, because the user's code multiplies the loss by it and may read it.
+        value, first = given.scale_value, float(given.scale_value.asnumpy())
+        value.requires_grad = False
+    else:
+        first = float(given.get_loss_scale())
+        value = state(f"{name}.value", first, ms.float32)
+    if not (math.isfinite(first) and first >= 1):
+        _check.refuse(ValueError, owner, "loss_scale", "finite and >= 1", first)
+    return DynamicScale(value, state(f"{name}.good", 0, ms.int32), given.scale_factor, given.scale_window)

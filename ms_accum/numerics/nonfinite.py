@@ -1,0 +1,132 @@
+"""What happens to gradients that are not finite?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from .. import _check
+from ..network import tree
+from ..network.accumulators import unique_name
+from ..network.parameters import as_array
+from ..ranks.parallel import Group
+
+SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
+POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)
+MOST = 100
+"""int, the number of files that one run writes: a run in which nothing is finite should not fill the disk."""
+_made: dict[int, SkipMicro] = {}
+"""By the id of the first accumulator while it exists: Cells that share accumulators share it."""
+
+
+@ms.jit_class
+class SkipMicro:
+    """Leaves micro-batches whose gradient is not finite out of their window, with their weight.
+
+    The accumulators never hold a NaN, and the window is the exact mean of the other micro-batches. One without any
+    others is skipped.
+    """
+
+    def __init__(self) -> None:
+        name = unique_name("skip_micro")
+        self.counts = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.counts", requires_grad=False)
+        """Parameter, of the open window: micro-batches added, and those left out although their loss was finite."""
+        self.left_out = Parameter(Tensor(0, ms.int32), name=f"{name}.left_out", requires_grad=False)
+        """Parameter, the micro-batches left out so far."""
+
+    def __call__(self, gradients: Any, loss: Any = None) -> Any:
+        """Return the gradients, or zeros if they are not finite, and whether they are, as 1.0 or 0.0."""
+        finite = ops.isfinite(tree.sum_of_elements(gradients))
+        kept = ops.cast(finite, ms.float32)
+        lost = 1.0 - kept
+        if loss is not None:
+            lost = lost * ops.cast(ops.isfinite(loss), ms.float32)
+        ops.assign_add(self.counts, ops.stack((kept, lost)))
+        ops.assign_add(self.left_out, 1 - ops.cast(finite, ms.int32))
+        return tree.kept(gradients, kept), kept
+
+    def clear(self) -> None:
+        """Begin a new window."""
+        ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
+
+
+def skip_micro_of(grad_sum: Any) -> SkipMicro:
+    """Return the one that all Cells with these accumulators share."""
+    first = grad_sum[0]
+    if id(first) not in _made:
+        _made[id(first)] = SkipMicro()
+        weakref.finalize(first, _made.pop, id(first))
+    return _made[id(first)]
+
+
+def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
+    """Return the policy of the user's argument, or raise an error; a graph can't raise one."""
+    if isinstance(given, SkipMicro):
+        return SKIP_MICRO
+    policy = _check.one_of(owner, "nonfinite", given, POLICIES)
+    if in_graph and policy == RAISE:
+        choices = f"'{SKIP_WINDOW}' or '{SKIP_MICRO}'"
+        remedy = "A compiled step can't raise an error: read 'skipped' after the step, and raise it yourself."
+        _check.refuse(ValueError, owner, "nonfinite", choices, repr(given), remedy)
+    return policy
+
+
+class BadBatches:
+    """Writes micro-batches to a folder whose loss or gradient is not finite, each as an ``.npz`` of its columns.
+
+    If only the gradient of a window is not finite, all its micro-batches are written.
+
+    Args:
+        folder (str): is created with the first file. A file that is there is not replaced.
+        group (Optional[Group]): the ranks, whose files get their numbers.
+    """
+
+    def __init__(self, folder: Any, group: Group | None = None):
+        owner = "GradientAccumulation"
+        _check.instance(owner, "save_bad_batches", folder, (str, os.PathLike), "a path")
+        self._folder = Path(folder).expanduser()
+        if self._folder.exists() and not self._folder.is_dir():
+            _check.refuse(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
+        self._kept: dict[int, list[np.ndarray]] = {}
+        self._left = MOST
+        self._prefix = "" if group is None else f"rank-{group.rank}-"
+
+    def keep(self, number: int, micro_batch: tuple) -> None:
+        """Keep a copy of a micro-batch, with its number in the window, until the window has ended."""
+        if number == 1:
+            self._kept.clear()
+        self._kept[number] = [as_array(column).copy() for column in micro_batch]
+
+    def window_ended(self, record: Any, bad: Sequence[int]) -> None:
+        """Write what was not finite of the window; `bad` are numbers in the window."""
+        kept, self._kept = self._kept, {}
+        if not (bad or record.skipped) or record.overflow or not record.samples:
+            return
+        shift = record.bad[0] - bad[0] if bad else 0
+        for number in [number for number in (bad or kept) if number in kept][: self._left]:
+            which = f"micro-batch-{number + shift}" if bad else f"part-{number}"
+            self._write(f"{self._prefix}epoch-{record.epoch}-window-{record.step}-{which}", kept[number])
+
+    def _write(self, name: str, columns: Sequence[np.ndarray]) -> None:
+        self._left -= 1
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            np.savez(_free(self._folder, name), *columns)
+        except OSError as error:  # the run continues
+            self._left = 0
+            _check.warn(f"'{self._folder / name}' can't be written: {error.strerror}. No more of them are written.")
+
+
+def _free(folder: Path, name: str) -> Path:
+    """Return a path that does not exist: runs may share a folder."""
+    suffixes = itertools.chain([""], (f"-{again}" for again in itertools.count(2)))
+    paths = (folder / f"{name}{suffix}.npz" for suffix in suffixes)
+    return next(path for path in paths if not path.exists())

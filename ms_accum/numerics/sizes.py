@@ -1,0 +1,128 @@
+"""How many micro-batches does the next window have?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from .. import _check
+
+_RULE = "an int >= 1, a dict of first updates and such ints that begins with 0, or a function of the update"
+
+
+class Sizes:
+    """The sizes of windows, by the number of updates before them.
+
+    Args:
+        owner (str), name (str): the argument's, used in error messages.
+        given (Union[int, Mapping, Callable]): the argument.
+    """
+
+    def __init__(self, owner: str, name: str, given: Any):
+        self._argument = _check.Argument(owner, name)
+        self._function = given if callable(given) else None
+        self._steps: list[tuple[int, int]] = []
+        if not callable(given):
+            self._steps = self._checked(given if isinstance(given, Mapping) else {0: given})
+        self.constant = self._steps[0][1] if len(self._steps) == 1 else None
+        """Optional[int], the size if all windows have it."""
+
+    def _checked(self, given: Mapping) -> list[tuple[int, int]]:
+        """Return the first updates and the sizes from there on, in order."""
+        if not given or not all(type(first) is int and first >= 0 for first in given) or 0 not in given:
+            self._argument.refuse(ValueError, _RULE, dict(given))
+        return [(first, self._size(given[first])) for first in sorted(given)]
+
+    def _size(self, value: Any) -> int:
+        return _check.positive_int(*self._argument, value.item() if isinstance(value, np.generic) else value)
+
+    def of(self, update: int) -> int:
+        """Return the size of the window after this number of updates."""
+        if self._function is not None:
+            return self._size(self._function(update))
+        return [size for first, size in self._steps if first <= update][-1]
+
+    @property
+    def settings(self) -> Any:
+        """What a resumed run must have in common with this one, in types that JSON supports."""
+        if self._function is not None:
+            return getattr(self._function, "__qualname__", type(self._function).__name__)
+        return self.constant or {str(first): size for first, size in self._steps}
+
+    def in_graph(self) -> Any:
+        """Return a function from the number of updates, a Tensor, to the size; for a user's function that one."""
+        return self._function or _Steps(self._steps)
+
+
+@ms.jit_class
+class _Steps:
+    """Computes the size from the number of updates in a graph."""
+
+    def __init__(self, steps: list[tuple[int, int]]):
+        sizes = [0, *(size for _, size in steps)]
+        self.firsts = Tensor([first for first, _ in steps], ms.float32)
+        self.growth = Tensor([after - before for before, after in zip(sizes, sizes[1:])], ms.float32)
+
+    def __call__(self, updates: Any) -> Any:
+        reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
+        return ops.cast(ops.sum(reached * self.growth), ms.int32)
+
+
+def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:
+    """Return window sizes that grow with the number of samples seen: a small batch at first, the full one later.
+
+    Args:
+        first (int): micro-batches in the first window.
+        last (int): micro-batches in a window once `samples` have been seen; the growth between is linear.
+        samples (int): the length of the ramp.
+        micro_batch_size (int): rows of a micro-batch, on all ranks together.
+
+    Returns:
+        dict[int, int], from the first update of each size to the size: for `mini_steps`, `accumulate_step` and
+        `gradient_accumulation_steps`.
+
+    Raises:
+        TypeError: If an argument is not an int.
+        ValueError: If an argument is less than 1, or `last` less than `first`.
+
+    Examples:
+        >>> from ms_accum import ramp_up
+        >>> ramp_up(1, 4, 1000, micro_batch_size=50)
+        {0: 1, 7: 2, 10: 3, 13: 4}
+    """
+    named = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
+    first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in named.items())
+    if last < first:
+        _check.refuse(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
+    sizes, size, update, seen = {0: first}, first, 0, 0
+    while size < last:
+        update, seen = update + 1, seen + size * rows
+        now = min(last, first + int((last - first) * seen / samples))
+        if now > size:
+            sizes[update] = size = now
+    return sizes
+
+
+def sizes_of(owner: str, name: str, given: Any) -> Sizes:
+    """Return the sizes of the user's argument."""
+    return given if isinstance(given, Sizes) else Sizes(owner, name, given)
+
+
+def windows_until(batches: int, size_of: Callable[[int], int], updates: int, held: int = 0) -> tuple[int, int]:
+    """Return the number of full windows of this number of micro-batches, and the micro-batches left over.
+
+    Args:
+        batches (int): micro-batches.
+        size_of (Callable): the size of the window after a number of updates.
+        updates (int): updates before them.
+        held (int): micro-batches that the first window already holds.
+    """
+    left, windows = batches + held, 0
+    while left >= size_of(updates + windows):
+        left -= size_of(updates + windows)
+        windows += 1
+    return windows, left

@@ -1,0 +1,125 @@
+"""What does the window of a compiled step hold?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, ops
+
+from ..network import tree
+from ..network.accumulators import new_grad_sum, state
+from ..numerics.nonfinite import SkipMicro
+from ..numerics.sizes import Sizes
+from .ends import is_full
+
+
+@ms.jit_class
+class GraphCounters:
+    """What an `Accumulator` counts, for the graph of a user's step.
+
+    Args:
+        name (str): the first part of its Parameters' names.
+    """
+
+    def __init__(self, name: str):
+        self.updates = state(f"{name}.updates", 0, ms.int32)
+        self.skipped = state(f"{name}.skipped", 0, ms.int32)
+        self.updated = state(f"{name}.updated", False, ms.bool_)
+        self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
+
+    def add(self, updated: Any, norm: Any) -> None:
+        """Count a window that has ended."""
+        ops.assign(self.grad_norm, norm)
+        ops.assign(self.updated, updated)
+        ops.assign_add(self.updates, ops.cast(updated, ms.int32))
+        ops.assign_add(self.skipped, ops.cast(ops.logical_not(updated), ms.int32))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, its Parameters by name."""
+        return {name: getattr(self, name) for name in ("updates", "skipped", "updated", "grad_norm")}
+
+
+@ms.jit_class
+class GraphWindow:
+    """The accumulators of an open window and its counters, for the graph of a user's step.
+
+    Args:
+        name (str): the first part of its Parameters' names.
+        sizes (Sizes): the sizes of windows.
+        like (Optional[Sequence]): Parameters with the accumulators' shapes. None: a window of 1 has none.
+        sums (Optional[Callable]): sums gradients over the ranks before they are added.
+        skips (Optional[SkipMicro]): leaves micro-batches out.
+        weighs (bool): whether the weights are summed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sizes: Sizes,
+        like: Sequence[Any] | None,
+        *,
+        sums: Any = None,
+        skips: SkipMicro | None = None,
+        weighs: bool = False,
+    ):
+        self.sums, self.skips = sums, skips
+        self.grad_sum = None if like is None else new_grad_sum(name, like)
+        self.weight_sum = None if like is None or not weighs else state(f"{name}.weight_sum", 0.0, ms.float32)
+        self.size = state(f"{name}.window", sizes.of(0), ms.int32)
+        self.next_size = None if sizes.constant else sizes.in_graph()
+        self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
+
+    def add(self, grads: Any, weight: Any) -> None:
+        """Add the gradients of a micro-batch."""
+        if self.sums is not None:
+            grads = self.sums(grads if weight is None else tree.multiply(grads, weight))[0]
+        if weight is None or self.sums is not None:
+            tree.add(self.grad_sum, grads)
+        else:
+            tree.add_weighted(self.grad_sum, grads, weight)
+        if self.weight_sum is not None:
+            ops.assign_add(self.weight_sum, ops.cast(weight, ms.float32))
+        ops.assign_add(self.micro_batches, 1)
+
+    def is_over(self) -> Any:
+        """Return whether it ends here."""
+        return is_full(self.micro_batches, self.size)
+
+    def begin(self, updates: Any) -> None:
+        """Begin the window after this number of updates."""
+        self.clear()
+        if self.next_size is not None:
+            ops.assign(self.size, ops.cast(self.next_size(updates), ms.int32))
+
+    def resize(self, window: int, *, alone: bool) -> None:
+        """Change the size between two windows; `alone` in a single process, where windows of 1 have no accumulators."""
+        held = int(self.micro_batches.asnumpy())
+        if held:
+            raise RuntimeError(
+                f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds {held} micro-batches. "
+                "Call 'flush()' or 'clear()' first."
+            )
+        if self.next_size is not None:
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it was given by the update.")
+        if alone and (window > 1) != (self.grad_sum is not None):
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
+        ops.assign(self.size, Tensor(window, ms.int32))  # a compiled graph does not see set_data
+
+    def clear(self) -> None:
+        """Discard the micro-batches."""
+        tree.clear(self.grad_sum)
+        if self.skips is not None:
+            self.skips.clear()
+        ops.assign(self.micro_batches, Tensor(0, ms.int32))
+        if self.weight_sum is not None:
+            ops.assign(self.weight_sum, Tensor(0.0, ms.float32))
+
+    def sums_by(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the sums by name, the accumulators by those of their parameters."""
+        if self.grad_sum is None:
+            return {}
+        held = {f"grad_sum.{name}": total for name, total in zip(names, self.grad_sum)}
+        return held if self.weight_sum is None else {**held, "weight_sum": self.weight_sum}
