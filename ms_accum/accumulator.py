@@ -123,6 +123,7 @@ class Accumulator:
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
         self._numerics = numerics_of(owner, optimizer, in_graph=True, **given)
         self.skips = self._numerics.skips if holds else None
+        self._loss_scale = self._numerics.scale if self._numerics.dynamic is None else self._numerics.changing
         ends: Any = {"numerics": self._numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, **ends)
@@ -169,8 +170,7 @@ class Accumulator:
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`, to be differentiated; `value_and_grad` returns it so, too."""
-        changing = self._numerics.changing
-        return loss * (self._numerics.scale if changing is None else changing)
+        return loss * self._loss_scale
 
     def _checked(self, grads: Any, weight: Any) -> Any:
         """Return the gradients, dense, or raise an error if they or the weight do not fit."""

@@ -63,7 +63,8 @@ SIGNATURES = {
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
     ms_accum.AccumulatedTrainStep: (
         "(network, optimizer, gradient_accumulation_steps=4, *, clip_norm=None, reduction='mean', weight=None, "
-        "check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', ema=None)"
+        "check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', "
+        "ema=None)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
     ms_accum.FlushTail: "()",
@@ -85,8 +86,8 @@ SIGNATURES = {
     ms_accum.TrainClear.construct: "(self)",
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
-        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, nonfinite='skip_window', "
-        "save_bad_batches=None, ema=None)"
+        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
+        "nonfinite='skip_window', save_bad_batches=None, ema=None)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -96,7 +97,9 @@ SIGNATURES = {
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",
     ms_accum.GradientAccumulation.flush: "(self)",
     ms_accum.GradientAccumulation.clear: "(self)",
-    ms_accum.UpdateRecord: "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=())",
+    ms_accum.UpdateRecord: (
+        "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=())"
+    ),
     ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials)",
     ms_accum.Checkpointer: (

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
 
 from .. import _check
 
@@ -24,11 +22,13 @@ class Sizes:
 
     def __init__(self, owner: str, name: str, given: Any):
         self._argument = _check.Argument(owner, name)
-        self._function = given if callable(given) else None
-        self._steps: list[tuple[int, int]] = []
+        self.function = given if callable(given) else None
+        """Optional[Callable], from the updates to the size."""
+        self.steps: list[tuple[int, int]] = []
+        """list[tuple[int, int]], the first updates of each size, and the sizes, if there is no function."""
         if not callable(given):
-            self._steps = self._checked(given if isinstance(given, Mapping) else {0: given})
-        self.constant = self._steps[0][1] if len(self._steps) == 1 else None
+            self.steps = self._checked(given if isinstance(given, Mapping) else {0: given})
+        self.constant = self.steps[0][1] if len(self.steps) == 1 else None
         """Optional[int], the size if all windows have it."""
 
     def _checked(self, given: Mapping) -> list[tuple[int, int]]:
@@ -38,38 +38,23 @@ class Sizes:
         return [(first, self._size(given[first])) for first in sorted(given)]
 
     def _size(self, value: Any) -> int:
-        return _check.positive_int(*self._argument, value.item() if isinstance(value, np.generic) else value)
+        value = value.asnumpy() if hasattr(value, "asnumpy") else value
+        return _check.positive_int(
+            *self._argument, value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+        )
 
-    def of(self, update: int) -> int:
-        """Return the size of the window after this number of updates."""
-        if self._function is not None:
-            return self._size(self._function(update))
-        return [size for first, size in self._steps if first <= update][-1]
+    def of(self, update: Any) -> int:
+        """Return the size of the window after this number of updates, an int, or a Tensor for a compiled function."""
+        if self.function is not None:
+            return self._size(self.function(update))
+        return [size for first, size in self.steps if first <= update][-1]
 
     @property
     def settings(self) -> Any:
         """What a resumed run must have in common with this one, in types that JSON supports."""
-        if self._function is not None:
-            return getattr(self._function, "__qualname__", type(self._function).__name__)
-        return self.constant or {str(first): size for first, size in self._steps}
-
-    def in_graph(self) -> Any:
-        """Return a function from the number of updates, a Tensor, to the size; for a user's function that one."""
-        return self._function or _Steps(self._steps)
-
-
-@ms.jit_class
-class _Steps:
-    """Computes the size from the number of updates in a graph."""
-
-    def __init__(self, steps: list[tuple[int, int]]):
-        sizes = [0, *(size for _, size in steps)]
-        self.firsts = Tensor([first for first, _ in steps], ms.float32)
-        self.growth = Tensor([after - before for before, after in zip(sizes, sizes[1:])], ms.float32)
-
-    def __call__(self, updates: Any) -> Any:
-        reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
-        return ops.cast(ops.sum(reached * self.growth), ms.int32)
+        if self.function is not None:
+            return getattr(self.function, "__qualname__", type(self.function).__name__)
+        return self.constant or {str(first): size for first, size in self.steps}
 
 
 def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:
@@ -92,7 +77,7 @@ def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> di
     Examples:
         >>> from ms_accum import ramp_up
         >>> ramp_up(1, 4, 1000, micro_batch_size=50)
-        {0: 1, 7: 2, 10: 3, 13: 4}
+        {0: 1, 7: 2, 11: 3, 13: 4}
     """
     named = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
     first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in named.items())

@@ -43,6 +43,20 @@ class GraphCounters:
 
 
 @ms.jit_class
+class _Steps:
+    """Computes the size from the number of updates in a graph."""
+
+    def __init__(self, steps: list[tuple[int, int]]):
+        sizes = [0, *(size for _, size in steps)]
+        self.firsts = Tensor([first for first, _ in steps], ms.float32)
+        self.growth = Tensor([after - before for before, after in zip(sizes, sizes[1:])], ms.float32)
+
+    def __call__(self, updates: Any) -> Any:
+        reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
+        return ops.cast(ops.sum(reached * self.growth), ms.int32)
+
+
+@ms.jit_class
 class GraphWindow:
     """The accumulators of an open window and its counters, for the graph of a user's step.
 
@@ -68,8 +82,8 @@ class GraphWindow:
         self.sums, self.skips = sums, skips
         self.grad_sum = None if like is None else new_grad_sum(name, like)
         self.weight_sum = None if like is None or not weighs else state(f"{name}.weight_sum", 0.0, ms.float32)
-        self.size = state(f"{name}.window", sizes.of(0), ms.int32)
-        self.next_size = None if sizes.constant else sizes.in_graph()
+        self.size = state(f"{name}.window", sizes.of(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
+        self.next_size = None if sizes.constant else sizes.function or _Steps(sizes.steps)
         self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
 
     def add(self, grads: Any, weight: Any) -> None:

@@ -58,6 +58,7 @@ class OpenWindow:
         self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None
         self.counters = Counters(at_once=numerics.policy == RAISE)
         """Counters, of the windows that have ended."""
+        self._overflows = 0
         self._rows = 1
         self.size: int | None = None
         """Optional[int], the micro-batches of a full window; 0 if it changes. None: each batch is a window, split."""
@@ -84,6 +85,7 @@ class OpenWindow:
                 f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         self.size, self.lost = size, False
+        self._overflows = self._numerics.overflows
 
     def add(self, micro_batch: tuple) -> None:
         """Run a micro-batch and add it to the window."""
@@ -102,7 +104,7 @@ class OpenWindow:
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
-        alone, overflows = self._group is None, self._numerics.overflows
+        alone = self._group is None
         wanted = not alone or self._numerics.dynamic is not None
         with self._running():
             lr, updated, norm, *summed = self._cells.end((lambda: [*self._figures(), *wishes]) if wanted else None)
@@ -115,7 +117,8 @@ class OpenWindow:
         if updated.asnumpy():
             self._first_update.end(*shown[1:3])
         self.counters.add(bool(updated.asnumpy()))
-        return Ended(self.counters.updated, shown, wishes, self._numerics.overflows > overflows, bad)
+        before, self._overflows = self._overflows, self._numerics.overflows
+        return Ended(self.counters.updated, shown, wishes, self._overflows > before, bad)
 
     def _figures(self) -> list[float]:
         """Return the sums of the loss, to be summed in float32. The mean is a quotient, so any unit is right."""
@@ -160,6 +163,7 @@ class OpenWindow:
         self.micro_batches = state["micro_batches"]
         self._loss.load(state["loss"], state.get("bad", ()))
         self._weight.unit = state["unit"]
+        self._overflows = self._numerics.overflows
 
     def _forget(self) -> None:
         self._loss.clear()

@@ -1,0 +1,126 @@
+"""The four ways to accumulate, made alike: the driver, the Cells, the step for Model, and the Accumulator."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from helpers import Recorder
+from ms_accum import (
+    AccumulatedTrainStep,
+    Accumulator,
+    GradientAccumulation,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+)
+from ms_accum.network.accumulators import new_grad_sum, state, unique_name
+
+WAYS = ("driver", "cells", "step", "accumulator")
+
+
+class Half(nn.Cell):
+    """The mean over rows of w * x, computed in float16: the gradient is the mean of x, and overflows above 65504."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(2), ms.float32), name="w")
+
+    def construct(self, x):
+        products = ops.cast(x, ms.float16) * ops.cast(self.w, ms.float16)
+        return ops.mean(ops.sum(ops.cast(products, ms.float32), 1))
+
+
+class Root(nn.Cell):
+    """The mean over rows of w * x + sqrt(x) - sqrt(x): for x = 0 only the gradient is not finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.ones(2), ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(ops.sqrt(x * self.w), 1))
+
+
+class Trained:
+    """A network that returns its loss, trained in one of the ways."""
+
+    def __init__(self, way, network, window=2, lr=1.0, reduction="mean", make=None, **options):
+        self.way, self.network, self.window = way, network, window
+        self.optimizer = make(network.trainable_params()) if make else nn.SGD(network.trainable_params(), lr)
+        self.recorder, self.cells_updates = Recorder(), 0
+        getattr(self, f"make_{way}")(reduction, options)
+
+    def make_driver(self, reduction, options):
+        self.system = GradientAccumulation(
+            self.network, None, self.optimizer, reduction=reduction, check="off", **options
+        )
+
+    def make_step(self, reduction, options):
+        self.system = AccumulatedTrainStep(
+            self.network, self.optimizer, self.window, reduction=reduction, check="off", **options
+        )
+
+    def make_accumulator(self, reduction, options):
+        self.system = Accumulator(self.optimizer, self.window, reduction=reduction, **options)
+        self.weighs = reduction == "mean"
+        network, system = self.network, self.system
+
+        def forward(x):
+            loss = network(x)
+            return system.scale(loss), loss
+
+        self.grad_fn = ms.value_and_grad(forward, None, self.optimizer.parameters, has_aux=True)
+
+    def make_cells(self, reduction, options):
+        name = unique_name("by_hand")
+        grad_sum = new_grad_sum(name, self.optimizer.parameters)
+        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
+        shared = {"weight_sum": weight_sum}
+        both = {name: options[name] for name in ("loss_scale", "nonfinite") if name in options}
+        self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **both)
+        self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
+        left = {name: options[name] for name in ("nonfinite",) if name in options}
+        self.clear = TrainClear(grad_sum, **shared, **left)
+        self.system = self.optim.boundary
+
+    def train(self, micro_batches):
+        """Train one epoch; the tail is flushed."""
+        getattr(self, f"train_{self.way}")([columns[0] for columns in micro_batches])
+        return self
+
+    def train_driver(self, inputs):
+        self.system.train_process(1, [(x,) for x in inputs], self.window, report=self.recorder, ckpt_path=None)
+
+    def train_step(self, inputs):
+        for x in inputs:
+            self.system(x)
+        self.system.flush()
+
+    def train_accumulator(self, inputs):
+        grad_fn, system, weighs = self.grad_fn, self.system, self.weighs
+
+        def step(x):
+            _, grads = grad_fn(x)
+            return system(grads, x.shape[0]) if weighs else system(grads)
+
+        step = ms.jit(step) if ms.get_context("mode") == ms.GRAPH_MODE else step
+        for x in inputs:
+            step(x)
+        system.flush()
+
+    def train_cells(self, inputs):
+        for first in range(0, len(inputs), self.window):
+            losses = [self.add(x) for x in inputs[first : first + self.window]]
+            figures = Tensor([sum(float(loss.asnumpy()) for loss in losses)], ms.float32)
+            self.cells_updates += bool(self.optim(figures)[0].asnumpy())
+            self.clear()
+
+    @property
+    def weights(self):
+        return self.network.w.asnumpy().copy()
+
+    @property
+    def updates(self):
+        return self.cells_updates if self.way == "cells" else self.system.updates
