@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ms_accum import __version__
 from ms_accum.program.flags import Parser, place
 from ms_accum.program.main import CHECKPOINT, DATA, USAGE, Failure, begin, exit_code, run
+from ms_accum.program.settings import ema_of
 from ms_accum.zoo import MODELS
 
 
@@ -20,6 +22,9 @@ def flags() -> Parser:
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; none for the digits")
     add("--ckpt_path", type=place, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
+    add(
+        "--use_ema", action="store_true", help="evaluate the averaged weights that train.py --ema has written beside it"
+    )
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
     return parser
 
@@ -50,6 +55,13 @@ def model_of(path: str) -> str:
             return name
     found = ", ".join(f"{name} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
     raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {found}, ...")
+
+
+def averaged(path: str) -> str:
+    """Return the path of the averaged model beside a checkpoint."""
+    if not os.path.isfile(ema_of(path)):
+        raise Failure(f"argument --use_ema: there is no '{ema_of(path)}'; train.py --ema 0.999 writes it", CHECKPOINT)
+    return ema_of(path)
 
 
 def load(args: argparse.Namespace) -> tuple[str, nn.Cell, Record | None]:
@@ -112,6 +124,8 @@ def show_what(args: argparse.Namespace, model: str, record: Record | None, test:
 
 def main(args: argparse.Namespace) -> None:
     """Load the checkpoint's model, find its data, count the right answers."""
+    if args.use_ema:
+        args.ckpt_path = averaged(args.ckpt_path)
     choose_device(args.device_target)
     model, network, record = load(args)
     test = data_of(record, dataset_of(record, model, args.data_path), model, args.data_path)

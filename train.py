@@ -10,7 +10,7 @@ from typing import Any
 from ms_accum import __version__
 from ms_accum.program import outputs
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
+from ms_accum.program.main import DATA, USAGE, begin, exit_code, quiet, run
 from ms_accum.program.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
@@ -37,6 +37,7 @@ def flags() -> Parser:
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
     add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
+    parser.add_numerics()
     parser.add_output()
     parser.add_states()
     return parser
@@ -48,9 +49,11 @@ if __name__ == "__main__":
 import mindspore as ms
 from mindspore import nn
 
-from ms_accum import GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
+from ms_accum import Ema, GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
 from ms_accum.evaluation import evaluate_together
+from ms_accum.fitting.rates import rate_by_update
 from ms_accum.fitting.runtime import keep_cpu_defaults
+from ms_accum.numerics.loss_scale import mixed, scaler_of
 from ms_accum.program import plan, steps
 from ms_accum.ranks.parallel import comes_first
 from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
@@ -78,12 +81,13 @@ def datasets(settings: Settings, group: Group | None) -> tuple[Any, Any]:
 def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
-    network = MODELS[settings.model].make()
+    with exit_code(USAGE, ValueError), quiet():
+        network = mixed("train.py", MODELS[settings.model].make(), settings.amp)
     runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(
         make_optimizer,
         settings.optimizer,
-        lr=settings.lr,
+        lr=rate_by_update(settings.rates),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
     )
@@ -92,7 +96,10 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     # Not nn.CrossEntropyLoss: on CPU it takes as long as the rest of a small network, forward and backward.
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     how: dict[str, Any] = {"reduction": settings.reduction, "tail": settings.tail, "clip_norm": settings.clip_norm}
-    model = GradientAccumulation(network, loss_fn, optimizer, **how, sync_every_micro_batch=settings.zero == 2)
+    how |= {"loss_scale": scaler_of(settings.loss_scale), "nonfinite": settings.nonfinite}
+    how |= {"save_bad_batches": settings.save_bad_batches, "sync_every_micro_batch": settings.zero == 2}
+    ema = None if settings.ema is None else Ema(settings.ema, warm_up=100)
+    model = GradientAccumulation(network, loss_fn, optimizer, **how, ema=ema)
     return model, network, runtime
 
 

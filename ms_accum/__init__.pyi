@@ -6,9 +6,9 @@ from .driver import GradientAccumulation as GradientAccumulation
 from .evaluation import evaluate as evaluate
 from .fitting.batch_size import MicroBatch as MicroBatch
 from .fitting.batch_size import find_micro_batch_size as find_micro_batch_size
-from .fitting.batch_size import scale_learning_rate as scale_learning_rate
 from .fitting.memory import MemoryReport as MemoryReport
 from .fitting.memory import memory_report as memory_report
+from .fitting.rates import scale_learning_rate as scale_learning_rate
 from .fitting.runtime import tune_cpu as tune_cpu
 from .flush_tail import FlushTail as FlushTail
 from .loop import ResumableLoop as ResumableLoop

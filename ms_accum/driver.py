@@ -256,6 +256,11 @@ class GradientAccumulation:
         return self._window.counters.updated
 
     @property
+    def ema(self) -> Ema | None:
+        """Optional[Ema], the average of the weights."""
+        return self._numerics.ema
+
+    @property
     def overflows(self) -> int:
         """int, windows for which a dynamic loss scale was too large."""
         return self._numerics.overflows

@@ -1,4 +1,4 @@
-"""How large can a micro-batch be, and which learning rate fits the effective batch?"""
+"""How large can a micro-batch be?"""
 
 from __future__ import annotations
 
@@ -7,69 +7,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple, NoReturn
 
-from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-
 from .. import _check
 from ..ranks.parallel import is_launched
 from . import amounts
 from .trials import Trial, available_memory, on_host, peak_of, run_trial
-
-RULES = ("linear", "sqrt")
 
 # The peak memory of the same process varies by 1 % from run to run.
 MARGIN = 0.02
 
 # Peak memory is nearly affine in the rows: up to this many trials use a line, the rest bisects.
 _ON_A_LINE = 8
-
-
-class _ScaledSchedule(LearningRateSchedule):
-    """A schedule times a constant. Optimizers accept only subclasses of MindSpore's schedule."""
-
-    def __init__(self, schedule: LearningRateSchedule, factor: float):
-        super().__init__()
-        self.schedule = schedule
-        self.factor = factor
-
-    def construct(self, global_step: Any) -> Any:
-        return self.schedule(global_step) * self.factor
-
-
-def scale_learning_rate(lr: Any, base_batch: int, batch: int, rule: str = "linear") -> Any:
-    """Scale a learning rate chosen for `base_batch` to the effective batch `batch`.
-
-    Args:
-        lr (Union[float, list, tuple, LearningRateSchedule]): the learning rate for `base_batch`.
-        base_batch (int): the batch size for which `lr` was chosen.
-        batch (int): the effective batch: micro-batch times window.
-        rule (str): ``"linear"`` multiplies by ``batch / base_batch`` (usual for SGD and Momentum),
-            ``"sqrt"`` by its square root (usual for the Adam family). Default: ``"linear"``.
-
-    Returns:
-        The scaled learning rate, of the same kind as `lr`.
-
-    Raises:
-        TypeError: If `lr` has another type, or a batch size is not an int.
-        ValueError: If a batch size is less than 1, or `rule` is neither of the two.
-
-    Supported Platforms:
-        ``CPU`` (``Ascend`` and ``GPU`` not run here)
-
-    Examples:
-        >>> from ms_accum import scale_learning_rate
-        >>> scale_learning_rate(0.1, base_batch=32, batch=128)
-        0.4
-        >>> scale_learning_rate([0.25, 0.5], 32, 128, rule="sqrt")
-        [0.5, 1.0]
-    """
-    owner = "scale_learning_rate"
-    ratio = _check.positive_int(owner, "batch", batch) / _check.positive_int(owner, "base_batch", base_batch)
-    factor = ratio if _check.one_of(owner, "rule", rule, RULES) == "linear" else math.sqrt(ratio)
-    if isinstance(lr, (list, tuple)):
-        return type(lr)(value * factor for value in lr)
-    if isinstance(lr, LearningRateSchedule):
-        return _ScaledSchedule(lr, factor)
-    return _check.positive_number(owner, "lr", lr) * factor
 
 
 @_check.documented

@@ -1,4 +1,4 @@
-"""By what is the loss multiplied, so that small float16 gradients are not lost?"""
+"""How does a network train in float16 without losing small gradients?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import weakref
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, amp, ops
+import numpy as np
+from mindspore import Parameter, Tensor, amp, nn, ops
 
 from .. import _check
 from ..network.accumulators import loss_scale as of_optimizer
@@ -67,6 +68,38 @@ class DynamicScale:
     def state(self) -> dict[str, Parameter]:
         """dict, what a training state keeps of it."""
         return {"value": self.value, "good": self.good, "overflows": self.overflows}
+
+
+def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" as it is.
+
+    Raises:
+        ValueError: If the device does not have it.
+    """
+    if level == "off":
+        return network
+    if level != "bf16":
+        return amp.auto_mixed_precision(network, level)
+    try:
+        ones = Tensor(np.ones((2, 2)), ms.bfloat16)
+        ops.matmul(ones, ones).astype(ms.float32).asnumpy()
+    except (TypeError, RuntimeError):
+        here = ms.get_context("device_target")
+        remedy = "Take O1 to O3, which compute in float16."
+        _check.refuse(
+            ValueError,
+            owner,
+            "amp",
+            f"off or O1 to O3 on {here}",
+            "bf16, which its matrix product does not take",
+            remedy,
+        )
+    return amp.auto_mixed_precision(network, "O1", ms.bfloat16)
+
+
+def scaler_of(scale: float | str | None) -> Any:
+    """Return the argument `loss_scale` of a number, None, or the word "dynamic"."""
+    return amp.DynamicLossScaler(2.0**16, 2, 2000) if scale == "dynamic" else scale
 
 
 def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:

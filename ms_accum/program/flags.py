@@ -81,7 +81,8 @@ class Parser(argparse.ArgumentParser):
         what = f"rows of a micro-batch, default: {batch_size}; auto: the most that fit into memory"
         add("--batch_size", type=or_auto(whole(1)), metavar="N|auto", help=what)
         names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
-        add(*names, type=whole(1), metavar="N", help=f"micro-batches in a window, default: {MINI_STEPS}")
+        what = f"micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 changes it at update 100"
+        add(*names, type=sizes, metavar="N", help=what)
         what = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
         add("--effective_batch", type=whole(1), metavar="N", help=what)
         what = "for --batch_size auto: what the process may take, such as 2GiB; default: what the device has"
@@ -92,6 +93,23 @@ class Parser(argparse.ArgumentParser):
         add("--tail", choices=TAILS, default="flush", help=what)
         what = "bound of the window's gradient, default: none"
         add("--clip_norm", type=number(0, above=True), metavar="X", help=what)
+
+    def add_numerics(self) -> None:
+        """Add the flags for mixed precision, gradients that are not finite, averages and learning rates."""
+        add = self.add_argument
+        what = "mixed precision of MindSpore, O1 to O3 in float16, bf16 in bfloat16, default: %(default)s"
+        add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=what)
+        what = "what the loss is multiplied by, default: 1, with O1 to O3 dynamic: it is lowered where it overflows"
+        add("--loss_scale", type=or_auto(number(0, above=True), "dynamic"), metavar="X|dynamic", help=what)
+        what = "what happens to gradients that are not finite, default: %(default)s"
+        add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=what)
+        add("--save_bad_batches", type=place, metavar="DIR", help="a folder for micro-batches that are not finite")
+        what = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
+        add("--ema", type=number(0, below=1), metavar="X", help=what)
+        what = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
+        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=what)
+        add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")
+        add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
 
     def add_output(self) -> None:
         """Add the flags for the output files."""
@@ -198,9 +216,22 @@ def _shown(node: yaml.Node) -> str:
     return node.tag.replace(_TAG, "!!")
 
 
-def or_auto(convert: Callable[[str], int]) -> Callable[[str], int | str]:
-    """Return a flag's type: "auto", or what `convert` accepts."""
-    return lambda text: AUTO if text == AUTO else convert(text)
+def or_auto(convert: Callable[[str], Any], word: str = AUTO) -> Callable[[str], Any]:
+    """Return a flag's type: a word, or what `convert` accepts."""
+    return lambda text: word if text == word else convert(text)
+
+
+def sizes(text: str) -> int | dict[int, int]:
+    """Convert a flag's text (micro-batches in a window, or such numbers by their first update) to `mini_steps`."""
+    if ":" not in text:
+        return whole(1)(text)
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        first, _, size = part.partition(":")
+        found[whole(0)(first)] = whole(1)(size)
+    if 0 not in found:
+        raise argparse.ArgumentTypeError(f"must begin with update 0, such as 0:1,100:4, but got '{text}'")
+    return dict(sorted(found.items()))
 
 
 def interval(text: str) -> dict[str, float]:
@@ -230,7 +261,7 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     return convert
 
 
-def number(low: float, *, above: bool = False) -> Callable[[str], float]:
+def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
     """Return a flag's type: a number >= `low` (with `above`: > `low`) in the range of float32, in which it is used."""
 
     def convert(text: str) -> float:
@@ -238,8 +269,8 @@ def number(low: float, *, above: bool = False) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = math.nan
-        rule = f"a number {'>' if above else '>='} {low:g}"
-        if math.isnan(value) or value < low or (above and value == low):
+        rule = f"a number {'>' if above else '>='} {low:g}{'' if below == math.inf else f' and < {below:g}'}"
+        if math.isnan(value) or value < low or (above and value == low) or value >= below:
             raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
         if value and not _TINY <= abs(value) <= _HUGE:
             raise argparse.ArgumentTypeError(f"must be {rule} that float32 holds, but got '{text}'")

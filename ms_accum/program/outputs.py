@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..saving.model_record import DEFAULT, copy_model, keep_previous
 from .main import DISK, USAGE, Failure, exit_code
-from .settings import AUTO, RUNS, Settings, best_of
+from .settings import AUTO, RUNS, Settings, best_of, ema_of
 
 _NUMBERED = re.compile("[0-9]+")
 
@@ -80,19 +80,24 @@ class Latest:
     """The file `./gradient_accumulation.ckpt`, a copy of the newest run's model.
 
     It is made before the run begins: a resumed run replaces the model that the file may be a copy of.
+
+    Args:
+        name (str): the file's name, also in the folder of a run. Default: that of the model.
     """
 
-    def __init__(self) -> None:
-        self._copy = _written_at(DEFAULT) if _is_of_a_run(DEFAULT) else None
+    def __init__(self, name: str = DEFAULT):
+        self._name = name
+        self._copy = _written_at(name) if _is_of_a_run(name) else None
         self.kept: str | None = None
         """Optional[str], where an earlier file is kept that is not the model of a run."""
 
     def becomes(self, model: str) -> None:
         """Make it a copy of the model."""
         with exit_code(DISK, OSError):
-            replaceable = _is_of_a_run(DEFAULT) or (self._copy is not None and _written_at(DEFAULT) == self._copy)
-            self.kept = (None if replaceable else keep_previous(DEFAULT)) or self.kept
-            copy_model(model, DEFAULT)
+            is_copy = self._copy is not None and _written_at(self._name) == self._copy
+            replaceable = _is_of_a_run(self._name) or is_copy
+            self.kept = (None if replaceable else keep_previous(self._name)) or self.kept
+            copy_model(model, self._name)
 
 
 def _written_at(path: str) -> int | None:
@@ -102,7 +107,7 @@ def _written_at(path: str) -> int | None:
 
 def _is_of_a_run(path: str) -> bool:
     """Return whether a file has the bytes of the model of one of the runs."""
-    models = (os.path.join(run_of(number), DEFAULT) for number in _runs())
+    models = (os.path.join(run_of(number), path) for number in _runs())
     return os.path.isfile(path) and any(
         os.path.isfile(model) and filecmp.cmp(path, model, shallow=False) for model in models
     )
@@ -128,7 +133,8 @@ def _continues(settings: Settings) -> bool:
 
 
 def _check_free(settings: Settings) -> None:
-    models = [path for path in (settings.model_path, best_of(settings.model_path)) if os.path.isfile(path)]
+    last = settings.model_path
+    models = [path for path in (last, best_of(last), ema_of(last)) if os.path.isfile(path)]
     if models and settings.ckpt_path is not None:
         raise Failure(f"argument --ckpt_path: '{models[0]}' exists; {_ways_out(settings, 'name')}", USAGE)
     if settings.output_dir is None or (settings.resume == AUTO and not models):

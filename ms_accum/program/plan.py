@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mindspore import nn
 
 from ..fitting.amounts import short
@@ -30,16 +32,25 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
         ("effective batch", effective_batch),
         ("an epoch", epoch),
         ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {updates:,} updates"),
-        ("optimizer", f"{settings.optimizer}, lr {settings.lr:g}{momentum}{decay}"),
+        ("optimizer", f"{settings.optimizer}, lr {_rate(settings)}{momentum}{decay}"),
         ("gradient", f"{settings.reduction} over a window{clip}"),
         ("accumulators", _accumulators(settings, network, window)),
     ]
+    if settings.amp != "off" or settings.loss_scale is not None:
+        lines.append(("precision", f"amp {settings.amp}, loss scale {settings.loss_scale or 1}"))
+    if settings.ema is not None:
+        lines.append(("average", f"of the weights, decay {settings.ema:g}"))
     if settings.output_dir:
         lines.append(("output", settings.output_dir))
     if settings.zero and settings.ranks == 1:
         lines.append(("zero", "no effect: a single process has nothing to shard"))
     for name, value in lines:
         show(name, value)
+
+
+def _rate(settings: Settings) -> str:
+    rates = settings.rates
+    return f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} at update {len(rates) - 1:,}"
 
 
 def _accumulators(settings: Settings, network: nn.Cell, window: int) -> str:
@@ -64,6 +75,11 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
     """Return the descriptions of a window and of an epoch, and the micro-batches in a window."""
     ranks, rows = settings.ranks, int(settings.batch_size)
     times = f" x {ranks} ranks" if ranks > 1 else ""
+    if isinstance(settings.mini_steps, Mapping):
+        steps = [f"{size} from update {first:,}" for first, size in settings.mini_steps.items()]
+        sizes = [size * rows * ranks for size in settings.mini_steps.values()]
+        even = f"{min(sizes)} to {max(sizes)} = {rows} rows x {', '.join(steps)}{times}"
+        return even, f"{batches:,} micro-batches", max(settings.mini_steps.values())
     if settings.mini_steps is not None:
         window = settings.mini_steps
         tail = batches - window * updates_per_epoch(batches, window, "drop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,8 +18,10 @@ RUNS = "runs"
 """str, the folder of runs for which no --output_dir is given."""
 # Settings that must equal those of a resumed run, in addition to the driver's.
 _CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
+# The same, for those that older states do not have: they are compared if they are not the default.
+_NEWER = {"amp": "off", "lr_scaling": "none", "base_batch": None, "warmup_updates": 0}
 # Settings that are recorded with a model.
-_RECORD = (*_CONFIG, "mini_steps", "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
+_RECORD = (*_CONFIG, "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Settings:
     epochs: int
     batch_size: int | str
     """Union[int, str], rows of a micro-batch; "auto" until it has been found."""
-    mini_steps: int | None
-    """Optional[int], micro-batches in a window; None if `effective_batch` sets the window."""
+    mini_steps: int | Mapping[int, int] | None
+    """Union[None, int, dict], micro-batches in a window, by update; None if `effective_batch` sets the window."""
     effective_batch: int | None
     memory_budget: int | None
     reduction: str
@@ -46,6 +49,14 @@ class Settings:
     weight_decay: float
     zero: int | None
     seed: int
+    amp: str
+    loss_scale: float | str | None
+    nonfinite: str
+    save_bad_batches: str | None
+    ema: float | None
+    lr_scaling: str
+    base_batch: int | None
+    warmup_updates: int
     output_dir: str | None
     """Optional[str], the folder of what is written; None: a new one in `runs/` that has not been created yet."""
     ckpt_path: str | None
@@ -74,6 +85,7 @@ class Settings:
         """
         given = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
         _check_window(given)
+        _check_numerics(given)
         if given["keep_best"] and not given["save_every"]:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
         if given["effective_batch"] is None:
@@ -125,14 +137,38 @@ class Settings:
         return {"mini_steps": 1} if whole_batch else {"micro_batch_size": self.batch_size}
 
     @property
+    def window_sizes(self) -> Mapping[int, int | None]:
+        """Mapping, the micro-batches in a window by their first update; None if `effective_batch` sets the window."""
+        return self.mini_steps if isinstance(self.mini_steps, Mapping) else {0: self.mini_steps}
+
+    @property
+    def rates(self) -> list[float]:
+        """list[float], the learning rates of the first updates; the last one is that of all others."""
+        firsts, known = sorted(self.window_sizes), max(*self.window_sizes, self.warmup_updates) + 1
+        found, size = [], 0
+        for update in range(known):
+            size = update if update in firsts else size
+            warm = min(1.0, (update + 1) / self.warmup_updates) if self.warmup_updates else 1.0
+            found.append(self.lr * self._factor(self.window_sizes[size]) * warm)
+        return found[:1] if len(set(found)) == 1 else found
+
+    def _factor(self, micro_batches: int | None) -> float:
+        """Return what the learning rate is multiplied by for windows of this number of micro-batches."""
+        rows = self.effective_batch or int(self.batch_size) * (micro_batches or 1) * self.ranks
+        ratio = rows / (self.base_batch or rows)
+        return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.lr_scaling]
+
+    @property
     def model_path(self) -> str:
         """str, the path of the model."""
         return self.ckpt_path or self._in_folder(DEFAULT)
 
     @property
     def models(self) -> list[str]:
-        """list[str], the paths of the models: the last one, and the best one with --keep_best."""
-        return [self.model_path, best_of(self.model_path)][: 1 + self.keep_best]
+        """list[str], the paths of the models: the last one, the best one with --keep_best, the average with --ema."""
+        named = [(True, self.model_path), (self.keep_best, best_of(self.model_path))]
+        named.append((self.ema is not None, ema_of(self.model_path)))
+        return [path for wanted, path in named if wanted]
 
     @property
     def states(self) -> str:
@@ -150,17 +186,33 @@ class Settings:
     @property
     def config(self) -> dict[str, Any]:
         """The settings that must equal those of a resumed run."""
-        return {name: getattr(self, name) for name in _CONFIG}
+        newer = {name: getattr(self, name) for name, usual in _NEWER.items() if getattr(self, name) != usual}
+        return {**{name: getattr(self, name) for name in _CONFIG}, **newer}
 
     @property
     def record(self) -> dict[str, Any]:
         """The settings that are recorded with a model."""
-        return {name: getattr(self, name) for name in _RECORD}
+        last = self.window_sizes[max(self.window_sizes)]
+        return {**{name: getattr(self, name) for name in _RECORD}, "mini_steps": last}
 
 
 def best_of(model: str) -> str:
     """Return the path of the best model beside the last one."""
     return "{}.best{}".format(*os.path.splitext(model))
+
+
+def ema_of(model: str) -> str:
+    """Return the path of the averaged model beside the last one."""
+    return "{}.ema{}".format(*os.path.splitext(model))
+
+
+def _check_numerics(given: dict[str, Any]) -> None:
+    """Reject flags that need another one, and fill in the loss scale for float16."""
+    if (given["lr_scaling"] == "none") != (given["base_batch"] is None):
+        needs = "--base_batch: needs --lr_scaling" if given["base_batch"] else "--lr_scaling: needs --base_batch"
+        raise Failure(f"argument {needs}", USAGE)
+    if given["loss_scale"] is None and given["amp"] in ("O1", "O2", "O3"):
+        given["loss_scale"] = "dynamic"
 
 
 def _check_window(given: Mapping[str, Any]) -> None:

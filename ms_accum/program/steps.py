@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable
 
 import mindspore as ms
@@ -23,7 +23,7 @@ from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
 from .report import MetricsFile, Opening, progress, say
-from .settings import Settings, best_of
+from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
 
@@ -102,7 +102,8 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
         with exit_code(DISK, OSError), exit_code(USAGE, RuntimeError):
             if settings.output_dir is not None:
                 StateFolder("train.py", settings.states).clear()
-            for path in (settings.model_path, best_of(settings.model_path)):
+            last = settings.model_path
+            for path in (last, best_of(last), ema_of(last)):
                 remove_model(path)
     settings = settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
     MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", "mindspore.log")
@@ -156,8 +157,10 @@ class Written:
         self._writes = is_first(group)
         self.facts = {**settings.record, **facts}
         """dict, what the records of the run have in common."""
-        self.latest = outputs.Latest() if self._writes and settings.is_latest else None
+        publishes = self._writes and settings.is_latest
+        self.latest = outputs.Latest() if publishes else None
         """Optional[Latest], the copy of the model; None if a flag says where to write."""
+        self._latest_average = outputs.Latest(ema_of(outputs.DEFAULT)) if publishes and settings.ema else None
 
     def write(self, path: str, counts: Sequence[int] | None = None) -> None:
         """Write a model; `counts` are those of its evaluation."""
@@ -165,16 +168,30 @@ class Written:
             with exit_code(DISK, OSError), quiet():
                 save_model(self._network, path, self._record(counts))
 
+    def write_last(self) -> None:
+        """Write the last model, and the averaged one."""
+        self.write(self._settings.model_path)
+        if self._is_averaged:
+            with self._model.ema.applied():
+                self.write(ema_of(self._settings.model_path))
+
+    @property
+    def _is_averaged(self) -> bool:
+        return self._model.ema is not None and self._model.ema.updates > 0
+
     def publish(self) -> None:
         """Make `./gradient_accumulation.ckpt` a copy of the model, if no flag says where to write."""
         if self.latest is not None:
             self.latest.becomes(self._settings.model_path)
+        if self._latest_average is not None and self._is_averaged:
+            self._latest_average.becomes(ema_of(self._settings.model_path))
 
     def evaluated(self, counts: Sequence[int]) -> None:
-        """Write the counts of its evaluation into the record of the last model."""
+        """Write the counts of its evaluation into the record of the last model, or of the average."""
         if self._writes:
+            last = self._settings.model_path
             with exit_code(DISK, OSError):
-                write_record(self._settings.model_path, self._record(counts))
+                write_record(ema_of(last) if self._is_averaged else last, self._record(counts))
         self.publish()
 
     def _record(self, counts: Sequence[int] | None) -> dict[str, Any]:
@@ -187,6 +204,11 @@ def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
     """Return what the records say of the data, and of the versions."""
     versions = {"ms_accum": version, "mindspore": ms.__version__, "python": platform.python_version()}
     return {**train.source.facts, "test_data": test.source.facts["data"], **versions}
+
+
+def averaged(model: Any) -> AbstractContextManager[None]:
+    """Give the network the averaged weights inside the block, if there are any."""
+    return model.ema.applied() if model.ema is not None and model.ema.updates else nullcontext()
 
 
 def train(
@@ -214,18 +236,19 @@ def train(
     def score() -> float:
         """Evaluate, and save the model if it is the best so far."""
         nonlocal counts
-        counts = evaluate()
-        found = counts[0] / counts[1]
-        better = states.best is None or found > states.best
-        if better:
-            written.write(settings.models[1], counts)
+        with averaged(model):
+            counts = evaluate()
+            found = counts[0] / counts[1]
+            better = states.best is None or found > states.best
+            if better:
+                written.write(best_of(settings.model_path), counts)
         say(f"accuracy: {found:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
         return found
 
     source = {"rows": data.source.rows, "data": data.source.fingerprint}
     how: dict[str, Any] = {"config": {**settings.config, **source}, "notes": written.facts}
     # The model before the last state, which is larger: it may fit on a disk that is nearly full.
-    how["at_end"] = partial(written.write, settings.model_path)
+    how["at_end"] = written.write_last
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
         with outputs.no_empty_folder(settings), SIGNALS.deferred():
@@ -236,7 +259,8 @@ def train(
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
         raise Failure(f"{SIGNALS.words}, {stopped}; --resume continues from there", code) from stopped
     written.publish()
-    counts = counts or evaluate()  # with --keep_best the last model has been evaluated
+    with averaged(model):
+        counts = counts or evaluate()  # with --keep_best the last model has been evaluated
     written.evaluated(counts)
     return counts
 

@@ -80,10 +80,12 @@ class Boundary:
             # A gradient that is finite in float32 may not be finite in the parameters' type.
             finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
         updated = self._update(finite, gradients)
-        self._follow(updated, figures, weight_sum, counts)
+        if self.dynamic is not None or self.after:
+            updated = self._follow(updated, figures, weight_sum, counts)
         return updated, norm, figures
 
-    def _follow(self, updated: Any, figures: Any, weight_sum: Any, counts: Any) -> None:
+    def _follow(self, updated: Any, figures: Any, weight_sum: Any, counts: Any) -> Any:
+        """Do what follows a window, and return `updated`: of a call that returns nothing MindSpore warns."""
         if self.dynamic is not None:
             loss = None if figures is None else figures[0]
             if weight_sum is not None:  # 0/0 if nothing counts: then the scale is not the cause
@@ -91,6 +93,7 @@ class Boundary:
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
         for each in self.after:
             each.after_window(updated)
+        return updated
 
     def _update(self, finite: Any, gradients: Any) -> Any:
         """Call the optimizer or skip, in its own method, because MindSpore's strict graphs lose a None after an if."""
