@@ -10,7 +10,7 @@ from typing import Any
 from ms_accum import __version__
 from ms_accum.program import outputs
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, USAGE, begin, exit_code, quiet, run
+from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
 from ms_accum.program.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
@@ -81,7 +81,7 @@ def datasets(settings: Settings, group: Group | None) -> tuple[Any, Any]:
 def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
-    with exit_code(USAGE, ValueError), quiet():
+    with exit_code(USAGE, ValueError):
         network = mixed("train.py", MODELS[settings.model].make(), settings.amp)
     runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(

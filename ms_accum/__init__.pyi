@@ -14,6 +14,7 @@ from .flush_tail import FlushTail as FlushTail
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
 from .numerics.ema import Ema as Ema
+from .numerics.noise_scale import NoiseScale as NoiseScale
 from .numerics.sizes import ramp_up as ramp_up
 from .ranks.parallel import Group as Group
 from .ranks.parallel import own_group as own_group

@@ -274,6 +274,11 @@ def runner_of(
     """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
     if not accumulates:
         return Immediate(network, optimizer, clip_norm, numerics)
+    if numerics.noise is not None and group is not None and sync_every_micro_batch:
+        remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
+        _check.refuse(
+            ValueError, "GradientAccumulation", "noise_scale", "None with sync_every_micro_batch", "one", remedy
+        )
     name = unique_name("gradient_accumulation")
     where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
     grad_sum = new_grad_sum(name, summing("GradientAccumulation", optimizer, group, sync_every_micro_batch).like)

@@ -18,6 +18,7 @@ from .network import checks
 from .network.as_found import start_training
 from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
+from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
 from .program.report import called_in
@@ -72,6 +73,7 @@ class GradientAccumulation:
             micro-batch out, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
         save_bad_batches (Optional[str]): a folder for micro-batches that are not finite. Default: ``None``.
         ema (Optional[Ema]): an average of the weights. Default: ``None``.
+        noise_scale (Optional[NoiseScale]): estimates how large a window should be. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -111,6 +113,7 @@ class GradientAccumulation:
         nonfinite: str = "skip_window",
         save_bad_batches: str | None = None,
         ema: Ema | None = None,
+        noise_scale: NoiseScale | None = None,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         tune(_OWNER, network.get_parameters())
@@ -118,9 +121,10 @@ class GradientAccumulation:
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)
         kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
-        self._numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
-        self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
-        self._settings |= self._numerics.settings
+        given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema, "noise_scale": noise_scale}
+        self._numerics = numerics_of(_OWNER, optimizer, **given)
+        own = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
+        self._settings = {**own, **self._numerics.settings}
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
         checks.trains(_OWNER, optimizer, forward := self._objective.forward)
         self._trained = Trained(forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer), self._numerics)
@@ -129,9 +133,12 @@ class GradientAccumulation:
         how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}
         runner = partial(runner_of, forward, optimizer, reduction, bound, **how)
         self._window = OpenWindow(self._objective, optimizer, runner, self._group, self._numerics)
-        found = (self._window, self._objective, self._trained, RunState(network, self._trained, self._window))
-        bad = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
-        self._ways = Ways(*found, self._end, self._settings, self._in_step, tail, self._group, bad)
+        self._ways = self._ways_of(None if save_bad_batches is None else BadBatches(save_bad_batches, self._group))
+
+    def _ways_of(self, bad: BadBatches | None) -> Ways:
+        saved = RunState(self._network, self._trained, self._window)
+        parts = (self._window, self._objective, self._trained, saved, self._end, self._settings)
+        return Ways(*parts, self._in_step, self._tail, self._group, bad)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())

@@ -28,6 +28,7 @@ PUBLIC = [
     "Group",
     "MemoryReport",
     "MicroBatch",
+    "NoiseScale",
     "ResumableLoop",
     "SaveStates",
     "Stopped",
@@ -87,7 +88,7 @@ SIGNATURES = {
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
         "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
-        "nonfinite='skip_window', save_bad_batches=None, ema=None)"
+        "nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -107,6 +108,7 @@ SIGNATURES = {
         "allow_config_change=False, stop=None, notes=None, at_end=None)"
     ),
     ms_accum.Ema: "(decay, warm_up=0)",
+    ms_accum.NoiseScale: "(every=10, decay=0.95)",
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",

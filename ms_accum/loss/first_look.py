@@ -153,7 +153,7 @@ def _is_taken(error: Exception | None) -> bool:
 def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> bool:
     """Return whether the forward runs in the present mode and in training mode."""
     mode = ms.get_context("mode")
-    with left_as_found(forward, trained, training=True, within=mode), _without_logs():
+    with left_as_found(forward, trained, training=True, within=mode), without_logs():
         try:
             scalar("GradientAccumulation", forward(*micro_batch))
         except Exception:
@@ -162,7 +162,7 @@ def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> boo
 
 
 @contextmanager
-def _without_logs() -> Iterator[None]:
+def without_logs() -> Iterator[None]:
     """Keep from the terminal and the current folder what MindSpore writes about a failed compilation."""
     name, stderr = "MS_OM_PATH", 2
     with ExitStack() as leaving:

@@ -29,7 +29,7 @@ class Weight:
     def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, group: Group | None = None):
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
-        self._owner, self._group, self._weighs = owner, group, reduction == "mean"
+        self._owner, self._group, self.weighs = owner, group, reduction == "mean"
         self.unit: float | None = None
         """Optional[float], the unit of the weights that the graph gets; None before the first weight."""
         self._tensors: dict[float, Tensor] = {}
@@ -47,7 +47,7 @@ class Weight:
     def of(self, micro_batch: tuple) -> float:
         """Return the weight, >= 0, of a micro-batch of the run; the first one sets the unit."""
         weight = self.counted(micro_batch)
-        if self._weighs and self.unit is None:
+        if self.weighs and self.unit is None:
             self.unit = unit_near(weight, self._group)
         return weight
 
@@ -71,7 +71,7 @@ class Weight:
         Without the unit a float16 gradient, multiplied by the number of rows, would overflow. The unit cancels out in
         sum(w g) / sum(w); it is a power of two, so it changes no digit.
         """
-        if not self._weighs:
+        if not self.weighs:
             return None
         scaled = self.in_units(weight)
         if scaled not in self._tensors:

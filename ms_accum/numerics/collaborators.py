@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from .. import _check
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
+from .noise_scale import NoiseScale
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
 
 
@@ -26,11 +27,18 @@ class Numerics(NamedTuple):
     """What happens to gradients that are not finite."""
     ema: Ema | None = None
     """The average of the weights."""
+    noise: NoiseScale | None = None
+    """Looks at the norms of gradients."""
 
     @property
     def changing(self) -> Any:
         """Optional[Parameter], the loss scale that is not constant."""
         return None if self.dynamic is None else self.dynamic.value
+
+    @property
+    def value(self) -> float:
+        """float, the loss scale now."""
+        return self.scale if self.dynamic is None else float(self.dynamic.value.asnumpy())
 
     @property
     def state(self) -> dict[str, Any]:
@@ -91,6 +99,7 @@ def numerics_of(
     loss_scale: Any = None,
     nonfinite: str = SKIP_WINDOW,
     ema: Any = None,
+    noise_scale: Any = None,
     after: Sequence[Any] = (),
     in_graph: bool = False,
 ) -> Numerics:
@@ -99,7 +108,7 @@ def numerics_of(
     Args:
         owner (str): the name used in error messages.
         optimizer (Optimizer): updates the parameters, of which `ema` takes averages.
-        loss_scale, nonfinite, ema: the arguments, or collaborators that are made already, to be shared.
+        loss_scale, nonfinite, ema, noise_scale: the arguments, or collaborators that are made already, to be shared.
         after (Sequence): further objects with `after_window`. Default: none.
         in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
     """
@@ -109,4 +118,6 @@ def numerics_of(
     if ema is not None:
         _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
         after = (ema, *after)
-    return Numerics(scale, dynamic, skips, tuple(after), policy, ema)
+    if noise_scale is not None:
+        _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
+    return Numerics(scale, dynamic, skips, tuple(after), policy, ema, noise_scale)

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 
 from .. import _check
+from ..loss.first_look import without_logs
 from ..network.accumulators import loss_scale as of_optimizer
 from ..network.accumulators import state, unique_name
 
@@ -81,8 +82,9 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
     if level != "bf16":
         return amp.auto_mixed_precision(network, level)
     try:
-        ones = Tensor(np.ones((2, 2)), ms.bfloat16)
-        ops.matmul(ones, ones).astype(ms.float32).asnumpy()
+        with without_logs():
+            ones = Tensor(np.ones((2, 2)), ms.bfloat16)
+            ops.matmul(ones, ones).astype(ms.float32).asnumpy()
     except (TypeError, RuntimeError):
         here = ms.get_context("device_target")
         remedy = "Take O1 to O3, which compute in float16."

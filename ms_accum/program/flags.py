@@ -270,7 +270,7 @@ def number(low: float, *, above: bool = False, below: float = math.inf) -> Calla
         except ValueError:
             value = math.nan
         rule = f"a number {'>' if above else '>='} {low:g}{'' if below == math.inf else f' and < {below:g}'}"
-        if math.isnan(value) or value < low or (above and value == low) or value >= below:
+        if math.isnan(value) or value < low or (above and value == low) or value >= below != math.inf:
             raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
         if value and not _TINY <= abs(value) <= _HUGE:
             raise argparse.ArgumentTypeError(f"must be {rule} that float32 holds, but got '{text}'")

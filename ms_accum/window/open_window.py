@@ -12,6 +12,7 @@ from ..network import checks
 from ..network.first_update import FirstUpdate
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
+from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE
 from ..ranks.parallel import Group
 from .record import Counters
@@ -101,6 +102,8 @@ class OpenWindow:
             self._loss.add(loss, weight, self._rows, self.micro_batches + 1)
         self.micro_batches += 1
         self.counters.updated = False
+        if self._numerics.noise is not None and self._numerics.noise.wants(self.micro_batches):
+            self._show_first(self._numerics.noise)
 
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
@@ -117,8 +120,21 @@ class OpenWindow:
         if updated.asnumpy():
             self._first_update.end(*shown[1:3])
         self.counters.add(bool(updated.asnumpy()))
+        if self._numerics.noise is not None:
+            rows = shown[3]
+            norm = shown[2] / (1 if self._weight.weighs else rows)
+            self._numerics.noise.window_ended(norm, rows, counts=self.counters.updated and not bad)
         before, self._overflows = self._overflows, self._numerics.overflows
         return Ended(self.counters.updated, shown, wishes, self._overflows > before, bad)
+
+    def _show_first(self, noise: NoiseScale) -> None:
+        """Let it look at the accumulators after the window's first micro-batch."""
+        held = dict(self._cells.accumulators)
+        weight = held.pop("window.weight_sum", None)
+        counts = held.pop("window.counts", None)
+        if held and (counts is None or counts.asnumpy()[0]):
+            divisor = float(self._rows if weight is None else weight.asnumpy()) * self._numerics.value
+            noise.first([*held.values()], divisor, self._rows)
 
     def _figures(self) -> list[float]:
         """Return the sums of the loss, to be summed in float32. The mean is a quotient, so any unit is right."""

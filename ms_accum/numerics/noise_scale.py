@@ -1,0 +1,142 @@
+"""How large should a window be?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor, nn
+from mindspore.train import Callback, RunContext
+
+from .. import _check
+from ..network import tree
+
+_OWNER = "NoiseScale"
+
+
+class NoiseScale(Callback):
+    r"""Estimate the gradient noise scale: the rows of a window beyond which more rows hardly save updates.
+
+    The noise scale is :math:`tr(\Sigma) / |G|^2`, the variance of a row's gradient over the square of the mean gradient
+    (McCandlish et al. 2018). Both are estimated without bias from the norms of the gradient of a window's first
+    micro-batch and of the window (appendix A.1), which accumulation has anyway. Windows with a single micro-batch
+    are left out. Give it to the driver as `noise_scale`, or to `Model` as a callback; in a loop of your own call
+    `observe` after each micro-batch.
+
+    Args:
+        every (int): windows from one sample to the next. Default: 10.
+        decay (float): the weight of earlier samples, >= 0 and < 1: the noise scale grows during training.
+            Default: 0.95.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_accum import GradientAccumulation, NoiseScale
+        >>> from ms_accum.zoo import MLP, create_dataset
+        >>> net, noise = MLP(), NoiseScale(every=4)
+        >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+        >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer, noise_scale=noise)
+        >>> model.train_process(1, create_dataset(image_size=28), mini_steps=4, report=(), ckpt_path=None)
+        >>> noise.samples
+        3
+    """
+
+    def __init__(self, every: int = 10, decay: float = 0.95):
+        self._every = _check.positive_int(_OWNER, "every", every)
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
+            _check.refuse(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
+        self._decay = float(decay)
+        self._windows = self._rows = 0
+        self._first: tuple[float, int] | None = None
+        self._variance = self._square = self._weight = 0.0
+        self._norm: _Norm | None = None
+        self.samples = 0
+        """int, the windows that have been sampled."""
+
+    @property
+    def rows(self) -> float:
+        """float, the estimate, in rows; NaN without samples, or if the mean gradient is lost in the noise."""
+        return self._variance / self._square if self._square > 0 and self._variance > 0 else math.nan
+
+    @property
+    def advice(self) -> str:
+        """str, what it means for the size of windows, in a line."""
+        if not self.samples:
+            return "no estimate: no window with several micro-batches was sampled"
+        if math.isnan(self.rows):
+            return (
+                f"no estimate from {self.samples} windows: the mean gradient is lost in the noise, or the noise in it"
+            )
+        here = f"windows had {self._rows:,} rows"
+        return f"about {self.rows:,.0f} rows ({here}): larger windows than that save few updates"
+
+    def wants(self, micro_batches: int) -> bool:
+        """Return whether to look at the window that holds this number of micro-batches now."""
+        return micro_batches == 1 and self._windows in range(0, self._windows + 1, self._every)
+
+    def first(self, sums: Sequence[Any], divisor: float, rows: int) -> None:
+        """Take the accumulators after a window's first micro-batch, which has this number of rows.
+
+        Args:
+            sums (Sequence[Parameter]): the accumulators.
+            divisor (float): by which they are larger than the mean gradient of these rows.
+            rows (int): the rows.
+        """
+        if self._norm is None or [*map(id, self._norm.sums)] != [*map(id, sums)]:
+            self._norm = _Norm(sums)
+        self._first = (float(self._norm().asnumpy()) / divisor, rows)
+
+    def window_ended(self, norm: float, rows: int, *, counts: bool = True) -> None:
+        """Take the norm of a window's mean gradient, and its rows; `counts` is False if it was skipped."""
+        self._windows += 1
+        first, self._first = self._first, None
+        if first is None or not counts or first[1] == rows or not math.isfinite(first[0] + norm):
+            return
+        small, large, few = first[0] ** 2, norm**2, first[1]
+        self._add((small - large) / (1 / few - 1 / rows), (rows * large - few * small) / (rows - few))
+        self._rows = rows
+
+    def _add(self, variance: float, square: float) -> None:
+        self._variance = self._decay * self._variance + variance
+        self._square = self._decay * self._square + square
+        self.samples += 1
+
+    def observe(self, accumulator: Any, rows: int) -> None:
+        """Look at an `Accumulator` after a micro-batch of this number of rows."""
+        held = accumulator.micro_batches
+        self._seen = rows if held == 1 else getattr(self, "_seen", 0) + rows
+        if self.wants(held):
+            state = accumulator.state
+            sums = [each for name, each in state.items() if name.startswith("grad_sum.")]
+            if sums:
+                weight = state.get("weight_sum")
+                divisor = 1.0 / accumulator.accumulate_step if weight is None else float(weight.asnumpy())
+                self.first(sums, divisor * float(accumulator.scale(Tensor(1.0)).asnumpy()), rows)
+        elif not held:
+            self.window_ended(accumulator.grad_norm, self._seen, counts=accumulator.updated)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        found = [cell for _, cell in args["train_network"].cells_and_names() if hasattr(cell, "accumulator")]
+        if not found:
+            remedy = "Give it to the driver as 'noise_scale'."
+            _check.refuse(TypeError, _OWNER, "network", "an AccumulatedTrainStep of Model", "another one", remedy)
+        self.observe(found[0].accumulator, args["train_dataset_element"][0].shape[0])
+
+
+class _Norm(nn.Cell):
+    """The norm of accumulators, in a graph without a forward."""
+
+    def __init__(self, sums: Sequence[Any]):
+        super().__init__(auto_prefix=False)
+        self.sums = tuple(sums)
+
+    def construct(self) -> Any:
+        return tree.global_norm(self.sums)
