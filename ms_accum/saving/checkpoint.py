@@ -11,6 +11,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from ..numerics.dropout import COUNTER
 from .checkpoint_file import fault_of
 from .files import write_whole
 from .model_record import DEFAULT, keep_previous, remove_record, write_record
@@ -142,8 +143,17 @@ def load_model(network: nn.Cell, path: str) -> None:
     parameters = load_parameters(path)
     wrong = differences(network, parameters)
     if wrong:
-        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.")
+        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.{_way_out(wrong)}")
     ms.load_param_into_net(network, parameters)
+
+
+def _way_out(wrong: Sequence[str]) -> str:
+    """Return what to do if all that differs are the counters of Dropout layers."""
+    if not all(each.endswith(COUNTER) for each in wrong):
+        return ""
+    if wrong[0].startswith("missing"):
+        return " It was trained with nn.Dropout. Load it before replace_dropout."
+    return " It was trained after replace_dropout. Call replace_dropout before it is loaded."
 
 
 def _format(path: str) -> str:

@@ -1,0 +1,4 @@
+"""Which numbers does a network compute, and are they those that a person expects?
+
+Provides: a Dropout whose masks survive a run that is resumed. Imports `network`.
+"""
