@@ -12,8 +12,11 @@ from .fitting.memory import memory_report as memory_report
 from .fitting.runtime import tune_cpu as tune_cpu
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
+from .numerics.batch_norm import batch_to_group_norm as batch_to_group_norm
+from .numerics.batch_norm import freeze_batch_norm as freeze_batch_norm
 from .numerics.dropout import CountedDropout as CountedDropout
 from .numerics.dropout import replace_dropout as replace_dropout
+from .numerics.pooled import pool_batch_norm as pool_batch_norm
 from .ranks.parallel import Group as Group
 from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total

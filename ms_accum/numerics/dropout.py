@@ -137,7 +137,11 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
         remedy = "Make a CountedDropout instead."
         _check.refuse(TypeError, owner, "network", "one that contains Dropout layers", type(network).__name__, remedy)
     seed = _number("seed", (ms.get_seed() or 0) if seed is None else seed, 2**63, owner)
-    found = replaced(network, _KINDS, lambda cell, layer: CountedDropout(_dropped(cell), seed=seed, layer=layer))
+    found = replaced(
+        network,
+        lambda cell: isinstance(cell, _KINDS),
+        lambda cell, layer: CountedDropout(_dropped(cell), seed=seed, layer=layer),
+    )
     if not found:
         rule = "one with nn.Dropout or mint.nn.Dropout layers that are not yet replaced"
         _check.refuse(

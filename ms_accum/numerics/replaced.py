@@ -7,38 +7,42 @@ from typing import Any, Callable
 
 from mindspore import nn
 
-Make = Callable[[Any, int], nn.Cell]
 
-
-def replaced(network: nn.Cell, kinds: tuple[type, ...], make: Make) -> list[nn.Cell]:
-    """Replace each layer of these kinds by `make(layer, number)`, and return the new ones.
+def replaced(network: nn.Cell, wanted: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
+    """Replace each layer that is wanted by `make(layer, number)`, and return the new ones.
 
     A layer at several places becomes one layer at these places. The names of its Parameters are those that they would
     have if it had been there from the start, and its training mode is that of the layer that was there.
     """
     old: list[nn.Cell] = []
     new: dict[int, nn.Cell] = {}
-    for path, parent, name in list(_places(network, "", set())):
+    for path, parent, name in list(_places(network, "", set(), wanted)):
         cell = parent._cells[name]
-        if isinstance(cell, kinds):
-            if id(cell) not in new:
-                old.append(cell)  # an id is unique while its object exists
-                new[id(cell)] = _in_place_of(cell, make(cell, len(new)), f"{path}{name}.")
-            _put(parent, name, new[id(cell)])
-    if new:
-        network.compile_cache.clear()  # MindSpore would run the graph of the layers that were there
+        if id(cell) not in new:
+            old.append(cell)  # an id is unique while its object exists
+            new[id(cell)] = _in_place_of(cell, make(cell, len(new)), f"{path}{name}.")
+        _put(parent, name, new[id(cell)])
+    forget_graphs(network)
     return list(new.values())
 
 
-def _places(cell: nn.Cell, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Cell, str]]:
-    """Yield each place for a layer: its path, the Cell that contains it, and its name there."""
+def forget_graphs(network: nn.Cell) -> None:
+    """Let MindSpore compile the network again: it would run the graph of what was there before."""
+    network.compile_cache.clear()
+
+
+def _places(
+    cell: nn.Cell, path: str, seen: set[int], wanted: Callable[[Any], bool]
+) -> Iterator[tuple[str, nn.Cell, str]]:
+    """Yield each place of a wanted layer: the path of the Cell that contains it, that Cell, and the name there."""
     if id(cell) in seen:
         return
     seen.add(id(cell))
     for name, child in cell._cells.items():
-        if child is not None:
+        if child is not None and wanted(child):
             yield path, cell, name
-            yield from _places(child, f"{path}{name}.", seen)
+        elif child is not None:
+            yield from _places(child, f"{path}{name}.", seen, wanted)
 
 
 def _in_place_of(old: nn.Cell, cell: nn.Cell, prefix: str) -> nn.Cell:

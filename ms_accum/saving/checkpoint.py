@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import nn
 
 from ..numerics.dropout import COUNTER
+from ..numerics.pooled import SUMS
 from .checkpoint_file import fault_of
 from .files import write_whole
 from .model_record import DEFAULT, keep_previous, remove_record, write_record
@@ -148,12 +149,12 @@ def load_model(network: nn.Cell, path: str) -> None:
 
 
 def _way_out(wrong: Sequence[str]) -> str:
-    """Return what to do if all that differs are the counters of Dropout layers."""
-    if not all(each.endswith(COUNTER) for each in wrong):
-        return ""
-    if wrong[0].startswith("missing"):
-        return " It was trained with nn.Dropout. Load it before replace_dropout."
-    return " It was trained after replace_dropout. Call replace_dropout before it is loaded."
+    """Return what to do if all that differs is what one call that replaces layers adds to a network."""
+    for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
+        if all(each.endswith(ending) for each in wrong):
+            before = f"without {call}. Load it before {call}", f"after {call}. Call {call} on the network first"
+            return f" It was trained {before[wrong[0].startswith('unexpected')]}."
+    return ""
 
 
 def _format(path: str) -> str:
