@@ -31,6 +31,8 @@ class CountedDropout(nn.Cell):
     whose second multiplication is by a random odd number of the column.
 
     It is as fast as `nn.Dropout` on CPU. Do not `recompute` it: the second forward has another count, another mask.
+    With several ranks a state holds rank 0's counters: a resumed run repeats all masks if each rank has the same number
+    of micro-batches.
 
     Args:
         p (float): the probability of dropping an element, 0 <= p < 1. Default: 0.5.

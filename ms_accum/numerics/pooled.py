@@ -80,6 +80,8 @@ class PooledStatistics:
         self.sums = tuple(layer.window_sums for layer in layers)
         self.means = tuple(layer.moving_mean for layer in layers)
         self.variances = tuple(layer.moving_variance for layer in layers)
+        self.parameters = (*self.sums, *self.means, *self.variances)
+        """What the condition of a branch around `after_window` must depend on, for the reason in `Boundary.touch`."""
         shares = np.concatenate([np.full(layer.num_features, layer.momentum) for layer in layers])
         self.share = Tensor(shares, ms.float32)
         self.all_reduce = None if group is None else ops.AllReduce()

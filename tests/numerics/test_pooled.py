@@ -126,6 +126,62 @@ def test_micro_batches_of_one_call_are_each_counted_once(rng):
     assert miss(found[0][1], found[1][1], 1e-6) <= 1
 
 
+class Step(nn.Cell):
+    """A micro-batch and, in a branch of the same graph, the end of a window of 3."""
+
+    def __init__(self, network, pooled, touched):
+        super().__init__(auto_prefix=False)
+        self.network, self.pooled, self.touched = network, pooled, touched
+        self.count = ms.Parameter(Tensor(0, ms.int32), name="count", requires_grad=False)
+
+    def construct(self, x):
+        out = self.network(x)
+        count = self.count + 1
+        full = ops.depend(count >= 3, (out, ops.assign(self.count, count)))
+        return self.end(ops.depend(full, self.touched) if self.touched else full)
+
+    def end(self, full):
+        if full:
+            self.pooled.after_window(Tensor(True))
+            ops.assign(self.count, Tensor(0, ms.int32))
+        return full
+
+
+def loaded(network):
+    """Load running statistics as a user does; each network gets tensors of its own."""
+    ms.load_param_into_net(
+        network,
+        {name: ms.Parameter(Tensor([5.0, 6.0, 7.0]), name=name) for name in ("0.moving_mean", "0.moving_variance")},
+    )
+
+
+def missed_in_a_branch(rng, touch):
+    """Return by how much statistics miss the big batch's if others are loaded between two windows."""
+    network, big = one_layer(nn.BatchNorm1d), one_layer(nn.BatchNorm1d)
+    pooled = pool_batch_norm(network)
+    step = Step(network, pooled, pooled.parameters if touch else ())
+    for _ in range(2):
+        inputs = micro_batches(rng, (3,), (4, 4, 4))
+        for x in inputs:
+            step(x)
+        big(ops.cat(inputs))
+        left = miss(statistics(network), statistics(big), 1e-5)
+        loaded(network)
+        loaded(big)
+    return left
+
+
+@pytest.mark.graph
+def test_statistics_that_are_loaded_count_in_a_branch_too(rng):
+    assert missed_in_a_branch(rng, touch=True) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.graph
+def test_a_branch_that_does_not_depend_on_them_is_noticed(rng):
+    assert missed_in_a_branch(rng, touch=False) >= 100
+
+
 @pytest.mark.modes
 def test_a_skipped_window_changes_nothing_and_is_forgotten(rng):
     network, (first, *others) = one_layer(nn.BatchNorm1d), micro_batches(rng, (3,))
