@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ..network import tree
+from ..network.accumulators import unique_name
 from ..ranks.parallel import Group, group_of
 from .batch_norm import contained, without
 from .replaced import replaced
@@ -35,7 +36,7 @@ class PooledBatchNorm(nn.Cell):
         self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
         # With momentum 1 the kernel writes the micro-batch's own statistics, and it computes them anyway. Its outputs
         # for them are not set on CPU. In a tuple: they are written before they are read, so nobody saves them.
-        self.own = tuple(_scratch(self.num_features, name) for name in ("own_mean", "own_variance"))
+        self.own = tuple(_scratch(self.num_features, unique_name(kind)) for kind in ("own_mean", "own_variance"))
         self.bn_train = ops.BatchNorm(is_training=True, epsilon=self.eps, momentum=1.0)
         self.bn_infer = ops.BatchNorm(is_training=False, epsilon=self.eps)
 
