@@ -42,7 +42,8 @@ def one_layer(kind):
 
 def statistics(network):
     """Return those of the first layer."""
-    return values([each for each in network.get_parameters() if each.name.startswith(("0.moving", "0.bn2d.moving"))])
+    layer = getattr(network[0], "bn2d", network[0])
+    return values([layer.moving_mean, layer.moving_variance])
 
 
 def after(network, inputs, pooled=None, updated=True):
