@@ -35,7 +35,7 @@ class PooledBatchNorm(nn.Cell):
         self.use_batch_statistics = layer.use_batch_statistics
         self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
         # With momentum 1 the kernel writes the micro-batch's own statistics, and it computes them anyway. Its outputs
-        # for them are not set on CPU. In a tuple: they are written before they are read, so nobody saves them.
+        # for them are not set on CPU. In a tuple: they are zero between two calls, so nobody saves them.
         self.own = tuple(_scratch(self.num_features, unique_name(kind)) for kind in ("own_mean", "own_variance"))
         self.bn_train = ops.BatchNorm(is_training=True, epsilon=self.eps, momentum=1.0)
         self.bn_infer = ops.BatchNorm(is_training=False, epsilon=self.eps)
@@ -44,7 +44,9 @@ class PooledBatchNorm(nn.Cell):
         if not (self.training or self.use_batch_statistics):
             return self._infer(x)
         out = self.bn_train(x, self.gamma, self.beta, *self.own)[0]
-        return ops.depend(out, self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features))
+        added = self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features)
+        # The kernel adds 0 times the statistics of before: NaN would stay.
+        return ops.depend(out, tree.clear(ops.depend(self.own, added)))
 
     def _infer(self, x: Any) -> Any:
         planes = ops.reshape(x, (*x.shape, 1, 1)[:4]) if x.ndim < 4 else x
