@@ -11,6 +11,11 @@ from .fitting.memory import memory_report as memory_report
 from .fitting.rates import scale_learning_rate as scale_learning_rate
 from .fitting.runtime import tune_cpu as tune_cpu
 from .flush_tail import FlushTail as FlushTail
+from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
+from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
+from .layers.dropout import CountedDropout as CountedDropout
+from .layers.dropout import replace_dropout as replace_dropout
+from .layers.pooled import pool_batch_norm as pool_batch_norm
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
 from .numerics.ema import Ema as Ema

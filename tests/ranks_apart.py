@@ -12,7 +12,14 @@ from mindspore import Parameter, Tensor, nn
 import ms_accum.ranks.parallel
 import ranks
 from helpers import cross_entropy
-from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, ZeroOptimizer
+from ms_accum import (
+    Accumulator,
+    GradientAccumulation,
+    TrainForwardBackward,
+    ZeroOptimizer,
+    pool_batch_norm,
+    replace_dropout,
+)
 from reference import digest
 
 
@@ -94,6 +101,43 @@ def masks_of_one_seed(group):
     return drawn
 
 
+def counted_masks(group):
+    """What a layer with a counter draws, and its counter, twice from the same start."""
+    drawn = []
+    for _ in range(2):
+        network = replace_dropout(nn.SequentialCell(nn.Dense(6, 10), nn.Dropout(p=0.5)), seed=1).set_train()
+        ranks.driver_of(network)
+        dropped = network[1](Tensor(np.ones((4, 16)), ms.float32)).asnumpy() > 0
+        drawn.append([dropped.astype(int).tolist(), int(network[1].dropout_counter.asnumpy())])
+    return drawn
+
+
+def rows_of(rank):
+    """A rank's micro-batches: neither their sizes nor their statistics are another rank's."""
+    rng = np.random.RandomState(rank)
+    return [rng.randn(size, 3) * (rank + 1) + size for size in (3, 4 + rank)]
+
+
+class Ended(nn.Cell):
+    def __init__(self, pooled):
+        super().__init__(auto_prefix=False)
+        self.pooled = pooled
+
+    def construct(self, updated):
+        return self.pooled.after_window(updated)
+
+
+def pooled(group, own="auto"):
+    """Running statistics after two windows of which the second is skipped."""
+    network = nn.SequentialCell(nn.BatchNorm1d(3)).set_train()
+    end = Ended(pool_batch_norm(network, group=own))
+    for updated in (True, False):
+        for rows in rows_of(group.rank):
+            network(Tensor(rows, ms.float32))
+        end(Tensor(updated))
+    return [network[0].moving_mean.asnumpy().tolist(), network[0].moving_variance.asnumpy().tolist()]
+
+
 def look(group):
     on_host = ranks.on_host
     return {
@@ -101,4 +145,7 @@ def look(group):
         "may differ": on_host(may_differ, group),
         "masks": [on_host(masks, group), ranks.in_job_mode(masks, group)],
         "masks of one seed": on_host(masks_of_one_seed, group),
+        "counted masks": on_host(counted_masks, group),
+        "pooled": [on_host(pooled, group), ranks.in_job_mode(pooled, group)],
+        "not pooled": on_host(pooled, group, own=None),
     }

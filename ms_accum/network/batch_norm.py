@@ -9,7 +9,7 @@ from mindspore import nn
 from .. import _check
 
 # Compared by name: the classes of `mindspore.mint` and of `nn` have no common base.
-_KINDS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
+_KINDS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "PooledBatchNorm"}
 
 
 def warn_about_batch_norm(network: nn.Cell) -> None:
@@ -18,13 +18,15 @@ def warn_about_batch_norm(network: nn.Cell) -> None:
     if names:
         _check.warn(
             f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalise each micro-batch by its own "
-            "statistics, so accumulation does not equal the big batch. GroupNorm or LayerNorm would.",
+            "statistics, so accumulation does not equal the big batch. GroupNorm (batch_to_group_norm) would.",
             UserWarning,
         )
 
 
 def _takes_statistics(cell: Any) -> bool:
     """Return whether a Cell is BatchNorm and uses the statistics of its input; a frozen one may not."""
+    if hasattr(cell, "bn2d"):  # nn.BatchNorm3d, whose inner layer is looked at
+        return False
     always = getattr(cell, "use_batch_statistics", None)
     return bool(_KINDS & {kind.__name__ for kind in type(cell).__mro__}) and (
         cell.training if always is None else always

@@ -40,6 +40,8 @@ def draw_apart(networks: Iterable[nn.Cell], rank: int) -> None:
     """
     for network in networks:
         for _, cell in network.cells_and_names():
+            if hasattr(cell, "draw_apart"):  # a CountedDropout; the room that it is in is above this one
+                cell.draw_apart(rank)
             for primitive in cell._primitives.values():
                 _draw_apart(primitive, rank)
     seed, offset = ms.get_rng_state().asnumpy().view(np.uint64).tolist()

@@ -11,6 +11,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from ..layers.dropout import COUNTER
+from ..layers.pooled import SUMS
 from .checkpoint_file import fault_of
 from .files import write_whole
 from .model_record import DEFAULT, keep_previous, remove_record, write_record
@@ -142,8 +144,17 @@ def load_model(network: nn.Cell, path: str) -> None:
     parameters = load_parameters(path)
     wrong = differences(network, parameters)
     if wrong:
-        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.")
+        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.{_way_out(wrong)}")
     ms.load_param_into_net(network, parameters)
+
+
+def _way_out(wrong: Sequence[str]) -> str:
+    """Return what to do if all that differs is what one call that replaces layers adds to a network."""
+    for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
+        if all(each.endswith(ending) for each in wrong):
+            before = f"without {call}. Load it before {call}", f"after {call}. Call {call} on the network first"
+            return f" It was trained {before[wrong[0].startswith('unexpected')]}."
+    return ""
 
 
 def _format(path: str) -> str:

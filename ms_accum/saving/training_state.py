@@ -101,7 +101,7 @@ def warn_about_random_layers(network: nn.Cell) -> None:
     if names:
         _check.warn(
             f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
-            "it is not, bit for bit, the run that was stopped.",
+            "it is not, bit for bit, the run that was stopped. With replace_dropout it is.",
         )
 
 

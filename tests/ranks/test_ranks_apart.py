@@ -10,6 +10,8 @@ from mindspore import Tensor, nn
 from conftest import tried_with_3
 from ms_accum.network import generators
 from ms_accum.network.generators import draw_apart, random_state, set_random_state
+from ranks_apart import rows_of
+from reference import miss
 
 
 @pytest.fixture
@@ -46,6 +48,20 @@ def test_each_rank_drops_other_neurons_and_the_same_ones_again(each):
 
 def test_with_one_seed_all_would_drop_the_same(each):
     assert all(rank["masks of one seed"] == each[0]["masks of one seed"] for rank in each)
+
+
+def test_dropout_with_a_counter_too_and_the_counters_are_alike(each):
+    for first, second in (rank["counted masks"] for rank in each):
+        assert first == second and first[1] == 1
+    assert len({str(rank["counted masks"][0][0]) for rank in each}) == len(each)
+
+
+def test_pooled_statistics_are_those_of_all_ranks(each):
+    rows = np.concatenate([part for rank in range(len(each)) for part in rows_of(rank)])
+    expected = [0.1 * rows.mean(0), 0.9 + 0.1 * rows.var(0, ddof=1)]
+    for rank in each:
+        assert all(miss(found, expected, 1e-5) <= 1 for found in rank["pooled"])
+        assert miss(rank["not pooled"], expected, 1e-5) >= 100
 
 
 test_three = tried_with_3(test_each_rank_drops_other_neurons_and_the_same_ones_again)

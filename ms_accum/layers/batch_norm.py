@@ -1,0 +1,128 @@
+"""How is BatchNorm made to give the same result for micro-batches as for a large batch?"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from mindspore import nn
+
+from .. import _check
+from .replaced import forget_graphs, replaced
+
+FLAT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+"""The layers with Parameters of their own; that of BatchNorm3d is a BatchNorm2d inside."""
+
+
+def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
+    """Replace the BatchNorm layers of a network, in place, by GroupNorm, with which accumulation is exact.
+
+    GroupNorm normalises each row by itself. The new layers have the Parameters gamma and beta of the old ones, and no
+    running statistics; train the network again, or fine-tune it. A layer gets the largest number of groups up to
+    `groups` that divides its channels. `nn.BatchNorm1d` gets one group, which is LayerNorm over all channels: with
+    inputs of shape (N, C), groups of one channel would give zeros.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
+        groups (int): the largest number of groups. Default: 32.
+
+    Returns:
+        Cell, the same network.
+
+    Raises:
+        TypeError: If `network` is not a Cell, or is itself a BatchNorm, or `groups` is not an int.
+        ValueError: If the network contains no BatchNorm, a `nn.BatchNorm1d` of one channel, or `groups` is less than 1.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_accum import batch_to_group_norm
+        >>>
+        >>> network = nn.SequentialCell(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48), nn.ReLU())
+        >>> print(batch_to_group_norm(network)[1])
+        GroupNorm(num_groups=24, num_channels=48)
+    """
+    owner = "batch_to_group_norm"
+    largest = _check.positive_int(owner, "groups", groups)
+    contained(owner, network, "Make a GroupNorm instead.")
+    _check_channels(owner, network)
+    if not replaced(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
+        without(owner, network)
+    return network
+
+
+def _is_batch_norm(cell: Any) -> bool:
+    return isinstance(cell, (*FLAT, nn.BatchNorm3d))
+
+
+def _check_channels(owner: str, network: nn.Cell) -> None:
+    """Raise an error before the first layer is replaced, not after it."""
+    for name, cell in network.cells_and_names():
+        if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
+            rule = "without a BatchNorm1d of one channel"
+            remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
+            _check.refuse(ValueError, owner, "network", rule, f"'{name}'", remedy)
+
+
+def _group_norm(layer: Any, largest: int) -> nn.Cell:
+    flat = getattr(layer, "bn2d", layer)
+    channels = flat.num_features
+    divisors = [number for number in range(1, channels + 1) if (channels / number).is_integer() and number <= largest]
+    made = nn.GroupNorm(1 if isinstance(layer, nn.BatchNorm1d) else divisors[-1], channels, flat.eps)
+    made.gamma, made.beta = flat.gamma, flat.beta
+    return made
+
+
+def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
+    """Make the BatchNorm layers of a network, in place, use their running statistics in training too.
+
+    Then accumulation is exact, and the statistics do not change any more; gamma and beta are trained. Meant for
+    networks that are trained already. Call it before the driver is made.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
+
+    Returns:
+        Cell, the same network.
+
+    Raises:
+        TypeError: If `network` is not a Cell.
+        ValueError: If the network contains no BatchNorm.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn, ops
+        >>> from ms_accum import freeze_batch_norm
+        >>>
+        >>> network = freeze_batch_norm(nn.SequentialCell(nn.BatchNorm2d(3))).set_train()
+        >>> before = network[0].moving_mean.asnumpy().copy()
+        >>> _ = network(ops.randn(2, 3, 4, 4))
+        >>> print((network[0].moving_mean.asnumpy() == before).all())
+        True
+    """
+    owner = "freeze_batch_norm"
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, FLAT)]
+    if not layers:
+        without(owner, network)
+    for layer in layers:
+        layer.use_batch_statistics = False
+    forget_graphs(network)
+    return network
+
+
+def contained(owner: str, network: Any, remedy: str) -> None:
+    """Raise an error if `network` is not a Cell, or is a BatchNorm, which can't be replaced inside itself."""
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    if _is_batch_norm(network):
+        rule = "one that contains BatchNorm layers"
+        _check.refuse(TypeError, owner, "network", rule, type(network).__name__, remedy)
+
+
+def without(owner: str, network: nn.Cell) -> NoReturn:
+    """Raise the error about a network without BatchNorm."""
+    rule = "one with BatchNorm layers of mindspore.nn"
+    _check.refuse(ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call.")

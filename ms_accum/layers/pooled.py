@@ -1,0 +1,175 @@
+"""How do running statistics of BatchNorm become those of the large batch?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from ..network import tree
+from ..network.accumulators import unique_name
+from ..ranks.parallel import Group, group_of
+from .batch_norm import contained, without
+from .replaced import replaced
+
+SUMS = "window_sums"
+
+
+class PooledBatchNorm(nn.Cell):
+    """BatchNorm that sums the statistics of micro-batches for `PooledStatistics`, instead of averaging them itself.
+
+    Args:
+        layer (Cell): the `nn.BatchNorm1d` or `nn.BatchNorm2d` whose Parameters it takes.
+
+    Inputs and Outputs as for that layer.
+    """
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.gamma, self.beta = layer.gamma, layer.beta
+        self.moving_mean, self.moving_variance = layer.moving_mean, layer.moving_variance
+        self.num_features, self.eps, self.momentum = layer.num_features, layer.eps, layer.momentum
+        self.use_batch_statistics = layer.use_batch_statistics
+        self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
+        # With momentum 1 the kernel writes the micro-batch's own statistics, and it computes them anyway. Its outputs
+        # for them are not set on CPU. In a tuple: they are zero between two calls, so nobody saves them.
+        self.own = tuple(_scratch(self.num_features, unique_name(kind)) for kind in ("own_mean", "own_variance"))
+        self.bn_train = ops.BatchNorm(is_training=True, epsilon=self.eps, momentum=1.0)
+        self.bn_infer = ops.BatchNorm(is_training=False, epsilon=self.eps)
+
+    def construct(self, x: Any) -> Any:
+        if not (self.training or self.use_batch_statistics):
+            return self._infer(x)
+        out = self.bn_train(x, self.gamma, self.beta, *self.own)[0]
+        added = self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features)
+        # The kernel adds 0 times the statistics of before: NaN would stay.
+        return ops.depend(out, tree.clear(ops.depend(self.own, added)))
+
+    def _infer(self, x: Any) -> Any:
+        planes = ops.reshape(x, (*x.shape, 1, 1)[:4]) if x.ndim < 4 else x
+        out = self.bn_infer(planes, self.gamma, self.beta, self.moving_mean, self.moving_variance)[0]
+        return ops.reshape(out, x.shape)
+
+    def _add(self, own: Any, count: float) -> Any:
+        """Add the micro-batch's statistics, relative to the running mean: sums of large squares would be imprecise."""
+        mean, variance = own[0] - self.moving_mean, own[1] * ((count - 1) / count)
+        row = ops.stack((ops.ones_like(mean), mean, variance + ops.square(mean)))
+        return ops.assign_add(self.window_sums, ops.stop_gradient(row * count))
+
+    def extend_repr(self) -> str:
+        """Return the settings, for `repr`."""
+        return f"num_features={self.num_features}, eps={self.eps}, momentum={1.0 - self.momentum}"
+
+
+def _scratch(size: int, name: str) -> Parameter:
+    return Parameter(Tensor(np.zeros(size, np.float32)), name, requires_grad=False)
+
+
+@ms.jit_class
+class PooledStatistics:
+    """Updates the running statistics of `PooledBatchNorm` layers once a window. `pool_batch_norm` makes it.
+
+    Args:
+        layers (Sequence[PooledBatchNorm]): the layers.
+        group (Optional[Group]): the ranks that train together; ``None``: a single process.
+    """
+
+    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None):
+        self.state: dict[str, Parameter] = {}
+        """The sums are Parameters of the network, and saved and restored with it."""
+        self.sums = tuple(layer.window_sums for layer in layers)
+        self.means = tuple(layer.moving_mean for layer in layers)
+        self.variances = tuple(layer.moving_variance for layer in layers)
+        self.parameters = (*self.sums, *self.means, *self.variances)
+        """What the condition of a branch around `after_window` must depend on, for the reason in `Boundary.touch`."""
+        shares = np.concatenate([np.full(layer.num_features, layer.momentum) for layer in layers])
+        self.share = Tensor(shares, ms.float32)
+        self.all_reduce = None if group is None else ops.AllReduce()
+
+    def after_window(self, updated: Any) -> Any:
+        """Update the running statistics if the weights were updated, clear the sums, and return `updated`.
+
+        To be called in a compiled graph after the optimizer, once a window, on all ranks.
+        """
+        sums = ops.depend(ops.cat(self.sums, 1) if len(self.sums) > 1 else self.sums[0] + 0.0, updated)
+        if self.all_reduce is not None:
+            sums = self.all_reduce(sums)
+        means, variances = self._new(updated, *ops.unstack(sums, 0))
+        done = (self._assign(self.means, means), self._assign(self.variances, variances))
+        return ops.depend(updated, tree.clear(ops.depend(self.sums, done)))
+
+    def _new(self, updated: Any, count: Any, first: Any, second: Any) -> Any:
+        mean, variance = tree.flattened(self.means), tree.flattened(self.variances)
+        moved = first / count
+        pooled = ops.relu(second / count - ops.square(moved)) * (
+            count / ops.maximum(count - 1, Tensor(1.0, ms.float32))
+        )
+        # A channel of a window without its layer has 0 / 0; with what is not finite, statistics would stay so for ever.
+        good = ops.logical_and(ops.isfinite(moved + pooled), updated)
+        new = (mean + self.share * moved, variance + self.share * (pooled - variance))
+        return ops.where(good, new[0], mean), ops.where(good, new[1], variance)
+
+    def _assign(self, parameters: Any, row: Any) -> Any:
+        values = tree.cast_like(tree.unflattened(row, parameters), parameters)
+        done: tuple = ()
+        for parameter, value in zip(parameters, values):
+            done = (*done, ops.assign(parameter, value))
+        return done
+
+
+def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistics:
+    """Make the running statistics of BatchNorm layers those of the complete window, as a large batch has them.
+
+    The layers are replaced in place by layers with the same Parameters. Each micro-batch is still normalised by its own
+    statistics, so the gradient is not exactly the large batch's, and only a layer that no other BatchNorm precedes gets
+    exactly its running statistics: the inputs of later ones were normalised by micro-batch. Means and variances
+    (within and between micro-batches) are pooled over the window and over the ranks, then averaged into the running
+    statistics with the layer's momentum, once a window. Without it each micro-batch is averaged, with its own variance.
+    A skipped window leaves them as they are.
+
+    A model is saved with the sums, which are zero between windows: load one that was trained with `nn.BatchNorm2d`
+    before this call.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d` or `nn.BatchNorm3d`.
+        group (Union[str, Group, None]): the ranks that train together, as for the driver. Default: ``'auto'``.
+
+    Returns:
+        PooledStatistics, whose `after_window(updated)` is called in a graph at the end of each window.
+
+    Raises:
+        TypeError: If `network` is not a Cell, or is itself a BatchNorm.
+        ValueError: If the network contains no such layer that is not frozen.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import mindspore as ms
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import pool_batch_norm
+        >>>
+        >>> network = nn.SequentialCell(nn.BatchNorm1d(1, momentum=0.0)).set_train()
+        >>> pooled = pool_batch_norm(network)
+        >>> for rows in ([[1.0], [3.0]], [[5.0], [7.0]]):
+        ...     _ = network(Tensor(np.array(rows), ms.float32))
+        >>> _ = pooled.after_window(Tensor(True))
+        >>> print(network[0].moving_mean.asnumpy(), np.var([1, 3, 5, 7], ddof=1).round(4))
+        [4.] 6.6667
+        >>> print(network[0].moving_variance.asnumpy().round(4))
+        [6.6667]
+    """
+    owner = "pool_batch_norm"
+    contained(owner, network, "Put it into a SequentialCell.")
+    layers = replaced(network, _is_pooled, lambda layer, number: PooledBatchNorm(layer))
+    if not layers:
+        without(owner, network)
+    return PooledStatistics(layers, group_of(owner, group))
+
+
+def _is_pooled(cell: Any) -> bool:
+    return isinstance(cell, (nn.BatchNorm1d, nn.BatchNorm2d)) and cell.use_batch_statistics is not False

@@ -1,0 +1,59 @@
+"""How is one layer of a network replaced by another, in place?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from mindspore import nn
+
+
+def replaced(network: nn.Cell, wanted: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
+    """Replace each layer that is wanted by `make(layer, number)`, and return the new ones.
+
+    A layer at several places becomes one layer at these places. The names of its Parameters are those that they would
+    have if it had been there from the start, and its training mode is that of the layer that was there.
+    """
+    old: list[nn.Cell] = []
+    new: dict[int, nn.Cell] = {}
+    for path, parent, name in list(_places(network, "", set(), wanted)):
+        cell = parent._cells[name]
+        if id(cell) not in new:
+            old.append(cell)  # an id is unique while its object exists
+            new[id(cell)] = _in_place_of(cell, make(cell, len(new)), f"{path}{name}.")
+        _put(parent, name, new[id(cell)])
+    forget_graphs(network)
+    return list(new.values())
+
+
+def forget_graphs(network: nn.Cell) -> None:
+    """Let MindSpore compile the network again: it would run the graph of what was there before."""
+    network.compile_cache.clear()
+
+
+def _places(
+    cell: nn.Cell, path: str, seen: set[int], wanted: Callable[[Any], bool]
+) -> Iterator[tuple[str, nn.Cell, str]]:
+    """Yield each place of a wanted layer: the path of the Cell that contains it, that Cell, and the name there."""
+    if id(cell) in seen:
+        return
+    seen.add(id(cell))
+    for name, child in cell._cells.items():
+        if child is not None and wanted(child):
+            yield path, cell, name
+        elif child is not None:
+            yield from _places(child, f"{path}{name}.", seen, wanted)
+
+
+def _in_place_of(old: nn.Cell, cell: nn.Cell, prefix: str) -> nn.Cell:
+    own = {id(parameter) for parameter in old.get_parameters()}
+    for parameter in cell.get_parameters():
+        if id(parameter) not in own:
+            parameter.name = prefix + parameter.name
+    return cell.set_train(old.training)
+
+
+def _put(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
+    parent._cells[name] = cell  # by its attribute, MindSpore would add a prefix to the names of Parameters
+    if isinstance(parent, nn.SequentialCell):
+        parent.cell_list = list(parent._cells.values())

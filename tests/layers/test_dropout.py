@@ -1,0 +1,364 @@
+"""Does Dropout with a counter draw good masks, the right ones, and the same ones in a run that is resumed?"""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn, ops
+
+import runs
+from helpers import values
+from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
+from ms_accum.layers import dropout
+from ms_accum.layers.dropout import Place
+from ms_accum.network.generators import draw_apart
+from ms_accum.saving.checkpoint import load_model, save_model
+from reference import gradient_miss
+
+pytestmark = pytest.mark.host
+M = 2**64
+SHAPE = (8, 3, 32)
+
+
+# What is drawn, in Python's integers
+
+
+def mixed(x):
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> shift)) * factor % M
+    return x ^ (x >> 31)
+
+
+def expected_numbers(seed, layer, rank, count, rows, columns):
+    step, key = 0x9E3779B97F4A7C15, 0
+    for part in (seed, layer, rank):
+        key = mixed((key + part * step) % M)
+    drawn = []
+    for row in range(1, rows + 1):
+        x = (mixed((mixed(key) + row * step) % M) + count * step) % M
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % M
+        x = x ^ (x >> 27)
+        drawn.append([x * (mixed((mixed(key + 1) + column * step) % M) | 1) % M for column in range(1, columns + 1)])
+    return np.array(drawn, np.uint64)
+
+
+class Numbers(nn.Cell):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def construct(self, count):
+        return dropout.numbers(self.place, count, SHAPE)
+
+
+@pytest.mark.modes
+def test_numbers_are_those_of_the_formula():
+    found = Numbers(Place(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
+    assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
+    # A state of today must resume in any later version.
+    assert found[0, 0, :2].tolist() == [1685089215648427193, 457778867325695673]
+
+
+# Are they random?
+
+PLACE = Place(1, 0, 0)
+
+
+def drawn(place=PLACE, count=1, shape=(512, 512)):
+    """Uniform numbers in [0, 1), of 32 bits."""
+    return (dropout.numbers(place, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
+
+
+def deviations(draw):
+    """Return what should be standard normal, by name, of counts, layers, ranks and seeds."""
+    counts = np.stack([draw(count=count) for count in range(1, 9)])
+    others = np.stack([draw(place=Place(*place)) for place in itertools.product((0, 1), repeat=3)])
+    signs = np.where(counts < 0.5, -1.0, 1.0)
+    square = signs[:, :-1, :-1] * signs[:, 1:, :-1] * signs[:, :-1, 1:] * signs[:, 1:, 1:]
+    pairs = {
+        "rows": (counts[:, 1:], counts[:, :-1]),
+        "columns": (counts[..., 1:], counts[..., :-1]),
+        "counts": (counts[1:], counts[:-1]),
+        "places": (others[1:], others[:-1]),
+    }
+    found = {name: ((a - 0.5) * (b - 0.5)).mean() * 12 * np.sqrt(a.size) for name, (a, b) in pairs.items()}
+    joint = {name: uniform(np.floor(a * 16) * 16 + np.floor(b * 16), 256) for name, (a, b) in pairs.items()}
+    return {
+        "mean": (counts.mean() - 0.5) * np.sqrt(12 * counts.size),
+        "squares": square.mean() * np.sqrt(square.size),
+        "upper bits": uniform(np.floor(counts * 4096), 4096),
+        "lower bits": uniform(counts * 2**32 % 4096, 4096),
+        **found,
+        **{f"joint {name}": value for name, value in joint.items()},
+    }
+
+
+def uniform(numbers, kinds):
+    """Return chi-square of numbers below `kinds`, as a standard normal deviation."""
+    seen = np.bincount(numbers.astype(int).ravel(), minlength=kinds)
+    mean = numbers.size / kinds
+    return (((seen - mean) ** 2 / mean).sum() - (kinds - 1)) / np.sqrt(2 * (kinds - 1))
+
+
+def test_the_usual_tests_of_randomness_pass():
+    found = deviations(drawn)
+    assert max(map(abs, found.values())) < 4.5, found
+
+
+def same_count(place=PLACE, count=1, shape=(512, 512)):
+    return drawn(place, 1, shape)
+
+
+def sums(place=PLACE, count=1, shape=(512, 512)):
+    """Sums of random numbers for products: each row's mask is another's, shifted."""
+    rows, columns = (each.asnumpy() for each in dropout._starts(*place, shape))
+    return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
+
+
+def weak(place=PLACE, count=1, shape=(512, 512)):
+    """A generator with one multiplication for each element, by its index."""
+    index = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape) + np.uint64(count)
+    return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) / 2.0**32
+
+
+@pytest.mark.parametrize(("draw", "name"), [(same_count, "counts"), (sums, "squares"), (weak, "joint columns")])
+def test_numbers_that_are_not_random_are_noticed(draw, name):
+    assert abs(deviations(draw)[name]) > 450
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_as_many_are_dropped_as_p_says_and_the_mean_stays(p):
+    made = CountedDropout(p, seed=3).set_train()(ops.ones((256, 512), ms.float32)).asnumpy()
+    assert np.unique(made).tolist() == [0.0, np.float32(1 / (1 - p))]
+    dropped = (made == 0).mean()
+    assert abs(dropped - p) < 4.5 * np.sqrt(p * (1 - p) / made.size)
+
+
+# The layer
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_without_training_or_dropping_nothing_happens(p, training):
+    layer, x = CountedDropout(p).set_train(training), Tensor(np.ones(4), ms.float32)
+    assert layer(x) is x
+    assert layer.dropout_counter.asnumpy() == 0
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
+def test_the_type_is_that_of_the_input(dtype):
+    assert CountedDropout(0.5).set_train()(ops.ones((4, 4), dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "rule"),
+    [
+        ({"p": 1}, ValueError, "'p' must be a number >= 0 and < 1, but got 1"),
+        ({"p": "0.5"}, TypeError, "'p' must be a number"),
+        ({"p": True}, TypeError, "'p' must be a number"),
+        ({"seed": -1}, ValueError, "'seed' must be an int >= 0"),
+        ({"seed": 1.0}, TypeError, "'seed' must be an int >= 0"),
+        ({"layer": 2**31}, ValueError, "'layer' must be an int >= 0"),
+    ],
+)
+def test_wrong_arguments(arguments, error, rule):
+    with pytest.raises(error, match=rule):
+        CountedDropout(**arguments)
+
+
+class Drop(nn.Cell):
+    """The sum of w * (dropout(x) + dropout(x)): the gradient is the sum of two masks, over the share that is kept."""
+
+    def __init__(self, layer, size=64):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros((2, size)), ms.float32), name="w")
+        self.first = self.second = layer
+        self.set_train()
+
+    def construct(self, x):
+        return ops.reduce_sum((self.first(x) + self.second(x)) * self.w)
+
+
+ONES = Tensor(np.ones((2, 64)), ms.float32)
+
+
+def masks(counts):
+    """What a layer of seed 3 draws, computed without it."""
+    return [2.0 * (expected_numbers(3, 0, 0, count, 2, 64) >= np.uint64(M // 2)) for count in counts]
+
+
+@pytest.mark.graph
+def test_a_gradient_has_the_mask_of_its_forward_also_at_two_places():
+    network = Drop(CountedDropout(0.5, seed=3))
+    step = ms.value_and_grad(network, 0, ms.ParameterTuple([network.w]))
+    ops.assign(network.w, ONES)
+    for call in range(2):
+        loss, (to_x, to_w) = step(ONES)
+        expected = np.sum(masks([2 * call + 1, 2 * call + 2]), 0)
+        assert np.array_equal(to_w[0].asnumpy(), expected) and np.array_equal(to_x.asnumpy(), expected)
+        assert loss.asnumpy() == expected.sum()
+    assert network.first.dropout_counter.asnumpy() == 4
+
+
+def window_gradient(layer):
+    """The gradient that the driver makes of a window of 4 micro-batches, in one call."""
+    network = Drop(layer)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
+    model.train_process(1, [(ONES,)] * 5, 4, report=(), ckpt_path=None)
+    return -network.w.asnumpy()
+
+
+@pytest.mark.graph
+def test_micro_batches_of_one_call_have_masks_of_their_own():
+    assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
+    assert gradient_miss([5 * np.sum(masks([1, 2]), 0)], [np.sum(masks(range(1, 11)), 0)]) >= 100
+
+
+# Replacing
+
+
+class Block(nn.Cell):
+    def __init__(self, shared):
+        super().__init__()
+        self.dense, self.shared, self.again = nn.Dense(4, 4), shared, shared
+        self.listed = nn.CellList([nn.Dropout(keep_prob=0.75), nn.SequentialCell(nn.ReLU(), mint.nn.Dropout(p=0.1))])
+
+    def construct(self, x):
+        x = self.again(self.shared(self.dense(x)))
+        for layer in self.listed:
+            x = layer(x)
+        return x
+
+
+def network_with_many():
+    return nn.SequentialCell(nn.Dropout(p=0.5), Block(nn.Dropout(p=0.2)), nn.SequentialCell(nn.Dropout(p=0.0)))
+
+
+def test_all_are_replaced_in_place_and_numbered():
+    network = network_with_many().set_train()
+    before = [parameter.name for parameter in network.get_parameters()]
+    assert replace_dropout(network, seed=9) is network
+    found = {name: cell for name, cell in network.cells_and_names() if isinstance(cell, CountedDropout)}
+    assert {name: (cell.p, cell.layer, cell.seed) for name, cell in found.items()} == {
+        "0": (0.5, 0, 9),
+        "1.shared": (0.2, 1, 9),
+        "1.listed.0": (0.25, 2, 9),
+        "1.listed.1.1": (0.1, 3, 9),
+        "2.0": (0.0, 4, 9),
+    }
+    assert network[1].again is network[1].shared
+    assert all(cell.training for cell in found.values())
+    names = [parameter.name for parameter in network.get_parameters()]
+    assert sorted(names) == sorted([*before, *(f"{name}.dropout_counter" for name in found)])
+    assert not any(parameter.requires_grad for parameter in network.get_parameters() if "counter" in parameter.name)
+    network(Tensor(np.ones((2, 4)), ms.float32))
+    assert [int(cell.dropout_counter.asnumpy()) for cell in found.values()] == [1, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("kept", "seed"), [(5, 5), (None, 0)])
+def test_the_seed_is_that_of_mindspore(kept, seed, monkeypatch):
+    monkeypatch.setattr(ms, "get_seed", lambda: kept)
+    assert replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)))[0].seed == seed
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "rule"),
+    [
+        (lambda: nn.Dropout(p=0.5), TypeError, r"but got Dropout\. Make a CountedDropout instead\."),
+        (
+            lambda: nn.SequentialCell(nn.ReLU()),
+            ValueError,
+            r"but got SequentialCell without one\. Leave out this call\.",
+        ),
+        (lambda: replace_dropout(network_with_many()), ValueError, "that are not yet replaced"),
+        (lambda: 3, TypeError, "'network' must be a Cell, but got int"),
+    ],
+)
+def test_networks_in_which_nothing_can_be_replaced(network, error, rule):
+    with pytest.raises(error, match=f"For 'replace_dropout', .*{rule}"):
+        replace_dropout(network())
+
+
+@pytest.mark.graph
+def test_a_compiled_network_is_compiled_again():
+    network, ones = nn.SequentialCell(nn.Dropout(p=0.5)).set_train(), Tensor(np.ones((2, 64)), ms.float32)
+    network(ones)
+    replace_dropout(network, seed=3)
+    assert np.array_equal(network(ones).asnumpy(), masks([1])[0])
+
+
+def test_each_rank_draws_masks_of_its_own_that_no_parameter_contains():
+    made = []
+    for ranks in ((0,), (2,), (2, 2), (1, 2)):
+        network = replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)), seed=3).set_train()
+        for rank in ranks:
+            draw_apart([network], rank)
+        made.append(network(ONES).asnumpy())
+        assert [parameter.name for parameter in network.get_parameters()] == ["0.dropout_counter"]
+    assert np.array_equal(made[0], masks([1])[0])
+    assert not np.array_equal(made[0], made[1])
+    assert np.array_equal(made[1], made[2]) and np.array_equal(made[1], made[3])
+
+
+# Resuming, and loading
+
+
+def network_of(change):
+    ms.set_seed(1)
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 32), nn.Dropout(p=0.5), nn.Dense(32, 10))
+    return change(network)
+
+
+def lost(network):
+    """A layer whose counter is in no state: the mutant."""
+    replace_dropout(network)
+    counter = network[2].dropout_counter
+    network[2]._params.pop("dropout_counter")
+    object.__setattr__(network[2], "dropout_counter", counter)
+    return network
+
+
+def left_by(folder, change, monkeypatch, stops):
+    """Return what a run leaves that was stopped inside a window, and between windows."""
+    monkeypatch.setattr(runs, "network_of", lambda features: network_of(change))
+    return runs.stopped_and_resumed(folder, stops, runs.Run, runs.even, 3)
+
+
+@pytest.mark.parametrize("stops", [[4], [6, 5]])
+def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, stops):
+    expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
+    runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Random layers start anew:RuntimeWarning")
+@pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
+def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broken):
+    expected = left_by(tmp_path / "one", broken, monkeypatch, [])
+    found = left_by(tmp_path / "two", broken, monkeypatch, [4])
+    assert found[0] != expected[0]
+    assert abs(np.array(found[3]) / expected[3] - 1).max() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.graph
+def test_a_resumed_run_in_graph_mode(tmp_path, monkeypatch):
+    test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, [4])
+
+
+def test_a_model_of_another_kind_of_dropout_is_explained(tmp_path):
+    plain, counted = network_of(lambda network: network), network_of(replace_dropout)
+    save_model(plain, tmp_path / "plain.ckpt")
+    save_model(counted, tmp_path / "counted.ckpt")
+    with pytest.raises(CheckpointError, match=r"missing 2\.dropout_counter.*Load it before replace_dropout"):
+        load_model(counted, tmp_path / "plain.ckpt")
+    with pytest.raises(CheckpointError, match=r"unexpected 2\.dropout_counter.*Call replace_dropout"):
+        load_model(plain, tmp_path / "counted.ckpt")
+    load_model(network_of(replace_dropout), tmp_path / "counted.ckpt")
+    network = network_of(lambda network: network)
+    load_model(network, tmp_path / "plain.ckpt")
+    replace_dropout(network)
+    assert all(
+        np.array_equal(*pair) for pair in zip(values(network.trainable_params()), values(plain.get_parameters()))
+    )
