@@ -12,6 +12,7 @@ from .fitting.memory import memory_report as memory_report
 from .fitting.runtime import tune_cpu as tune_cpu
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
+from .numerics.coupled import CoupledLoss as CoupledLoss
 from .ranks.parallel import Group as Group
 from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total

@@ -16,9 +16,11 @@ from .fitting.runtime import tune
 from .loss.gradients import LossAndGradients
 from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
+from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
+from .window.coupled import Coupled
 from .window.running import Accumulating, Immediate
 
 
@@ -217,12 +219,16 @@ def runner_of(
     group: Group | None = None,
     sync_every_micro_batch: bool = False,
     wait: bool = True,
-) -> Accumulating | Immediate:
+) -> Accumulating | Immediate | Coupled:
     """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
     if not accumulates:
         return Immediate(network, optimizer, clip_norm)
-    name = unique_name("gradient_accumulation")
     where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
+    if isinstance(network, LossOfBatch):
+        by_loss = trained_by_loss(network, optimizer.parameters)
+        third: Any = runner_of(SumOfProducts(network, by_loss), optimizer, "sum", clip_norm, wait=wait, **where)
+        return Coupled(network, third, optimizer.parameters, by_loss, group)
+    name = unique_name("gradient_accumulation")
     grad_sum = new_grad_sum(name, summing("GradientAccumulation", optimizer, group, sync_every_micro_batch).like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
     forward_backward = TrainForwardBackward(

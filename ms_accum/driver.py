@@ -13,9 +13,9 @@ from . import _check
 from .cells import runner_of
 from .evaluation import evaluation_of
 from .fitting.runtime import tune
-from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
+from .numerics.coupled import objective_of
 from .program.report import called_in
 from .ranks.parallel import AUTO, check_together, group_of, is_first, meet, total, wait_for_all
 from .ranks.reduction import summing
@@ -109,7 +109,7 @@ class GradientAccumulation:
         self._ranks = self._group.size if self._group else 1
         kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
         self._settings = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
+        self._objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, self._group)
         self._forward = self._objective.forward
         checks.trains(_OWNER, optimizer, self._forward)
         self._trained = Trained(self._forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer))
@@ -180,8 +180,8 @@ class GradientAccumulation:
         epochs = epochs_of(epoch, initial_epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size)
         windows = self.planned_updates(epochs, train_dataset, mini_steps)  # a resumed run may have another number
-        tail, splits = self._tail if checkpointer else "", self._in_step and not mini_steps
-        check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
+        check_together("train_process", self._group, windows, splits_in_step=self._in_step and not mini_steps)
+        self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
         evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))

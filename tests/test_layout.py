@@ -24,7 +24,7 @@ FACES = [ROOT / package / "__init__.py" for package in ("ms_accum", "model_zoo")
 
 # The rooms by floors, from the ground; TOP are the modules that users import. A room imports rooms of lower floors.
 TOP = "top"
-FLOORS = (("network",), ("ranks",), ("loss", "fitting"), ("window",), ("saving",), ("program",), (TOP,))
+FLOORS = (("network",), ("ranks",), ("loss", "fitting"), ("numerics",), ("window",), ("saving",), ("program",), (TOP,))
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MODULES_IN_A_ROOM = range(4, 10)
 EVERYWHERE = "_check"  # may be imported by all, and imports none

@@ -22,6 +22,7 @@ PUBLIC = [
     "Accumulator",
     "CheckpointError",
     "Checkpointer",
+    "CoupledLoss",
     "FlushTail",
     "GradientAccumulation",
     "Group",
@@ -63,6 +64,7 @@ SIGNATURES = {
         "check='first', group='auto', sync_every_micro_batch=False)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
+    ms_accum.CoupledLoss: "(loss_fn, columns=1)",
     ms_accum.FlushTail: "()",
     ms_accum.SaveStates: "(checkpointer, step, dataset)",
     ms_accum.ResumableLoop: "(checkpointer, network, accumulator)",
