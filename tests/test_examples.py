@@ -28,7 +28,7 @@ NETWORKS = {
     "lstm_model": r"12 updates, 0 skipped",
 }
 # Each has a test of its own.
-OTHERS = ("language_model", "no_sync")
+OTHERS = ("contrastive", "language_model", "no_sync")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -91,3 +91,14 @@ def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(tmp_
     assert float(miss["weighted by tokens"]) < 1e-6 and float(miss["mean of means"]) > 0.1
     assert loss["epoch 5"] < loss["epoch 1"] / 2
     assert len((ROOT / "examples" / "language_model.py").read_text().splitlines()) <= 100
+
+
+@pytest.mark.slow
+def test_contrastive_shows_that_plain_accumulation_is_not_the_big_batch(tmp_path):
+    done = run("contrastive", tmp_path, "--epochs=5")
+    assert (done.returncode, done.stderr) == (0, "")
+    miss = dict(re.findall(r"^(\w+), 8 micro-batches: .*difference (\S+)$", done.stdout, re.MULTILINE))
+    assert float(miss["CoupledLoss"]) < 1e-5 and float(miss["plain"]) > 0.1
+    found = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
+    assert found[0] < 2 and found[1] > 15
+    assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80
