@@ -45,7 +45,7 @@ class GradientAccumulation:
     Args:
         network (Cell): the network to train.
         loss_fn (Union[Cell, Callable, None]): from the network's output and the columns after the first, usually one,
-            the label, to a scalar. ``None``: the network returns the loss itself, from any number of columns.
+            the label, to a scalar; or a `CoupledLoss`. ``None``: the network returns the loss, from all columns.
         optimizer (Optimizer): updates the parameters.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
             ``"mean"``.

@@ -25,6 +25,12 @@ from ..network.generators import random_layers
 _OWNER = "CoupledLoss"
 
 
+@ops.constexpr
+def _refuse_a_call() -> bool:
+    """Raise the error on the host, also while a step is compiled."""
+    raise RuntimeError(f"For '{_OWNER}', the loss needs a whole window. Give it to GradientAccumulation.")
+
+
 class CoupledLoss(nn.Cell):
     r"""A loss that is no mean over rows, because it compares the rows of a batch: InfoNCE, triplets.
 
@@ -78,7 +84,7 @@ class CoupledLoss(nn.Cell):
         self.columns = _check.positive_int(_OWNER, "columns", columns)
 
     def construct(self, *inputs: Any) -> Any:
-        raise RuntimeError("For 'CoupledLoss', the loss needs a whole window. Give it to GradientAccumulation.")
+        return _refuse_a_call()
 
 
 class LossOfBatch(nn.Cell):
