@@ -9,6 +9,7 @@ and differentiated. `window/coupled.py` runs them; here is what is compiled for 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -201,7 +202,7 @@ def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Pa
     known = {id(parameter) for parameter in trained}
     if isinstance(whole.loss_fn, nn.Cell):
         return [parameter for parameter in whole.loss_fn.get_parameters() if id(parameter) in known]
-    for name, value in _used_by(whole.loss_fn).items():
+    for name, value in _used_by(whole.loss_fn, set()).items():
         found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
         if any(id(each) in known for each in found):
             rule = "a Cell that has the parameters which it trains"
@@ -209,10 +210,22 @@ def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Pa
     return []
 
 
-def _used_by(function: Any) -> dict[str, Any]:
-    """Return the names outside a function that it uses."""
+def _used_by(function: Any, seen: set[int]) -> dict[str, Any]:
+    """Return what a function uses beside its arguments, also in functions that it calls, by name."""
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        given = {f"argument {number}": value for number, value in enumerate(function.args)}
+        return {**given, **function.keywords, **_used_by(function.func, seen)}
     try:
         found = inspect.getclosurevars(function)
     except TypeError:
         return {}
-    return {**found.globals, **found.nonlocals}
+    used = {**found.globals, **found.nonlocals, **getattr(getattr(function, "__self__", None), "__dict__", {})}
+    for each in list(used.values()):
+        if inspect.isroutine(each) and id(each) not in seen and not _is_mindspores(each):
+            used.update(_used_by(each, seen))
+    return used
+
+
+def _is_mindspores(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == "mindspore"

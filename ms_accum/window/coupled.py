@@ -13,7 +13,7 @@ from .. import _check
 from ..network.as_found import copies_of, put_back
 from ..network.parameters import as_array
 from ..numerics.coupled import LossOfBatch, LossOfRepresentations, Represent
-from ..ranks.parallel import Group
+from ..ranks.parallel import Group, is_first
 from ..ranks.rows import gather_rows
 from .running import Accumulating, Loss, Losses
 
@@ -106,8 +106,8 @@ class Coupled:
     def _once(self, gradient: Tensor, count: int) -> list[Tensor]:
         """Return the gradient for the first of all micro-batches, rank 0's, and zeros for the others."""
         array = gradient.asnumpy().astype(np.float32)
-        first = self._group is None or self._group.rank == 0
-        return [Tensor(array * (first and number == 0)) for number in range(count)]
+        nothing = Tensor(np.zeros_like(array))
+        return [Tensor(array) if is_first(self._group) else nothing, *[nothing] * (count - 1)]
 
 
 def _joined(parts: Sequence[Tensor], group: Group | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -272,15 +274,39 @@ def wrong(network=Tower, loss_fn=triplets, columns=1, **options):
     return GradientAccumulation(network, CoupledLoss(loss_fn, columns), optimizer, **options)
 
 
-def using_the_networks(rng):
+class Losses:
+    def __init__(self, network):
+        self.network = network
+
+    def scaled(self, rows, labels):
+        return triplets(rows * self.network.scale, labels)
+
+
+def using_the_networks(rng, how):
     network = WithScale()
 
     def scaled(rows, labels):
         return triplets(rows * network.scale, labels)
 
+    def calling(rows, labels):
+        return scaled(rows, labels)
+
+    def given(scale, rows, labels):
+        return triplets(rows * scale, labels)
+
+    ways = {"a function": scaled, "one that it calls": calling, "a method": Losses(network).scaled}
+    ways["an argument"] = partial(given, network.scale)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
-    model = GradientAccumulation(network.tower, CoupledLoss(scaled), optimizer)
+    model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
     model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
+
+
+@pytest.mark.parametrize("how", ["a function", "one that it calls", "a method", "an argument"])
+def test_no_gradient_is_lost_because_a_function_uses_the_networks_parameters(how, rng):
+    with pytest.raises(
+        ValueError, match="'loss_fn' must be a Cell .*but got a function that uses '(network|argument 0)'"
+    ):
+        using_the_networks(rng, how)
 
 
 def saved_inside(rng):
@@ -303,7 +329,6 @@ def train(rng, *arguments, **options):
         (lambda rng: wrong(lambda: nn.SequentialCell(Tower(), nn.Dropout(p=0.1))), ValueError, "Call replace_dropout"),
         (lambda rng: train(rng, WithScale, of_two), ValueError, "Numbers that are trained"),
         (lambda rng: train(rng, columns=2), ValueError, "'train_dataset' must be one whose columns the network takes"),
-        (using_the_networks, ValueError, "'loss_fn' must be a Cell .*but got a function that uses 'network'"),
         (saved_inside, ValueError, "'tail' must be 'flush' or 'drop' with a 'checkpointer' and a CoupledLoss"),
     ],
 )
