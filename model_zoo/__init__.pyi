@@ -4,6 +4,7 @@ from .data.download import DEFAULT_URL as DEFAULT_URL
 from .data.download import DOWNLOADS as DOWNLOADS
 from .data.download import download_cifar10 as download_cifar10
 from .data.download import download_mnist as download_mnist
+from .gpt import GPT as GPT
 from .lenet import LeNet5 as LeNet5
 from .mlp import MLP as MLP
 from .models import MODELS as MODELS

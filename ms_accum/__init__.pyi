@@ -18,6 +18,7 @@ from .layers.dropout import replace_dropout as replace_dropout
 from .layers.pooled import pool_batch_norm as pool_batch_norm
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
+from .numerics.coupled import CoupledLoss as CoupledLoss
 from .numerics.ema import Ema as Ema
 from .numerics.noise_scale import NoiseScale as NoiseScale
 from .numerics.sizes import ramp_up as ramp_up

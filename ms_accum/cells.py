@@ -18,13 +18,15 @@ from .loss.gradients import LossAndGradients
 from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
 from .numerics.collaborators import NONE, Numerics, numerics_of
+from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
+from .numerics.coupled_window import Coupled
 from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, policy_of, skip_micro_of
 from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.running import Accumulating, Immediate
 
-NAN = float("nan")
+_DRIVER, NAN = "GradientAccumulation", float("nan")
 
 
 class TrainForwardBackward(nn.Cell):
@@ -270,17 +272,20 @@ def runner_of(
     group: Group | None = None,
     sync_every_micro_batch: bool = False,
     wait: bool = True,
-) -> Accumulating | Immediate:
+) -> Accumulating | Immediate | Coupled:
     """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
     if not accumulates:
         return Immediate(network, optimizer, clip_norm, numerics)
     if numerics.noise is not None and group is not None and sync_every_micro_batch:
         remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
-        _check.refuse(
-            ValueError, "GradientAccumulation", "noise_scale", "None with sync_every_micro_batch", "one", remedy
-        )
-    name = unique_name("gradient_accumulation")
-    where: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
+        _check.refuse(ValueError, _DRIVER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
+    how: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
+    if isinstance(network, LossOfBatch):
+        by_loss = trained_by_loss(network, optimizer.parameters)
+        summed = SumOfProducts(network, by_loss)
+        third: Any = runner_of(summed, optimizer, "sum", clip_norm, numerics=numerics, wait=wait, **how)
+        return Coupled(network, third, optimizer.parameters, by_loss, group)
+    name, where = unique_name("gradient_accumulation"), {**how, **numerics.shared}
     grad_sum = new_grad_sum(name, summing("GradientAccumulation", optimizer, group, sync_every_micro_batch).like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
     forward_backward = TrainForwardBackward(

@@ -13,10 +13,10 @@ from . import _check
 from .cells import runner_of
 from .evaluation import evaluation_of
 from .fitting.runtime import tune
-from .loss.objective import Objective
 from .network import checks
 from .network.as_found import start_training
 from .numerics.collaborators import numerics_of
+from .numerics.coupled import objective_of
 from .numerics.ema import Ema
 from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
@@ -46,7 +46,7 @@ class GradientAccumulation:
     Args:
         network (Cell): the network to train.
         loss_fn (Union[Cell, Callable, None]): from the network's output and the columns after the first, usually one,
-            the label, to a scalar. ``None``: the network returns the loss itself, from any number of columns.
+            the label, to a scalar; or a `CoupledLoss`. ``None``: the network returns the loss, from all columns.
         optimizer (Optimizer): updates the parameters.
         reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
             ``"mean"``.
@@ -125,7 +125,7 @@ class GradientAccumulation:
         self._numerics = numerics_of(_OWNER, optimizer, **given)
         own = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
         self._settings = {**own, **self._numerics.settings}
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self._group)
+        self._objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, self._group)
         checks.trains(_OWNER, optimizer, forward := self._objective.forward)
         self._trained = Trained(forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer), self._numerics)
         how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
@@ -197,8 +197,8 @@ class GradientAccumulation:
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: self.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
         windows = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
-        tail, splits = self._tail if checkpointer else "", self._in_step and sizes is None
-        check_together("train_process", self._group, windows, saved_tail=tail, splits_in_step=splits)
+        check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
+        self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
         evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))

@@ -106,7 +106,7 @@ class Run:
                 self._end_window()
             elif self._states is not None:
                 wishes = self._states.wishes()  # with several ranks kept until the window ends, where ranks sum them
-                if self._ways.group is None:
+                if self._window.saved_inside:
                     self._save_if_due(True, wishes)
             if self._stopping() and not self._window.micro_batches:
                 return

@@ -27,6 +27,8 @@ NETWORKS = {
     "batch_norm_cnn": r"12 updates, accuracy \d+\.\d%",
     "lstm_model": r"12 updates, 0 skipped",
 }
+# Each has a test of its own.
+OTHERS = ("contrastive", "language_model", "no_sync")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -40,7 +42,7 @@ def run(program, folder, *flags, launcher=()):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, *NETWORKS, "no_sync"])
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, *NETWORKS, *OTHERS])
 
 
 @pytest.mark.slow
@@ -76,3 +78,27 @@ def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
     assert parameters[0] == parameters[1] != parameters[2] == parameters[3] != parameters[4]
     assert parameters == tuple(zip(*found[1]))[1]
     assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*found[1]))[2][1:]))
+
+
+@pytest.mark.slow
+def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(tmp_path):
+    done = run("language_model", tmp_path, "--epochs=5")
+    assert (done.returncode, done.stderr) == (0, "")
+    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", done.stdout, re.MULTILINE)}
+    miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", done.stdout, re.MULTILINE))
+    exact, wrong = (abs(loss[name] - loss["one big batch"]) for name in ("weighted by tokens", "mean of means"))
+    assert exact < 5e-6 and wrong > 1e-3
+    assert float(miss["weighted by tokens"]) < 1e-6 and float(miss["mean of means"]) > 0.1
+    assert loss["epoch 5"] < loss["epoch 1"] / 2
+    assert len((ROOT / "examples" / "language_model.py").read_text().splitlines()) <= 100
+
+
+@pytest.mark.slow
+def test_contrastive_shows_that_plain_accumulation_is_not_the_big_batch(tmp_path):
+    done = run("contrastive", tmp_path, "--epochs=5")
+    assert (done.returncode, done.stderr) == (0, "")
+    miss = dict(re.findall(r"^(\w+), 8 micro-batches: .*difference (\S+)$", done.stdout, re.MULTILINE))
+    assert float(miss["CoupledLoss"]) < 1e-5 and float(miss["plain"]) > 0.1
+    found = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
+    assert found[0] < 2 and found[1] > 15
+    assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80

@@ -34,15 +34,6 @@ FLOORS = (
     ("program",),
     (TOP,),
 )
-    ("network",),
-    ("ranks",),
-    ("loss", "fitting", "layers"),
-    ("numerics",),
-    ("window",),
-    ("saving",),
-    ("program",),
-    (TOP,),
-)
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MODULES_IN_A_ROOM = range(4, 10)
 EVERYWHERE = "_check"  # may be imported by all, and imports none

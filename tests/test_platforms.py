@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "mindspore.Tensor.from_numpy": HOST,
     "mindspore.common.initializer.initializer": "makes the first value of a Parameter; no such line",
     "mindspore.common.initializer.HeNormal": "makes the first value of a Parameter; no such line",
+    "mindspore.common.initializer.Normal": "makes the first value of a Parameter; no such line",
     "mindspore.dataset.GeneratorDataset": HOST,
     "mindspore.get_auto_parallel_context": HOST,
     "mindspore.get_context": HOST,

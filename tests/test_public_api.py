@@ -23,6 +23,7 @@ PUBLIC = [
     "CheckpointError",
     "Checkpointer",
     "CountedDropout",
+    "CoupledLoss",
     "Ema",
     "FlushTail",
     "GradientAccumulation",
@@ -73,6 +74,7 @@ SIGNATURES = {
         "ema=None)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
+    ms_accum.CoupledLoss: "(loss_fn, columns=1)",
     ms_accum.CountedDropout: "(p=0.5, *, seed=0, layer=0)",
     ms_accum.CountedDropout.construct: "(self, x)",
     ms_accum.batch_to_group_norm: "(network, groups=32)",
@@ -127,6 +129,7 @@ SIGNATURES = {
     ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
     ms_accum.split_batch: "(batch, micro_batch_size)",
     ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",
+    model_zoo.GPT: "(vocab_size, context=64, width=64, heads=4, layers=2)",
     model_zoo.LeNet5: "(num_class=10, num_channel=1)",
     model_zoo.MLP: "(num_class=10)",
     model_zoo.ResNet18: "(num_class=10)",

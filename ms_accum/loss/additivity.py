@@ -48,7 +48,8 @@ def warn_unless_additive(
         _check.warn(
             f"For '{owner}', the loss of a micro-batch of {rows} rows is {whole:.6g}, but the mean of its parts, "
             f"{apart[0]:.6g} for {cut} rows and {apart[1]:.6g} for {rows - cut}, weighted by rows is {expected:.6g}: "
-            "windows of uneven micro-batches are not exact. Give 'weight', what the loss divides by, or check='off'.",
+            "windows of uneven micro-batches are not exact. Give 'weight', what the loss divides by, or check='off'. "
+            "A loss that compares the rows of a batch needs CoupledLoss.",
         )
     return True
 

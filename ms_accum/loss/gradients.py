@@ -37,6 +37,12 @@ def scalar(owner: str, loss: Any) -> Any:
     return loss
 
 
+def _check_uncoupled(owner: str, network: nn.Cell) -> None:
+    if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
+        remedy = "Give it to GradientAccumulation as 'loss_fn'."
+        _check.refuse(ValueError, owner, "network", "one with a loss of a single micro-batch", "a CoupledLoss", remedy)
+
+
 class LossAndGradients(nn.Cell):
     """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing.
 
@@ -54,6 +60,7 @@ class LossAndGradients(nn.Cell):
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         checks.trains(owner, optimizer, network)
+        _check_uncoupled(owner, network)
         self.sens = _check.positive_number(owner, "sens", sens)
         self.changing = () if changing is None else (changing,)  # in a tuple, so that it is not saved with the model
         self.parameters = tuple(optimizer.parameters)

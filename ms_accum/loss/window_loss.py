@@ -1,10 +1,36 @@
-"""What is the loss of a window?"""
+"""What is the loss of a window, and of a micro-batch that has not been run yet?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from mindspore import Tensor
+
+
+class Losses:
+    """The losses of collected micro-batches; they have values once the micro-batches have been run."""
+
+    values: Tensor | None = None
+
+    def of(self, number: int) -> Loss:
+        """Return the loss of one micro-batch."""
+        return Loss(self, number)
+
+
+class Loss(NamedTuple):
+    """The loss of one micro-batch; read it after the window has ended."""
+
+    among: Losses
+    number: int
+
+    def asnumpy(self) -> np.ndarray:
+        """Return its value."""
+        if self.among.values is None:
+            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
+        return self.among.values.asnumpy()[self.number]
 
 
 class WindowLoss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -65,20 +65,26 @@ def left_as_found(
     such as BatchNorm's running statistics.
     """
     mode, generator = ms.get_context("mode"), ms.get_rng_state()
-    kept = [(each, as_array(each).copy()) for each in without(network.get_parameters(), trained)]
+    kept = copies_of(network, trained)
     ms.set_context(mode=within)
     try:
         with training_mode(network, training):
             yield
     finally:
         try:
-            _put_back(kept)
+            put_back(kept)
         finally:
             ms.set_rng_state(generator)
             ms.set_context(mode=mode)
 
 
-def _put_back(kept: list[tuple[Parameter, np.ndarray]]) -> None:
+def copies_of(network: nn.Cell, trained: Collection[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
+    """Return the network's Parameters that are not in `trained`, which a forward may change, and copies of them."""
+    return [(each, as_array(each).copy()) for each in without(network.get_parameters(), trained)]
+
+
+def put_back(kept: Iterable[tuple[Parameter, np.ndarray]]) -> None:
+    """Set Parameters to these copies."""
     for parameter, values in kept:
         if not np.array_equal(as_array(parameter), values, equal_nan=True):
             ops.assign(parameter, Tensor(values).astype(parameter.dtype))

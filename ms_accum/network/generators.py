@@ -12,6 +12,8 @@ from mindspore import Tensor, nn
 
 # The rank's number is put above this many bits of a layer's second seed, and of MindSpore's generator seed.
 _LAYERS, _GENERATORS = 16, 48
+# Their masks are drawn from a state inside MindSpore's kernels.
+_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 _SEEDS = (("Seed0", "Seed1"), ("seed", "seed2"))
 
 
@@ -59,6 +61,12 @@ def _draw_apart(primitive: Any, rank: int) -> None:
 def _own(seed: int, rank: int, bits: int) -> int:
     """Return a seed with this rank's number above its lower bits."""
     return seed & (1 << bits) - 1 | rank << bits
+
+
+def random_layers(network: nn.Cell) -> list[str]:
+    """Return the names of the network's layers whose random state MindSpore keeps to itself."""
+    cells = network.cells_and_names()
+    return [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
 
 
 def is_random_state(state: Any) -> bool:

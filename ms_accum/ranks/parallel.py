@@ -129,14 +129,12 @@ def is_first(group: Group | None) -> bool:
     return group is None or group.rank == 0
 
 
-def check_together(
-    owner: str, group: Group | None, windows: int | None, *, saved_tail: str, splits_in_step: bool
-) -> None:
+def check_together(owner: str, group: Group | None, windows: int | None, *, splits_in_step: bool) -> None:
     """Raise an error for what several ranks do not support, before they communicate.
 
     Raises:
-        ValueError: If the number of windows is unknown, or states are saved although windows continue across epochs,
-            or every micro-batch is summed but batches are split, which may give ranks different numbers of them.
+        ValueError: If the number of windows is unknown, or every micro-batch is summed but batches are split, which may
+            give ranks different numbers of them.
     """
     if group is None:
         return
@@ -146,9 +144,6 @@ def check_together(
     if splits_in_step:
         rule = "given, with as many micro-batches on all ranks, for sync_every_micro_batch=True"
         _check.refuse(ValueError, owner, "mini_steps", rule, None)
-    if saved_tail == "carry":
-        rule = "'flush' or 'drop' with a 'checkpointer' and several processes"
-        _check.refuse(ValueError, owner, "tail", rule, "'carry'", "They can resume between two windows only.")
 
 
 def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], network: nn.Cell) -> None:

@@ -61,7 +61,7 @@ class RunState:
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.begun}, {what}.")
         warn_about_random_layers(self._network)
         if not self._window.holds(held):
-            who = "windows of 1" if self._window.size == 1 else "several ranks"
+            who = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
             raise CheckpointError(
                 f"The state holds {held} micro-batches of a window, which {who} can't go on with. "
                 "Resume as it was saved, or from one between two windows."

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from safetensors.numpy import save_file
 
 from .. import _check
-from ..network.generators import is_random_state, random_state, set_random_state
+from ..network.generators import is_random_state, random_layers, random_state, set_random_state
 from ..network.parameters import as_array
 from ..window.batches import Position
 from .checkpoint import differences_of, shortened
@@ -23,7 +23,6 @@ from .model_record import CheckpointError
 
 Rule = Callable[[Any], bool]
 # Compared by name: the classes of `mindspore.mint` and of `nn` have no common base.
-_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 
 
 class TrainingState(NamedTuple):
@@ -96,8 +95,7 @@ def read(path: str) -> TrainingState:
 
 def warn_about_random_layers(network: nn.Cell) -> None:
     """Warn, once for a resumed network, that MindSpore gives no access to the state of its random layers."""
-    cells = network.cells_and_names()
-    names = [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
+    names = random_layers(network)
     if names:
         _check.warn(
             f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "

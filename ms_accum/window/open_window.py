@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
+from .. import _check
 from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
 from ..network import checks
 from ..network.first_update import FirstUpdate
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
+from ..numerics.coupled import LossOfBatch
+from ..numerics.coupled_window import Coupled
 from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE
 from ..ranks.parallel import Group
@@ -70,7 +73,8 @@ class OpenWindow:
         self._first_update = FirstUpdate("train_process", checks.kind_of(optimizer), optimizer.parameters)
         # With several ranks, windows of 1 are weighted and summed, too. Sparse gradients become dense when added.
         self._always_added = group is not None or gives_rows(objective.forward)
-        self._cells_made: dict[bool, Accumulating | Immediate] = {}
+        self._collects = isinstance(objective.forward, LossOfBatch)
+        self._cells_made: dict[bool, Accumulating | Immediate | Coupled] = {}
         if group is not None:
             self._cells.clear()  # makes the Cells now: ranks communicate there, not each at its first micro-batch
 
@@ -155,8 +159,8 @@ class OpenWindow:
         return held, {**facts, "bad": self._loss.bad} if self._loss.bad else facts
 
     def holds(self, micro_batches: int) -> bool:
-        """Return whether an open window with this content can be loaded: not for windows of 1 or several ranks."""
-        return not micro_batches or (self.size != 1 and self._group is None)
+        """Return whether an open window with this content can be loaded: not for windows of 1."""
+        return not micro_batches or (self.size != 1 and self.saved_inside)
 
     def accumulators(self, micro_batches: int) -> dict[str, Any]:
         """Return the accumulators of a window of this many micro-batches; none if it is empty."""
@@ -168,9 +172,22 @@ class OpenWindow:
         return {"micro-batches in a window": self.size, "micro-batches held": self.micro_batches}
 
     @property
+    def saved_inside(self) -> bool:
+        """bool, whether an open window can be saved: not with several ranks, and not if it is run when it ends."""
+        return self._group is None and not self._collects
+
+    def check_saved(self, tail: str) -> None:
+        """Raise an error if states would be saved inside windows, because these continue in the next epoch."""
+        if tail == "carry" and not self.saved_inside:
+            who = "a CoupledLoss" if self._collects else "several processes"
+            rule = f"'flush' or 'drop' with a 'checkpointer' and {who}"
+            remedy = "They can resume between two windows only."
+            _check.refuse(ValueError, "train_process", "tail", rule, "'carry'", remedy)
+
+    @property
     def is_whole(self) -> bool:
-        """bool, whether this process alone can save the state: with several ranks only between windows."""
-        return self._group is None or not (self.micro_batches or checks.is_dealt_out(self._optimizer))
+        """bool, whether this process alone can save the state now."""
+        return self.saved_inside or not (self.micro_batches or checks.is_dealt_out(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the accumulators have been loaded."""
@@ -199,7 +216,7 @@ class OpenWindow:
             raise
 
     @property
-    def _cells(self) -> Accumulating | Immediate:
+    def _cells(self) -> Accumulating | Immediate | Coupled:
         """The object that runs the window, made when it is first needed."""
         added = self.size != 1 or self._always_added
         if added not in self._cells_made:

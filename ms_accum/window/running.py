@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
+from ..loss.window_loss import Losses
 from ..network.learning_rate import LearningRate
 from ..numerics.collaborators import NONE, Numerics
 from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOfOne
@@ -17,29 +18,6 @@ from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOf
 # Up to this many micro-batches are collected and run in one call, if they need no more than this many bytes.
 TOGETHER = 8
 _LIMIT = 64 * 2**20
-
-
-class Losses:
-    """The losses of collected micro-batches; they have values once the micro-batches have been run."""
-
-    values: Tensor | None = None
-
-    def of(self, number: int) -> Loss:
-        """Return the loss of one micro-batch."""
-        return Loss(self, number)
-
-
-class Loss(NamedTuple):
-    """The loss of one micro-batch; read it after the window has ended."""
-
-    among: Losses
-    number: int
-
-    def asnumpy(self) -> np.ndarray:
-        """Return its value."""
-        if self.among.values is None:
-            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
-        return self.among.values.asnumpy()[self.number]
 
 
 class Waiting:

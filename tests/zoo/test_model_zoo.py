@@ -187,7 +187,7 @@ def test_bad_arguments_are_refused(make, error, message):
 
 def test_public_names():
     networks, data = (
-        {"LeNet5", "MLP", "ResNet18", "MODELS"},
+        {"GPT", "LeNet5", "MLP", "ResNet18", "MODELS"},
         {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
     )
     assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}

@@ -1,0 +1,99 @@
+"""A small GPT learns to count, from sentences of 7 to 26 words: micro-batches are weighted by their valid tokens."""
+
+import argparse
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.train import Callback
+
+from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward
+from ms_accum.zoo import GPT
+
+NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+WORDS = [*NUMBERS, "from", "to", ":", "."]
+LONGEST, TASK, IGNORED = 26, 5, -100  # the task is "from two to four :"
+
+
+def sentence(first, last):
+    """Return the tokens of "from two to four : two three four ."; it counts up or down."""
+    step = 1 if last >= first else -1
+    counted = [NUMBERS[number] for number in range(first, last + step, step)]
+    return [WORDS.index(word) for word in ["from", NUMBERS[first], "to", NUMBERS[last], ":", *counted, "."]]
+
+
+def padded(sentences):
+    """Return a micro-batch: tokens, and the token after each, which the loss ignores in padding and in the task."""
+    tokens, following = np.zeros((len(sentences), LONGEST), np.int32), np.full((len(sentences), LONGEST), IGNORED)
+    for row, words in enumerate(sentences):
+        tokens[row, : len(words) - 1] = words[:-1]
+        following[row, TASK - 1 : len(words) - 1] = words[TASK:]
+    return Tensor(tokens), Tensor(following, ms.int32)
+
+
+def loss_fn(logits, following):
+    """Return the mean over the tokens that are not ignored."""
+    return ops.cross_entropy(logits.reshape(-1, len(WORDS)), following.reshape(-1), ignore_index=IGNORED)
+
+
+def valid_tokens(tokens, following):
+    """Return the number of tokens of a micro-batch: what its mean loss is divided by."""
+    return int((following.asnumpy() != IGNORED).sum())
+
+
+class PrintLoss(Callback):
+    """Print the loss of the last window of every fifth epoch."""
+
+    def on_train_epoch_end(self, run_context):
+        now = run_context.original_args()
+        if now.cur_epoch_num in (1, now.epoch_num) or now.cur_epoch_num % 5 == 0:
+            print(f"epoch {now.cur_epoch_num}: loss {now.record.loss:.4f}", flush=True)
+
+
+def compare(network, micro_batches):
+    """Print the loss of a window, and how far its gradient is from that of one big batch, for two weights."""
+    optimizer = nn.SGD(network.trainable_params(), 0.1)  # names the parameters; nothing is updated here
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    weight_sum = ms.Parameter(Tensor(0.0, ms.float32), name="weight_sum", requires_grad=False)
+    with_loss = nn.WithLossCell(network, loss_fn)
+    forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum, weight_sum=weight_sum).set_train()
+    clear = TrainClear(grad_sum, weight_sum=weight_sum)
+
+    def mean_of(window, weigh):
+        clear()
+        weights = [float(weigh(*columns)) for columns in window]
+        losses = [
+            float(forward_backward(*columns, weight=Tensor(weight, ms.float32)).asnumpy())
+            for columns, weight in zip(window, weights)
+        ]
+        gradient = np.concatenate([total.asnumpy().ravel() for total in grad_sum]) / weight_sum.asnumpy()
+        return np.average(losses, weights=weights), gradient
+
+    big_batch = tuple(Tensor(np.concatenate([each.asnumpy() for each in column])) for column in zip(*micro_batches))
+    loss, expected = mean_of([big_batch], valid_tokens)
+    print(f"tokens in the micro-batches: {', '.join(str(valid_tokens(*each)) for each in micro_batches)}")
+    print(f"one big batch: loss {loss:.6f}, norm of the gradient {np.linalg.norm(expected):.6f}")
+    for name, weigh in (("weighted by tokens", valid_tokens), ("mean of means", lambda *columns: 1)):
+        loss, gradient = mean_of(micro_batches, weigh)
+        print(f"{name}: loss {loss:.6f}, norm of the gradient's difference {np.linalg.norm(gradient - expected):.1e}")
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=15)
+epochs = parser.parse_args().epochs
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
+pairs = np.random.RandomState(0).permutation([(first, last) for first in range(20) for last in range(20)])
+sentences = [sentence(*pair) for pair in pairs]
+windows = [sorted(sentences[row : row + 32], key=len) for row in range(0, len(sentences), 32)]  # as loaders bucket
+micro_batches = [padded(window[row : row + 8]) for window in windows for row in range(0, len(window), 8)]
+network = GPT(len(WORDS), context=LONGEST, width=32)
+compare(network, micro_batches[:4])
+
+optimizer = nn.AdamWeightDecay(network.trainable_params(), 3e-3)
+model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens, clip_norm=1.0)
+model.train_process(epochs, micro_batches, mini_steps=4, report=PrintLoss(), ckpt_path=None)

@@ -1,0 +1,120 @@
+"""What is a small language model?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mindspore import nn, ops
+from mindspore.common.initializer import Normal
+
+from ._check import check_int
+
+
+class GPT(nn.Cell):
+    """A small causal Transformer, as GPT-2: embeddings of tokens and positions, blocks with LayerNorm before attention
+    and before the feed-forward network, and a linear layer to the logits of the next token.
+
+    Attention is written with plain operators: `nn.TransformerEncoder` does not compile on MindSpore's CPU. A token only
+    attends to itself and to those before it, so padding at the end of a sequence changes no logits of its tokens.
+    There is no Dropout.
+
+    Args:
+        vocab_size (int): Number of tokens.
+        context (int): Tokens of the longest sequence. Default: ``64``.
+        width (int): Length of the vector of a token, a multiple of `heads`. Default: ``64``.
+        heads (int): Attention heads. Default: ``4``.
+        layers (int): Blocks. Default: ``2``.
+
+    Inputs:
+        - **tokens** (Tensor) - Numbers of tokens, int32 of shape (N, T), T not above `context`.
+
+    Outputs:
+        Tensor, logits of shape (N, T, vocab_size).
+
+    Raises:
+        TypeError: If an argument is not an int.
+        ValueError: If an argument is less than 1, `width` is not a multiple of `heads`, or a sequence is longer than
+            `context`.
+
+    Supported Platforms:
+        ``CPU`` (``GPU`` and ``Ascend``: not run here)
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from ms_accum.zoo import GPT
+        >>> GPT(10, context=8)(ms.ops.zeros((2, 5), ms.int32)).shape
+        (2, 5, 10)
+    """
+
+    def __init__(self, vocab_size: int, context: int = 64, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        vocab_size = check_int("GPT", "vocab_size", vocab_size, low=1)
+        self.context = check_int("GPT", "context", context, low=1)
+        heads, layers = check_int("GPT", "heads", heads, low=1), check_int("GPT", "layers", layers, low=1)
+        width = check_int("GPT", "width", width, low=heads)
+        if width % heads:
+            raise ValueError(f"For 'GPT', 'width' must be a multiple of {heads} heads, but got {width}.")
+        self.embedding = nn.Embedding(vocab_size, width, embedding_table=Normal(0.02))
+        self.position = nn.Embedding(context, width, embedding_table=Normal(0.02))
+        self.blocks = nn.SequentialCell(*(_Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm((width,), epsilon=1e-5)
+        self.head = _dense(width, vocab_size, has_bias=False)
+
+    def construct(self, tokens: Any) -> Any:
+        """Return the logits of the next token behind each token."""
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"For 'GPT', 'tokens' must be at most {self.context} in a row, but got {length}.")
+        x = self.embedding(tokens) + self.position(ops.arange(length))
+        return self.head(self.norm(self.blocks(x)))
+
+
+class _Block(nn.Cell):
+    """Causal self-attention and a feed-forward network, each added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm((width,), epsilon=1e-5)
+        self.attention = _Attention(width, heads)
+        self.feed_forward_norm = nn.LayerNorm((width,), epsilon=1e-5)
+        self.feed_forward = nn.SequentialCell(
+            _dense(width, 4 * width), nn.GELU(approximate=False), _dense(4 * width, width)
+        )
+
+    def construct(self, x: Any) -> Any:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class _Attention(nn.Cell):
+    """Return for each token the mean of the values of those before it, weighted by softmax(query key)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, 1 / math.sqrt(width / heads)
+        # Three layers: cutting the output of a single one in three is slow on MindSpore's CPU.
+        self.query, self.key, self.value = (_dense(width, width) for _ in range(3))
+        self.projection = _dense(width, width)
+        # Attributes, not names of the module or `ops.softmax`: those are lost where AMP's O1 rewrites the source.
+        self.softmax = nn.Softmax(-1)
+        self.hidden = -1e4  # within float16, and the softmax of it is 0
+
+    def construct(self, x: Any) -> Any:
+        rows, length, width = x.shape
+        query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
+        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) * self.scale
+        place = ops.arange(length)
+        later = ops.cast(ops.expand_dims(place, 1) < place, scores.dtype)
+        mixed = ops.matmul(self.softmax(scores + self.hidden * later), value)
+        return self.projection(ops.reshape(ops.transpose(mixed, (0, 2, 1, 3)), (rows, length, width)))
+
+    def split(self, x: Any) -> Any:
+        """Return the vectors by head: (N, heads, T, width / heads)."""
+        rows, length, width = x.shape
+        x = ops.reshape(x, (rows, length, self.heads, width // self.heads))
+        return ops.transpose(x, (0, 2, 1, 3))
+
+
+def _dense(width: int, out: int, *, has_bias: bool = True) -> nn.Dense:
+    return nn.Dense(width, out, weight_init=Normal(0.02), bias_init="zeros", has_bias=has_bias)

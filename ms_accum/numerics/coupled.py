@@ -1,0 +1,231 @@
+"""How does a loss that couples the rows of a batch get the gradient of the big batch?
+
+By gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The
+loss needs all representations of a window at once, but not what the network keeps to differentiate them. So there are
+three passes: the representations of each micro-batch, without gradients; the loss of all of them, and its gradient
+with respect to each; and each micro-batch once more, whose representations, multiplied by these gradients, are summed
+and differentiated. `coupled_window.py` runs them; here is what is compiled for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from .. import _check
+from ..loss.first_look import check_compiles
+from ..loss.gradients import scalar
+from ..loss.objective import Objective
+from ..network.generators import random_layers
+
+_OWNER = "CoupledLoss"
+
+
+@ops.constexpr
+def _refuse_a_call() -> bool:
+    """Raise the error on the host, also while a step is compiled."""
+    raise RuntimeError(f"For '{_OWNER}', the loss needs a whole window. Give it to GradientAccumulation.")
+
+
+class CoupledLoss(nn.Cell):
+    r"""A loss that is no mean over rows, because it compares the rows of a batch: InfoNCE, triplets.
+
+    Plain accumulation compares rows within micro-batches only. With this loss `GradientAccumulation` gives the
+    optimizer the gradient of the loss over all rows of the window. It runs each micro-batch forward twice, keeps
+    the representations of the window, and what a network stores for its gradient of one micro-batch at a time. The
+    data of a window are collected until it ends: a stop between two micro-batches waits for its end.
+
+    With several processes the loss is that of the representations of all ranks, in the order of the ranks.
+
+    Args:
+        loss_fn (Union[Cell, Callable]): from the window's representations, one float32 tensor for each that the network
+            returns, and the columns that the network does not take, to a scalar. Parameters that it trains must be
+            those of a Cell.
+        columns (int): the number of columns, the first ones, that the network takes. Default: 1.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If `columns` is less than 1.
+        RuntimeError: If it is called: only `GradientAccumulation` takes it.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn, ops
+        >>> from ms_accum import CoupledLoss, GradientAccumulation
+        >>> net = nn.Dense(8, 4)
+        >>> def separate(outputs, labels):
+        ...     same = ops.cast(ops.expand_dims(labels, 1) == labels, ms.float32)
+        ...     return ops.mean(ops.matmul(outputs, ops.transpose(outputs, (1, 0))) * (1 - 2 * same))
+        >>> model = GradientAccumulation(net, CoupledLoss(separate), nn.SGD(net.trainable_params(), 0.1))
+        >>> rows = np.random.randn(16, 8).astype(np.float32), np.arange(16, dtype=np.int32) & 1
+        >>> model.train_process(1, [tuple(map(Tensor, rows))], micro_batch_size=4, report=(), ckpt_path=None)
+        >>> model.updates
+        1
+    """
+
+    couples_rows = True
+    """bool, marks a loss whose value for a batch is no mean of those of its parts."""
+
+    def __init__(self, loss_fn: Callable, columns: int = 1):
+        super().__init__(auto_prefix=False)
+        if not callable(loss_fn) or isinstance(loss_fn, CoupledLoss):
+            _check.refuse(TypeError, _OWNER, "loss_fn", "a Cell or a function", type(loss_fn).__name__)
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            check_compiles(loss_fn, owner=_OWNER)
+        self.loss_fn = loss_fn
+        self.columns = _check.positive_int(_OWNER, "columns", columns)
+
+    def construct(self, *inputs: Any) -> Any:
+        return _refuse_a_call()
+
+
+class LossOfBatch(nn.Cell):
+    """From the columns of a batch to a coupled loss, in a single pass.
+
+    Args:
+        network (Cell): from its columns to a representation, or to several.
+        coupled (CoupledLoss): the loss.
+    """
+
+    def __init__(self, network: nn.Cell, coupled: CoupledLoss):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn, self.columns = network, coupled.loss_fn, coupled.columns
+
+    def construct(self, *columns: Any) -> Any:
+        representations = _in_float32(self.network(*columns[: self.columns]))
+        return self.loss_fn(*representations, *columns[self.columns :])
+
+
+class Represent(nn.Cell):
+    """The first pass: from a micro-batch's columns to a tuple of its representations."""
+
+    def __init__(self, whole: LossOfBatch):
+        super().__init__(auto_prefix=False)
+        self.network = whole.network
+
+    def construct(self, *columns: Any) -> Any:
+        return _in_float32(self.network(*columns))
+
+
+class LossOfRepresentations(nn.Cell):
+    """The second pass: the loss of a window, its gradient with respect to representations, and to its own parameters.
+
+    Args:
+        whole (LossOfBatch): the loss and its network.
+        number (int): the number of tensors that the network returns.
+        parameters (Sequence[Parameter]): those of the loss that are trained.
+    """
+
+    def __init__(self, whole: LossOfBatch, number: int, parameters: list[Parameter]):
+        super().__init__(auto_prefix=False)
+        self.loss_fn = whole.loss_fn
+        weights = ms.ParameterTuple(parameters) if parameters else None
+        self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)
+
+    def forward(self, *inputs: Any) -> Any:
+        return scalar(_OWNER, self.loss_fn(*inputs))
+
+    def construct(self, *inputs: Any) -> Any:
+        return self.differentiate(*inputs)
+
+
+class SumOfProducts(nn.Cell):
+    """The third pass: a number whose gradient is that of the window's loss, as far as it goes through a micro-batch.
+
+    Args:
+        whole (LossOfBatch): the loss and its network.
+        parameters (Sequence[Parameter]): those of the loss that are trained.
+
+    Inputs:
+        - **\\*inputs** (tuple[Tensor]) - the network's columns, then the loss's gradient with respect to each of the
+          micro-batch's representations, and to each of the loss's parameters.
+    """
+
+    def __init__(self, whole: LossOfBatch, parameters: list[Parameter]):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn, self.columns = whole.network, whole.loss_fn, whole.columns
+        self.parameters = tuple(parameters)
+
+    def construct(self, *inputs: Any) -> Any:
+        factors = (*_in_float32(self.network(*inputs[: self.columns])), *self.parameters)
+        total = Tensor(0.0, ms.float32)
+        for factor, gradient in zip(factors, inputs[self.columns :]):
+            total = total + ops.sum(ops.cast(factor, ms.float32) * gradient)
+        return total
+
+
+def _in_float32(output: Any) -> Any:
+    """Return what a network returns as a tuple of float32 tensors."""
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
+    return tuple([ops.cast(each, ms.float32) for each in outputs])
+
+
+def objective_of(
+    owner: str, network: nn.Cell, loss_fn: Any, reduction: str, weight: Any, check: str, group: Any
+) -> Objective:
+    """Return the objective of a driver; with a `CoupledLoss`, whose windows have one loss, no weights are needed.
+
+    Args:
+        owner (str): the name used in error messages.
+        network, loss_fn, reduction, weight, check, group: as for `Objective`.
+    """
+    if not isinstance(loss_fn, CoupledLoss):
+        return Objective(owner, network, loss_fn, reduction, weight, check, group)
+    if weight is not None:
+        _check.refuse(ValueError, owner, "weight", "None with a CoupledLoss, which is of a whole window", "another")
+    if reduction != "mean":
+        remedy = "The loss of a window is computed once, and nothing is divided."
+        _check.refuse(ValueError, owner, "reduction", "'mean' with a CoupledLoss", repr(reduction), remedy)
+    random = random_layers(network)
+    if random:
+        rule = "one whose second forward repeats the first with a CoupledLoss"
+        remedy = "Call replace_dropout(network) first."
+        _check.refuse(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
+    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group)
+
+
+def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
+    """Return which of the trained parameters the loss itself has.
+
+    Raises:
+        ValueError: If it is a function that uses trained parameters, whose gradients would be lost.
+    """
+    known = {id(parameter) for parameter in trained}
+    if isinstance(whole.loss_fn, nn.Cell):
+        return [parameter for parameter in whole.loss_fn.get_parameters() if id(parameter) in known]
+    for name, value in _used_by(whole.loss_fn, set()).items():
+        found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
+        if any(id(each) in known for each in found):
+            rule = "a Cell that has the parameters which it trains"
+            _check.refuse(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
+    return []
+
+
+def _used_by(function: Any, seen: set[int]) -> dict[str, Any]:
+    """Return what a function uses beside its arguments, also in functions that it calls, by name."""
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        given = {f"argument {number}": value for number, value in enumerate(function.args)}
+        return {**given, **function.keywords, **_used_by(function.func, seen)}
+    try:
+        found = inspect.getclosurevars(function)
+    except TypeError:
+        return {}
+    used = {**found.globals, **found.nonlocals, **getattr(getattr(function, "__self__", None), "__dict__", {})}
+    for each in list(used.values()):
+        if inspect.isroutine(each) and id(each) not in seen and not _is_mindspores(each):
+            used.update(_used_by(each, seen))
+    return used
+
+
+def _is_mindspores(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == "mindspore"

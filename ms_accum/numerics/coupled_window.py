@@ -1,0 +1,127 @@
+"""How is a window run whose loss couples the rows of all its micro-batches?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from .. import _check
+from ..loss.window_loss import Loss, Losses
+from ..network.as_found import copies_of, put_back
+from ..network.parameters import as_array
+from ..ranks.parallel import Group, is_first
+from ..ranks.rows import gather_rows
+from .coupled import LossOfBatch, LossOfRepresentations, Represent
+
+
+class Coupled:
+    """Does the work of `Accumulating` for a `CoupledLoss`: collects a window, and runs it at its end in three passes.
+
+    The third is that of `Accumulating`, for losses whose gradients are summed without weights.
+
+    Args:
+        whole (LossOfBatch): the network and the loss.
+        accumulating (Accumulating): gets the micro-batches of the third pass, for `SumOfProducts`.
+        trained (Sequence[Parameter]): what the optimizer trains.
+        by_loss (Sequence[Parameter]): those of them that the loss has.
+        group (Optional[Group]): the ranks, whose representations have one loss.
+    """
+
+    def __init__(
+        self,
+        whole: LossOfBatch,
+        accumulating: Any,
+        trained: Sequence[Parameter],
+        by_loss: Sequence[Parameter],
+        group: Group | None,
+    ):
+        self._whole, self._accumulating, self._trained, self._group = whole, accumulating, trained, group
+        self._by_loss = list(by_loss)
+        self._represent = Represent(whole)
+        self._loss: LossOfRepresentations | None = None
+        self._collected: list[tuple] = []
+        self._losses = Losses()
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> Loss:
+        """Collect a copy of a micro-batch, and return the window's loss, to be read after it has ended."""
+        del weight
+        self._collected.append(tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch))
+        return self._losses.of(0)
+
+    def pass_over(self) -> None:
+        """Skip a micro-batch of weight 0; there is none."""
+
+    @property
+    def accumulators(self) -> dict[str, Parameter]:
+        """The accumulators; an open window is not in them."""
+        return self._accumulating.accumulators
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._collected, self._losses = [], Losses()
+        self._accumulating.clear()
+
+    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
+        """Run the window, and do what `Accumulating.end` does."""
+        collected, self._collected = self._collected, []
+        losses, self._losses = self._losses, Losses()
+        # Counters of random layers and BatchNorm's statistics: the third pass repeats the first, and moves them on.
+        before = copies_of(self._whole.network, self._trained)
+        represented = [self._represented(micro_batch) for micro_batch in collected]
+        put_back(before)
+        losses.values, cached = self._cached(represented, collected)
+        for micro_batch, gradients in zip(collected, cached):
+            self._accumulating.add((*micro_batch[: self._whole.columns], *gradients), None)
+        return self._accumulating.end(figures)
+
+    def _represented(self, micro_batch: tuple) -> list[np.ndarray]:
+        """Run the first pass of a micro-batch."""
+        output = self._represent(*micro_batch[: self._whole.columns])
+        arrays = [each.asnumpy() for each in (output if isinstance(output, (tuple, list)) else [output])]
+        if not all(array.ndim for array in arrays):
+            remedy = "Numbers that are trained belong into a Cell as 'loss_fn'."
+            rule = "one that returns representations, a row of each per sample, for a CoupledLoss"
+            _check.refuse(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
+        return arrays
+
+    def _cached(self, represented: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:
+        """Run the second pass; return the loss, and for each micro-batch what the third pass multiplies by."""
+        placed = [gather_rows(np.concatenate(parts), self._group) for parts in zip(*represented)]
+        others = zip(*[micro_batch[self._whole.columns :] for micro_batch in collected])
+        columns = [_joined(parts, self._group) for parts in others]
+        if self._loss is None:
+            self._loss = LossOfRepresentations(self._whole, len(placed), self._by_loss)
+        loss, *gradients = _flat(self._loss(*[Tensor(rows) for rows, _ in placed], *columns))
+        by_rows, by_loss = gradients[: len(placed)], gradients[len(placed) :]
+        own = [
+            _cut(gradient.asnumpy()[first:], [len(part) for part in parts])
+            for gradient, (_, first), parts in zip(by_rows, placed, zip(*represented))
+        ]
+        return loss.reshape((1,)), map(list, zip(*own, *(self._once(each, len(collected)) for each in by_loss)))
+
+    def _once(self, gradient: Tensor, count: int) -> list[Tensor]:
+        """Return the gradient for the first of all micro-batches, rank 0's, and zeros for the others."""
+        array = gradient.asnumpy().astype(np.float32)
+        nothing = Tensor(np.zeros_like(array))
+        return [Tensor(array) if is_first(self._group) else nothing, *[nothing] * (count - 1)]
+
+
+def _joined(parts: Sequence[Tensor], group: Group | None) -> Tensor:
+    """Return a column of the window, and of all ranks."""
+    rows = np.concatenate([as_array(part) for part in parts])
+    return Tensor(gather_rows(rows, group)[0], parts[0].dtype)
+
+
+def _cut(rows: np.ndarray, counts: Sequence[int]) -> list[Tensor]:
+    """Cut rows into tensors of these numbers of rows; more rows may follow."""
+    ends = np.cumsum(counts).tolist()
+    return [Tensor(rows[end - count : end].astype(np.float32)) for end, count in zip(ends, counts)]
+
+
+def _flat(results: Any) -> list[Tensor]:
+    """Return the tensors of nested tuples."""
+    return [results] if isinstance(results, ms.Tensor) else [each for result in results for each in _flat(result)]
