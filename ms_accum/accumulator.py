@@ -213,6 +213,7 @@ class Accumulator:
         """Discard an open window; call it outside the compiled step."""
         if self.micro_batches:
             self._window.clear()
+            self._numerics.clear()
 
     @property
     def accumulate_step(self) -> int:

@@ -26,6 +26,7 @@ from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.running import Accumulating, Immediate
 
+_NO_PARTS = "Its window has one loss, and its micro-batches have none of their own."
 _DRIVER, NAN = "GradientAccumulation", float("nan")
 
 
@@ -281,6 +282,9 @@ def runner_of(
         _check.refuse(ValueError, _DRIVER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
     how: dict[str, Any] = {"group": group, "sync_every_micro_batch": sync_every_micro_batch}
     if isinstance(network, LossOfBatch):
+        if numerics.skips is not None or numerics.noise is not None:
+            name = "noise_scale" if numerics.skips is None else "nonfinite"
+            _check.refuse(ValueError, _DRIVER, name, "left out with a CoupledLoss", "another one", _NO_PARTS)
         by_loss = trained_by_loss(network, optimizer.parameters)
         summed = SumOfProducts(network, by_loss)
         third: Any = runner_of(summed, optimizer, "sum", clip_norm, numerics=numerics, wait=wait, **how)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -16,6 +17,8 @@ from .batch_norm import contained, without
 from .replaced import replaced
 
 SUMS = "window_sums"
+_made: dict[int, PooledStatistics] = {}
+"""By the id of the first layer, while it exists."""
 
 
 class PooledBatchNorm(nn.Cell):
@@ -75,9 +78,11 @@ class PooledStatistics:
     Args:
         layers (Sequence[PooledBatchNorm]): the layers.
         group (Optional[Group]): the ranks that train together; ``None``: a single process.
+        of (Sequence[Parameter]): the Parameters of their network. Default: none.
     """
 
-    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None):
+    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None, of: Sequence[Parameter] = ()):
+        self.of = {id(parameter) for parameter in of}
         self.state: dict[str, Parameter] = {}
         """The sums are Parameters of the network, and saved and restored with it."""
         self.sums = tuple(layer.window_sums for layer in layers)
@@ -88,6 +93,11 @@ class PooledStatistics:
         shares = np.concatenate([np.full(layer.num_features, layer.momentum) for layer in layers])
         self.share = Tensor(shares, ms.float32)
         self.all_reduce = None if group is None else ops.AllReduce()
+
+    def clear(self) -> None:
+        """Discard the sums of an open window."""
+        for each in self.sums:
+            ops.assign(each, ops.zeros_like(each))
 
     def after_window(self, updated: Any) -> Any:
         """Update the running statistics if the weights were updated, clear the sums, and return `updated`.
@@ -128,7 +138,8 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     exactly its running statistics: the inputs of later ones were normalised by micro-batch. Means and variances
     (within and between micro-batches) are pooled over the window and over the ranks, then averaged into the running
     statistics with the layer's momentum, once a window. Without it each micro-batch is averaged, with its own variance.
-    A skipped window leaves them as they are.
+    A skipped window leaves them as they are. Call this before the driver, the step or the `Accumulator` is made: that
+    finds the layers, and updates the statistics at the end of each window.
 
     A model is saved with the sums, which are zero between windows: load one that was trained with `nn.BatchNorm2d`
     before this call.
@@ -138,7 +149,7 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
         group (Union[str, Group, None]): the ranks that train together, as for the driver. Default: ``'auto'``.
 
     Returns:
-        PooledStatistics, whose `after_window(updated)` is called in a graph at the end of each window.
+        PooledStatistics. Only in a loop without this package its `after_window(updated)` is called by you.
 
     Raises:
         TypeError: If `network` is not a Cell, or is itself a BatchNorm.
@@ -168,7 +179,16 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     layers = replaced(network, _is_pooled, lambda layer, number: PooledBatchNorm(layer))
     if not layers:
         without(owner, network)
-    return PooledStatistics(layers, group_of(owner, group))
+    made = PooledStatistics(layers, group_of(owner, group), list(network.get_parameters()))
+    _made[id(layers[0])] = made
+    weakref.finalize(layers[0], _made.pop, id(layers[0]))
+    return made
+
+
+def pooled_of(parameters: Iterable[Parameter]) -> list[PooledStatistics]:
+    """Return the statistics of the networks that have some of these Parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [each for each in _made.values() if each.of & wanted]
 
 
 def _is_pooled(cell: Any) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import _check
+from ..layers.pooled import pooled_of
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
 from .noise_scale import NoiseScale
@@ -53,9 +53,16 @@ class Numerics(NamedTuple):
         return held
 
     @property
-    def in_window(self) -> dict[str, Any]:
-        """dict, the Parameters that a training state keeps of an open window."""
-        return {} if self.skips is None else {"window.counts": self.skips.counts}
+    def changed(self) -> list[Any]:
+        """list[Parameter], those that the end of a window changes or reads, beside the optimizer's."""
+        of_skips = [] if self.skips is None else [self.skips.counts]
+        return [*self.state.values(), *of_skips, *(parameter for each in self.after for parameter in each.parameters)]
+
+    def clear(self) -> None:
+        """Discard what layers have collected in an open window."""
+        for each in self.after:
+            if hasattr(each, "clear"):
+                each.clear()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -100,7 +107,6 @@ def numerics_of(
     nonfinite: str = SKIP_WINDOW,
     ema: Any = None,
     noise_scale: Any = None,
-    after: Sequence[Any] = (),
     in_graph: bool = False,
 ) -> Numerics:
     """Return the collaborators of the user's arguments.
@@ -109,15 +115,15 @@ def numerics_of(
         owner (str): the name used in error messages.
         optimizer (Optimizer): updates the parameters, of which `ema` takes averages.
         loss_scale, nonfinite, ema, noise_scale: the arguments, or collaborators that are made already, to be shared.
-        after (Sequence): further objects with `after_window`. Default: none.
         in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
     """
     scale, dynamic = scale_of(owner, loss_scale, optimizer)
     policy = policy_of(owner, nonfinite, in_graph=in_graph)
     skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
+    after: tuple = tuple(pooled_of(optimizer.parameters))
     if ema is not None:
         _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
         after = (ema, *after)
     if noise_scale is not None:
         _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
-    return Numerics(scale, dynamic, skips, tuple(after), policy, ema, noise_scale)
+    return Numerics(scale, dynamic, skips, after, policy, ema, noise_scale)

@@ -80,14 +80,15 @@ class Ema:
             for each in self._weights
         )
 
-    def after_window(self, updated: Any) -> None:
-        """Make a step if there was an update, in the graph that ends a window."""
+    def after_window(self, updated: Any) -> Any:
+        """Make a step if there was an update, in the graph that ends a window, and return `updated`."""
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         count = ops.cast(self._updates, ms.float32)
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update: what was there before is left out
         decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
-        tree.approach(self._averages, self._weights, ops.where(updated, decay, one))
+        done = tree.approach(self._averages, self._weights, ops.where(updated, decay, one))
+        return ops.depend(updated, done)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -118,6 +119,11 @@ class Ema:
     def updates(self) -> int:
         """int, the updates that are in the average."""
         return int(self._updates.asnumpy())
+
+    @property
+    def parameters(self) -> tuple:
+        """tuple[Parameter], those that `after_window` changes."""
+        return (self._updates, *self._averages)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -236,7 +236,8 @@ def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
 def _keeps_books(named: tuple[str, nn.Cell]) -> bool:
     """Return whether it is an optimizer or a Cell of this package: their Parameters may differ between ranks."""
     kind = type(named[1])
-    return issubclass(kind, _OPTIMIZERS) or kind.__module__.startswith("ms_accum.")
+    own = kind.__module__.startswith("ms_accum.") and not kind.__module__.startswith("ms_accum.layers.")
+    return issubclass(kind, _OPTIMIZERS) or own
 
 
 def _beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter]:

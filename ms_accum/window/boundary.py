@@ -54,7 +54,8 @@ class Boundary:
         self.multiply = multiply if sums is None or sums.in_place else tree.multiply
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
-        touched = {id(parameter): parameter for parameter in (*optimizer.get_parameters(), *rates)}
+        held = (*optimizer.get_parameters(), *rates, *numerics.changed)
+        touched = {id(parameter): parameter for parameter in held}
         self._touched = tuple(touched.values())
 
     def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None) -> Any:
@@ -92,7 +93,7 @@ class Boundary:
                 loss = (weight_sum if loss is None else loss) / weight_sum
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
         for each in self.after:
-            each.after_window(updated)
+            updated = each.after_window(updated)
         return updated
 
     def _update(self, finite: Any, gradients: Any) -> Any:

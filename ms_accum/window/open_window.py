@@ -149,6 +149,7 @@ class OpenWindow:
         """Discard the window."""
         if self.micro_batches:
             self._cells.clear()
+            self._numerics.clear()
         self._forget()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -211,6 +212,7 @@ class OpenWindow:
         except BaseException:  # also Ctrl-C
             self.lost = True
             self._forget()
+            self._numerics.clear()
             for cells in self._cells_made.values():  # also if the first micro-batch failed: it may have added a part
                 cells.clear()
             raise

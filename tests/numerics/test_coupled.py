@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.amp import DynamicLossScaler
 
 from helpers import joined, restore
 from ms_accum import (
@@ -15,6 +16,7 @@ from ms_accum import (
     Checkpointer,
     CoupledLoss,
     GradientAccumulation,
+    NoiseScale,
     Stopped,
     TrainForwardBackward,
 )
@@ -335,3 +337,23 @@ def train(rng, *arguments, **options):
 def test_wrong_uses_are_refused(make, error, message, rng):
     with pytest.raises(error, match=message):
         make(rng)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("name", "value"), [("nonfinite", "skip_micro"), ("noise_scale", NoiseScale())])
+def test_what_looks_at_single_micro_batches_is_refused(name, value, rng):
+    network = Towers()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    model = GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, **{name: value})
+    with pytest.raises(ValueError, match=f"'{name}' must be left out with a CoupledLoss"):
+        model.train_process(1, pairs(rng), 2, report=(), ckpt_path=None)
+
+
+@pytest.mark.modes
+def test_a_loss_scale_changes_nothing(rng):
+    network, micro_batches = Towers(), pairs(rng)
+    trained = network.trainable_params()
+    expected, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained)
+    for scale in (256, DynamicLossScaler(64.0, 2, 9)):
+        found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained, loss_scale=scale)
+        assert miss(found, expected) < 1
