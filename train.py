@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ms_accum import __version__
 from ms_accum.program import outputs
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, USAGE, begin, exit_code, run
+from ms_accum.program.main import DATA, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.program.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
@@ -47,9 +48,9 @@ if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
-from ms_accum import Ema, GradientAccumulation, Group, ZeroOptimizer, evaluate, tune_cpu
+from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, evaluate, tune_cpu, verify
 from ms_accum.evaluation import evaluate_together
 from ms_accum.fitting.rates import rate_by_update
 from ms_accum.fitting.runtime import keep_cpu_defaults
@@ -78,6 +79,24 @@ def datasets(settings: Settings, group: Group | None) -> tuple[Any, Any]:
         return train, create_dataset(settings.data_path, 100, usage="test", **part)
 
 
+def loss() -> nn.Cell:
+    """Return the loss. On CPU nn.CrossEntropyLoss takes as long as the rest of a small network."""
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
+def check_gradients(settings: Settings, network: nn.Cell, train: Any) -> None:
+    """Compare the gradient of the first window's micro-batches with that of one batch, and print the table."""
+    micro_batches = settings.micro_batches
+    batches = list(islice(train.create_tuple_iterator(num_epochs=1), 1 if settings.window_rows else micro_batches))
+    window = tuple(ops.cat(column) for column in zip(*batches))
+    rtol = 1e-3 if settings.amp == "off" else 0.05
+    with exit_code(USAGE, ValueError):
+        found = verify(network, loss(), window, micro_batches, reduction=settings.reduction, rtol=rtol)
+    print(found)
+    if not found.ok:
+        raise Failure("the gradients of micro-batches and of one large batch differ", TRAINING)
+
+
 def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
@@ -93,13 +112,12 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     )
     parameters = network.trainable_params()
     optimizer = ZeroOptimizer(make, parameters) if settings.zero else make(parameters)
-    # Not nn.CrossEntropyLoss: on CPU it takes as long as the rest of a small network, forward and backward.
-    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     how: dict[str, Any] = {"reduction": settings.reduction, "tail": settings.tail, "clip_norm": settings.clip_norm}
     how |= {"loss_scale": scaler_of(settings.loss_scale), "nonfinite": settings.nonfinite}
     how |= {"save_bad_batches": settings.save_bad_batches, "sync_every_micro_batch": settings.zero == 2}
     ema = None if settings.ema is None else Ema(settings.ema, warm_up=100)
-    model = GradientAccumulation(network, loss_fn, optimizer, **how, ema=ema)
+    noise = NoiseScale() if settings.noise_scale else None
+    model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
     return model, network, runtime
 
 
@@ -121,6 +139,9 @@ def main(settings: Settings) -> None:
     settings, group = steps.join(settings)
     train, test = datasets(settings, group)
     model, network, runtime = build(settings)
+    if settings.verify:
+        check_gradients(settings, network, train)
+        return
     updates = steps.planned_updates(settings, model, train)
     settings, found = steps.fit(settings, partial(trial, settings))
     settings = steps.make_folders(settings, group)
@@ -131,7 +152,7 @@ def main(settings: Settings) -> None:
     began = time.perf_counter()
     counts = steps.train(model, settings, train, written=written, evaluate=correct)
     kept = written.latest.kept if written.latest else None
-    plan.show_end(settings, time.perf_counter() - began, kept)
+    plan.show_end(settings, time.perf_counter() - began, kept, model.noise_scale)
     plan.show_accuracy(*counts)
 
 

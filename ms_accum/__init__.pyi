@@ -30,6 +30,8 @@ from .saving.checkpoint import CheckpointError as CheckpointError
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
 from .train_step import AccumulatedTrainStep as AccumulatedTrainStep
+from .verification import Verification as Verification
+from .verification import verify as verify
 from .window.ends import split_batch as split_batch
 from .window.ends import updates_per_epoch as updates_per_epoch
 from .window.record import UpdateRecord as UpdateRecord

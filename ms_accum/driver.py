@@ -268,6 +268,11 @@ class GradientAccumulation:
         return self._numerics.ema
 
     @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Optional[NoiseScale], the estimate of how large a window should be."""
+        return self._numerics.noise
+
+    @property
     def overflows(self) -> int:
         """int, windows for which a dynamic loss scale was too large."""
         return self._numerics.overflows

@@ -38,6 +38,7 @@ PUBLIC = [
     "TrainForwardBackward",
     "TrainOptim",
     "UpdateRecord",
+    "Verification",
     "ZeroOptimizer",
     "batch_to_group_norm",
     "evaluate",
@@ -53,11 +54,12 @@ PUBLIC = [
     "total",
     "tune_cpu",
     "updates_per_epoch",
+    "verify",
 ]
 # They compute on numbers or cut what they get, on the host: there is no platform to name.
 ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
 # Their fields are documented one by one, and nobody makes one.
-RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord")
+RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
 # What is raised; nobody makes one.
 ERRORS = ("CheckpointError", "Stopped")
 
@@ -122,6 +124,10 @@ SIGNATURES = {
     ),
     ms_accum.Ema: "(decay, warm_up=0)",
     ms_accum.NoiseScale: "(every=10, decay=0.95)",
+    ms_accum.Verification: "(ok, diagnosis, table)",
+    ms_accum.verify: (
+        "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, rtol=0.001)"
+    ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",

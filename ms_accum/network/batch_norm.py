@@ -14,7 +14,7 @@ _KINDS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "PooledB
 
 def warn_about_batch_norm(network: nn.Cell) -> None:
     """Warn that BatchNorm normalises micro-batches, so accumulation cannot equal the large batch."""
-    names = [name for name, cell in network.cells_and_names() if _takes_statistics(cell)]
+    names = [name for name, cell in network.cells_and_names() if takes_statistics(cell)]
     if names:
         _check.warn(
             f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalise each micro-batch by its own "
@@ -23,11 +23,14 @@ def warn_about_batch_norm(network: nn.Cell) -> None:
         )
 
 
-def _takes_statistics(cell: Any) -> bool:
-    """Return whether a Cell is BatchNorm and uses the statistics of its input; a frozen one may not."""
+def takes_statistics(cell: Any, *, training: bool = False) -> bool:
+    """Return whether a Cell is BatchNorm and uses the statistics of its input, now or in training mode.
+
+    A frozen one may not.
+    """
     if hasattr(cell, "bn2d"):  # nn.BatchNorm3d, whose inner layer is looked at
         return False
     always = getattr(cell, "use_batch_statistics", None)
     return bool(_KINDS & {kind.__name__ for kind in type(cell).__mro__}) and (
-        cell.training if always is None else always
+        training or cell.training if always is None else always
     )

@@ -106,6 +106,10 @@ class Parser(argparse.ArgumentParser):
         add("--save_bad_batches", type=place, metavar="DIR", help="a folder for micro-batches that are not finite")
         what = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
         add("--ema", type=number(0, below=1), metavar="X", help=what)
+        what = "estimate how many rows a window should have, and print it at the end"
+        add("--noise_scale", action="store_true", help=what)
+        what = "compare the gradient of micro-batches with that of one large batch, and end; 1 if they differ"
+        add("--verify", action="store_true", help=what)
         what = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
         add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=what)
         add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")

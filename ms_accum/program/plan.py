@@ -8,6 +8,7 @@ from mindspore import nn
 
 from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
+from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
 from ..saving.model_record import DEFAULT
 from ..window.ends import updates_per_epoch
@@ -107,9 +108,11 @@ def in_percent(correct: int, total: int) -> str:
     return f"{correct / total:.2%} ({correct:,}/{total:,})".replace("%", " %")
 
 
-def show_end(settings: Settings, seconds: float, kept: str | None) -> None:
+def show_end(settings: Settings, seconds: float, kept: str | None, noise: NoiseScale | None = None) -> None:
     """Print how long the run took and what it has written; `kept` is where an earlier model of this folder is."""
     show("time", _duration(seconds))
+    if noise is not None:
+        show("noise scale", noise.advice)
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:

@@ -54,6 +54,8 @@ class Settings:
     nonfinite: str
     save_bad_batches: str | None
     ema: float | None
+    noise_scale: bool
+    verify: bool
     lr_scaling: str
     base_batch: int | None
     warmup_updates: int
@@ -140,6 +142,12 @@ class Settings:
     def window_sizes(self) -> Mapping[int, int | None]:
         """Mapping, the micro-batches in a window by their first update; None if `effective_batch` sets the window."""
         return self.mini_steps if isinstance(self.mini_steps, Mapping) else {0: self.mini_steps}
+
+    @property
+    def micro_batches(self) -> int:
+        """int, the micro-batches of a full window, in the end if that changes."""
+        window = self.window_sizes[max(self.window_sizes)]
+        return window or math.ceil(self.window_rows / int(self.batch_size))
 
     @property
     def rates(self) -> list[float]:
