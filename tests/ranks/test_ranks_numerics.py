@@ -1,0 +1,76 @@
+"""Do ranks decide alike about what is not finite, and is the rest what one process would do?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ranks_numerics as program
+
+WAYS = ("at the end", "in step", "zero 1", "zero 2", "sums")
+
+
+@pytest.fixture(scope="module")
+def numerics(job):
+    return [rank["numerics"] for rank in job[0]]
+
+
+def weights_of(size, *, left_out=(), skipped=(), reduction="mean"):
+    """The weight after each update, by its definition: x is the gradient of a row."""
+    weight, seen = 0.0, []
+    for first in range(0, 6, program.WINDOW):
+        window = range(first, first + program.WINDOW)
+        if first in skipped:
+            continue
+        each = [
+            (program.rows(rank, number), program.value(rank, number))
+            for rank in range(size)
+            for number in window
+            if (rank, number) not in left_out
+        ]
+        total = sum(rows for rows, _ in each) if reduction == "mean" else 1
+        weight -= sum((rows if reduction == "mean" else 1) * value for rows, value in each) / total
+        seen.append(weight)
+    return seen
+
+
+def average_of(weights):
+    average = weights[0]
+    for each in weights[1:]:
+        average = 0.5 * average + 0.5 * each
+    return average
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_micro_batch_of_one_rank_is_left_out(numerics, way):
+    found = [rank[way] for rank in numerics]
+    reduction = "sum" if way == "sums" else "mean"
+    expected = weights_of(len(found), left_out={(0, program.BAD)}, reduction=reduction)
+    kept = weights_of(len(found), reduction=reduction)  # the planted fault: it counts
+    for each in found:
+        assert each["weights"] == pytest.approx([expected[-1]] * 2, rel=1e-6) != pytest.approx([kept[-1]] * 2, rel=1e-4)
+        assert each["average"] == pytest.approx([average_of(expected)] * 2, rel=1e-6)
+        assert each["counts"] == [3, 0, 0] and np.isfinite(each["loss"]).all()
+    assert [each["left out"] for each in found] == [1] + [0] * (len(found) - 1)
+    assert found[0]["bad"] == [[], [program.BAD + 1], []]  # reports are on rank 0
+
+
+def test_all_ranks_skip_the_window_of_one(numerics):
+    found = [rank["skipped"] for rank in numerics]
+    expected = weights_of(len(found), skipped={2})
+    for each in found:
+        assert each["weights"] == pytest.approx([expected[-1]] * 2, rel=1e-6) and each["counts"] == [2, 1, 0]
+        assert each["average"] == pytest.approx([average_of(expected)] * 2, rel=1e-6)
+
+
+def test_all_ranks_raise(numerics):
+    for rank in numerics:
+        assert rank["raised"]["error"].startswith("For 'GradientAccumulation', the gradient of window 2 in epoch 1")
+        assert rank["raised"]["counts"][0] == 1
+
+
+def test_all_ranks_lower_the_scale(numerics):
+    found = [rank["scaled"] for rank in numerics]
+    assert [each["scale"] for each in found] == [2.0**14] * len(found)
+    assert [each["counts"] for each in found] == [[2, 1, 1]] * len(found)
+    assert all(each["weights"] == pytest.approx([-2.0] * 2) for each in found)
