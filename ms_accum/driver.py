@@ -72,7 +72,7 @@ class GradientAccumulation:
         nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
             micro-batch out, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
         save_bad_batches (Optional[str]): a folder for micro-batches that are not finite. Default: ``None``.
-        ema (Optional[Ema]): an average of the weights. Default: ``None``.
+        ema (Optional[Ema]): an average of the weights, which evaluations use. Default: ``None``.
         noise_scale (Optional[NoiseScale]): estimates how large a window should be. Default: ``None``.
 
     Raises:
@@ -200,7 +200,7 @@ class GradientAccumulation:
         check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
         self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
-        evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group)
+        evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group, self.ema)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))
         self._open(sizes)
         data = Data(train_dataset, self._group.size if self._group else 1)

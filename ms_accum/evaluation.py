@@ -14,6 +14,7 @@ from . import _check
 from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network.as_found import training_mode
+from .numerics.ema import Ema, averaged
 from .ranks.parallel import Group, as_on_rank_0, take_from_rank_0, total
 from .window.batches import Data, generators_kept
 from .window.callbacks import UNKNOWN, Callbacks
@@ -81,9 +82,13 @@ class Evaluation:
         metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
         every (int): epochs between two evaluations.
         group (Optional[Group]): the ranks: all get rank 0's results, so that callbacks decide alike.
+        ema (Optional[Ema]): the average of the weights, which is evaluated. Default: ``None``.
     """
 
-    def __init__(self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None):
+    def __init__(
+        self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None = None
+    ):
+        self._ema = ema
         self._every = _check.positive_int(_OWNER, "eval_every", every)
         self._metrics = get_metrics(metrics) or {}
         if dataset is None:
@@ -116,7 +121,7 @@ class Evaluation:
         calls = calls.evaluating(batch_num=self._data.batches or UNKNOWN)
         calls("on_eval_begin")
         calls("on_eval_epoch_begin")
-        with training_mode(self._cell, False):
+        with training_mode(self._cell, False), averaged(self._ema):
             loss = self._mean_loss(calls)
         calls("on_eval_epoch_end")
         results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
@@ -139,7 +144,7 @@ class Evaluation:
 
 
 def evaluation_of(
-    objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None
+    objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None
 ) -> Evaluation | None:
     """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
-    return None if dataset is None and metrics is None else Evaluation(objective, dataset, metrics, every, group)
+    return None if dataset is None and metrics is None else Evaluation(objective, dataset, metrics, every, group, ema)

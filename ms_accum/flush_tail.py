@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from mindspore.train import Callback, RunContext
 
 from . import _check
+from .numerics.ema import averaged
 from .ranks.parallel import agree
 from .train_step import AccumulatedTrainStep
 from .window.record import SKIPPED_IN_A_ROW
@@ -16,10 +18,11 @@ class FlushTail(Callback):
     """End a window with the last micro-batch of each epoch, for :class:`AccumulatedTrainStep` in `Model`.
 
     So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
-    the callbacks. It also gives callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
-    checks the first micro-batch, and checks that several processes have the same number of micro-batches. If a callback
-    stops the run inside an epoch, it updates with the open window, unless `SaveStates` keeps it. It discards a window
-    that an interrupted run has left, and warns if windows were skipped.
+    the callbacks. Evaluations use the average of the weights if the step has one. It also gives callbacks the optimizer,
+    which `ReduceLROnPlateau` and `LearningRateScheduler` need, checks the first micro-batch, and checks that several
+    processes have the same number of micro-batches. If a callback stops the run inside an epoch, it updates with the
+    open window, unless `SaveStates` keeps it. It discards a window that an interrupted run has left, and warns if
+    windows were skipped.
 
     Raises:
         TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
@@ -58,6 +61,11 @@ class FlushTail(Callback):
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         self._flush(run_context)  # an epoch may have another number of micro-batches than the data set says
+        self._average = averaged(self._step.ema) if hasattr(self, "_step") else nullcontext()
+        self._average.__enter__()
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        self._average.__exit__(None, None, None)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._flush(run_context)

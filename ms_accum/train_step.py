@@ -55,7 +55,8 @@ class AccumulatedTrainStep(nn.Cell):
         nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
             micro-batch out, with its weight; ``"raise"``: :class:`FlushTail` ends the run with an error.
             Default: ``"skip_window"``.
-        ema (Optional[Ema]): an average of the weights. Default: ``None``.
+        ema (Optional[Ema]): an average of the weights, with which :class:`FlushTail` lets `Model.fit` evaluate.
+            Default: ``None``.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
@@ -109,6 +110,8 @@ class AccumulatedTrainStep(nn.Cell):
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
         check_compiles(weight, "weight", _OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
+        self.ema = ema
+        """Optional[Ema], the average of the weights."""
         self.raises = policy_of(_OWNER, nonfinite) == RAISE
         """bool, whether the first window that is not finite ends the run."""
         numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)

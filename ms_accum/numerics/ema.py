@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import mindspore as ms
@@ -135,6 +135,11 @@ class Ema:
         """dict, what a training state keeps of it."""
         named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
         return {"updates": self._updates, **named}
+
+
+def averaged(ema: Ema | None) -> AbstractContextManager[None]:
+    """Give the network the averaged weights inside the block, if there are any and they are not applied yet."""
+    return ema.applied() if ema is not None and ema.updates and not ema.is_applied else nullcontext()
 
 
 def _assign(parameters: Sequence[Any], arrays: Any) -> None:

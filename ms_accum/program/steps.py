@@ -6,13 +6,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable
 
 import mindspore as ms
 from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
+from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, total
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
 from ..saving.checkpointer import Checkpointer, Stopped
@@ -206,11 +206,6 @@ def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
     return {**train.source.facts, "test_data": test.source.facts["data"], **versions}
 
 
-def averaged(model: Any) -> AbstractContextManager[None]:
-    """Give the network the averaged weights inside the block, if there are any."""
-    return model.ema.applied() if model.ema is not None and model.ema.updates else nullcontext()
-
-
 def train(
     model: Any,
     settings: Settings,
@@ -236,7 +231,7 @@ def train(
     def score() -> float:
         """Evaluate, and save the model if it is the best so far."""
         nonlocal counts
-        with averaged(model):
+        with averaged(model.ema):
             counts = evaluate()
             found = counts[0] / counts[1]
             better = states.best is None or found > states.best
@@ -259,7 +254,7 @@ def train(
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
         raise Failure(f"{SIGNALS.words}, {stopped}; --resume continues from there", code) from stopped
     written.publish()
-    with averaged(model):
+    with averaged(model.ema):
         counts = counts or evaluate()  # with --keep_best the last model has been evaluated
     written.evaluated(counts)
     return counts

@@ -6,13 +6,14 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn, ops
-from mindspore.train import Callback
+from mindspore.train import Callback, Model
 
 from helpers import Slope, micro_batch, values
-from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
+from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, Stopped
 from ms_accum.numerics.collaborators import Numerics
 from reference import miss
 from runs import stop_after
+from test_train_step import dataset
 from ways import WAYS, Half, Root, Trained
 
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
@@ -100,23 +101,47 @@ def test_weights_that_are_loaded_before_the_first_update_are_averaged():
     assert ema.state["of.w"].asnumpy().tolist() == run.weights.tolist()
 
 
+class Looks(Callback):
+    """Keeps the weights that an evaluation sees."""
+
+    def __init__(self, network):
+        self.network, self.seen = network, []
+
+    def on_eval_step_end(self, run_context):
+        self.seen.append(self.network.w.asnumpy().tolist())
+
+
+class Thrice(nn.Cell):
+    """The loss as loss, output and label: what `Model` wants of a network for an evaluation."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        loss = self.network(x)
+        return loss, loss, loss
+
+
 @pytest.mark.host
-def test_evaluations_can_see_the_average():
-    ema, seen = Ema(0.75), []
+def test_evaluations_use_the_average():
+    ema, network = Ema(0.75), Slope(2)
+    model, looks = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema), Looks(network)
+    model.train_process(2, DATA, 2, callbacks=looks, valid_dataset=DATA[:1], report=(), ckpt_path=None)
+    assert (
+        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+    )
 
-    class Looks(Callback):
-        def on_eval_begin(self, run_context):
-            self.applied = ema.applied()
-            self.applied.__enter__()
 
-        def on_eval_end(self, run_context):
-            seen.append(network.w.asnumpy().tolist())
-            self.applied.__exit__(None, None, None)
-
-    network = Slope(2)
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema)
-    model.train_process(2, DATA, 2, callbacks=Looks(), valid_dataset=DATA[:2], report=(), ckpt_path=None)
-    assert len(seen) == 2 and seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+@pytest.mark.host
+def test_so_do_those_of_model():
+    ema, network = Ema(0.75), Slope(2)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    model, looks = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"}), Looks(network)
+    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), looks], dataset_sink_mode=False)
+    assert (
+        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+    )
 
 
 def resumed(folder, stop):
