@@ -18,7 +18,7 @@ class FlushTail(Callback):
     """End a window with the last micro-batch of each epoch, for :class:`AccumulatedTrainStep` in `Model`.
 
     So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
-    the callbacks. Evaluations use the average of the weights if the step has one. It also gives callbacks the optimizer,
+    the callbacks. Evaluations use the average of the weights if there is one. It also gives callbacks the optimizer,
     which `ReduceLROnPlateau` and `LearningRateScheduler` need, checks the first micro-batch, and checks that several
     processes have the same number of micro-batches. If a callback stops the run inside an epoch, it updates with the
     open window, unless `SaveStates` keeps it. It discards a window that an interrupted run has left, and warns if
