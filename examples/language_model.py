@@ -97,7 +97,7 @@ network = GPT(len(WORDS), context=LONGEST, width=32)
 compare(network, in_micro_batches(sorted(training[:32], key=len)))  # sorted, as loaders do that avoid padding
 
 network = amp.auto_mixed_precision(network, "O2")  # computes in float16; the weights stay float32
-optimizer = nn.AdamWeightDecay(network.trainable_params(), 6e-3)
+optimizer = nn.AdamWeightDecay(network.trainable_params(), 4e-3)
 scale = amp.DynamicLossScaler(2.0**20, 2, 50)  # too large at first: halved until nothing overflows
 ema, noise = Ema(0.95), NoiseScale(every=2, decay=0.99)
 together = {"loss_scale": scale, "ema": ema, "noise_scale": noise}

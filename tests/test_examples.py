@@ -112,34 +112,39 @@ def test_numbers_that_differ_are_noticed():
     assert differ(lines, ["loss 3.195248, difference 2.6e-05", "6.1e-01"]) == lines
 
 
-@pytest.mark.slow
-def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(tmp_path):
-    done = run("language_model", tmp_path, "--epochs=5")
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """What the example prints in 5 epochs."""
+    done = run("language_model", tmp_path_factory.mktemp("language_model"), "--epochs=5")
     assert (done.returncode, done.stderr) == (0, "")
-    assert differ(shown("language_model"), done.stdout.splitlines()) == []
-    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", done.stdout, re.MULTILINE)}
-    miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", done.stdout, re.MULTILINE))
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(language_model):
+    assert differ(shown("language_model"), language_model.splitlines()) == []
+    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
+    miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", language_model, re.MULTILINE))
     exact, wrong = (abs(loss[name] - loss["one big batch"]) for name in ("weighted by tokens", "mean of means"))
     assert exact < 5e-6 and wrong > 1e-3
     assert float(miss["weighted by tokens"]) < 1e-6 and float(miss["mean of means"]) > 0.1
-    assert loss["epoch 5"] < loss["epoch 1"] * 0.75
+    assert loss["epoch 5"] < loss["epoch 1"] / 2
     assert len((ROOT / "examples" / "language_model.py").read_text().splitlines()) <= 115
 
 
 @pytest.mark.slow
-def test_the_language_model_shows_the_numerics(tmp_path):
-    done = run("language_model", tmp_path, "--epochs=3")
-    assert (done.returncode, done.stderr) == (0, "")
-    updates, sizes = re.search(r"^(\d+) updates; .*: (\{.*\})$", done.stdout, re.MULTILINE).groups()
-    assert sizes == "{0: 1, 27: 2, 41: 3, 50: 4}" and 50 < int(updates) < 27 + 14 + 9 + 20
-    overflows, scale = re.search(r"^(\d+) windows overflowed .* (\d+)$", done.stdout, re.MULTILINE).groups()
+def test_the_language_model_shows_the_numerics(language_model):
+    updates, sizes = re.search(r"^(\d+) updates; .*: (\{.*\})$", language_model, re.MULTILINE).groups()
+    assert sizes == "{0: 1, 27: 2, 41: 3, 50: 4}" and 50 < int(updates) < 120
+    overflows, scale = re.search(r"^(\d+) windows overflowed .* (\d+)$", language_model, re.MULTILINE).groups()
     assert 1 <= int(overflows) < 20 and 1 <= int(scale) < 2**20
-    assert re.search(r"^noise scale: (about [\d,]+ rows|no estimate) ", done.stdout, re.MULTILINE)
+    assert re.search(r"^noise scale: (about [\d,]+ rows|no estimate) ", language_model, re.MULTILINE)
     loss = {
-        name: float(found) for name, found in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", done.stdout, re.MULTILINE)
+        name: float(found)
+        for name, found in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
     }
     assert set(loss) == {"weights", "averaged weights"} and loss["weights"] != loss["averaged weights"]
-    assert max(loss.values()) < np.log(24)  # that of guessing
+    assert max(loss.values()) < np.log(24)  # the loss of guessing
 
 
 @pytest.mark.slow
