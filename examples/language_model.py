@@ -1,13 +1,13 @@
-"""A small GPT learns to count, from sentences of 7 to 26 words: micro-batches are weighted by their valid tokens."""
+"""A small GPT learns to count in float16: windows grow and are weighted by tokens, and the weights are averaged."""
 
 import argparse
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, amp, nn, ops
 from mindspore.train import Callback
 
-from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward
+from ms_accum import Ema, GradientAccumulation, NoiseScale, TrainClear, TrainForwardBackward, ramp_up
 from ms_accum.zoo import GPT
 
 NUMBERS = (
@@ -32,6 +32,11 @@ def padded(sentences):
         tokens[row, : len(words) - 1] = words[:-1]
         following[row, TASK - 1 : len(words) - 1] = words[TASK:]
     return Tensor(tokens), Tensor(following, ms.int32)
+
+
+def in_micro_batches(sentences):
+    """Return micro-batches of 8 sentences."""
+    return [padded(sentences[row : row + 8]) for row in range(0, len(sentences), 8)]
 
 
 def loss_fn(logits, following):
@@ -65,10 +70,8 @@ def compare(network, micro_batches):
     def mean_of(window, weigh):
         clear()
         weights = [float(weigh(*columns)) for columns in window]
-        losses = [
-            float(forward_backward(*columns, weight=Tensor(weight, ms.float32)).asnumpy())
-            for columns, weight in zip(window, weights)
-        ]
+        weighted = zip(window, weights)
+        losses = [forward_backward(*columns, weight=Tensor(each, ms.float32)).asnumpy() for columns, each in weighted]
         gradient = np.concatenate([total.asnumpy().ravel() for total in grad_sum]) / weight_sum.asnumpy()
         return np.average(losses, weights=weights), gradient
 
@@ -89,11 +92,21 @@ ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 pairs = np.random.RandomState(0).permutation([(first, last) for first in range(20) for last in range(20)])
 sentences = [sentence(*pair) for pair in pairs]
-windows = [sorted(sentences[row : row + 32], key=len) for row in range(0, len(sentences), 32)]  # as loaders bucket
-micro_batches = [padded(window[row : row + 8]) for window in windows for row in range(0, len(window), 8)]
+training, test = sentences[:320], padded(sentences[320:])
 network = GPT(len(WORDS), context=LONGEST, width=32)
-compare(network, micro_batches[:4])
+compare(network, in_micro_batches(sorted(training[:32], key=len)))  # sorted, as loaders do that avoid padding
 
-optimizer = nn.AdamWeightDecay(network.trainable_params(), 3e-3)
-model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens, clip_norm=1.0)
-model.train_process(epochs, micro_batches, mini_steps=4, report=PrintLoss(), ckpt_path=None)
+network = amp.auto_mixed_precision(network, "O2")  # computes in float16; the weights stay float32
+optimizer = nn.AdamWeightDecay(network.trainable_params(), 4e-3)
+scale = amp.DynamicLossScaler(2.0**20, 2, 50)  # too large at first: halved until nothing overflows
+ema, noise = Ema(0.95), NoiseScale(every=2, decay=0.99)
+together = {"loss_scale": scale, "ema": ema, "noise_scale": noise}
+model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens, clip_norm=1.0, **together)
+sizes = ramp_up(1, 4, 640, micro_batch_size=8)  # from 1 to 4 micro-batches in a window, in the first two epochs
+model.train_process(epochs, in_micro_batches(training), mini_steps=sizes, report=PrintLoss(), ckpt_path=None)
+print(f"{model.updates} updates; micro-batches in a window, by its first update: {sizes}")
+print(f"{model.overflows} windows overflowed and were skipped; loss scale at the end: {scale.scale_value.asnumpy():g}")
+print(f"noise scale: {noise.advice}")
+print(f"new sentences, weights: loss {loss_fn(network(test[0]), test[1]).asnumpy():.4f}")
+with ema.applied():
+    print(f"new sentences, averaged weights: loss {loss_fn(network(test[0]), test[1]).asnumpy():.4f}")

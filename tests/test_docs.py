@@ -119,6 +119,18 @@ def broken_links(text, folder):
     return [target for target in relative if not (folder / target).exists()]
 
 
+def missing_tests(text):
+    """Return the tests that a document names, as path::name, and that do not exist."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    return [f"{path}::{name}" for path, name in named if name not in functions_of(ROOT / path)]
+
+
+def functions_of(path):
+    """Return the names of the functions of a file; none if there is no such file."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
+    return {each.name for each in body if isinstance(each, ast.FunctionDef)}
+
+
 DOCTESTS = docstrings()
 PYTHON = {path.name: blocks(path.read_text(encoding="utf-8"), "python") for path in DOCUMENTS}
 WITH_PYTHON = [name for name, found in PYTHON.items() if found]
@@ -156,6 +168,17 @@ def test_readme_begins_with_the_run_and_the_test():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_point_at_files(path):
     assert broken_links(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_that_are_named_exist(path):
+    assert missing_tests(path.read_text(encoding="utf-8")) == []
+
+
+def test_each_pitfall_names_its_tests():
+    page = (ROOT / "docs" / "correctness.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\*\*.*)$", page, re.MULTILINE)
+    assert len(rows) >= 14 and [row for row in rows if "::test_" not in row] == []
 
 
 # The checks can fail
@@ -215,3 +238,10 @@ def test_links_that_point_at_nothing_are_found(tmp_path):
         "gone.png",
         "gone.txt",
     ]
+
+
+def test_named_tests_that_do_not_exist_are_found():
+    text = (
+        "`tests/test_docs.py::test_links_point_at_files` `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
+    )
+    assert missing_tests(text) == ["tests/test_docs.py::test_gone", "tests/test_gone.py::test_it"]

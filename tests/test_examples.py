@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.several
@@ -80,23 +82,76 @@ def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
     assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*found[1]))[2][1:]))
 
 
-@pytest.mark.slow
-def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(tmp_path):
-    done = run("language_model", tmp_path, "--epochs=5")
+NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?"
+
+
+def shown(program):
+    """Return the lines that the page on correctness shows below an example's command."""
+    page = (ROOT / "docs" / "correctness.md").read_text(encoding="utf-8")
+    return re.search(rf"`python -m examples\.{program}`.*?```text\n(.*?)```", page, re.DOTALL)[1].splitlines()
+
+
+def differ(shown, printed):
+    """Return the lines shown that were not printed, up to 2 in a number's last digit; rounding errors are all equal."""
+    printed = {re.sub(NUMBER, "#", line): line for line in printed}
+    return [line for line in shown if not alike(line, printed.get(re.sub(NUMBER, "#", line), ""))]
+
+
+def alike(line, other):
+    numbers, others = ([Decimal(number) for number in re.findall(NUMBER, each)] for each in (line, other))
+    return len(numbers) == len(others) and all(
+        abs(a - b) <= 2 * Decimal(1).scaleb(a.as_tuple().exponent) or max(abs(a), abs(b)) < Decimal("1e-5")
+        for a, b in zip(numbers, others)
+    )
+
+
+def test_numbers_that_differ_are_noticed():
+    lines = ["loss 3.195248, difference 2.6e-07", "plain: 6.1e-01"]
+    assert differ(lines, ["loss 3.195249, difference 4.1e-07", "first", "plain: 6.2e-01"]) == []
+    assert differ(lines, ["loss 3.195348, difference 2.6e-07", "plain: 6.1e-02"]) == lines
+    assert differ(lines, ["loss 3.195248, difference 2.6e-05", "6.1e-01"]) == lines
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """What the example prints in 5 epochs."""
+    done = run("language_model", tmp_path_factory.mktemp("language_model"), "--epochs=5")
     assert (done.returncode, done.stderr) == (0, "")
-    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", done.stdout, re.MULTILINE)}
-    miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", done.stdout, re.MULTILINE))
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(language_model):
+    assert differ(shown("language_model"), language_model.splitlines()) == []
+    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
+    miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", language_model, re.MULTILINE))
     exact, wrong = (abs(loss[name] - loss["one big batch"]) for name in ("weighted by tokens", "mean of means"))
     assert exact < 5e-6 and wrong > 1e-3
     assert float(miss["weighted by tokens"]) < 1e-6 and float(miss["mean of means"]) > 0.1
     assert loss["epoch 5"] < loss["epoch 1"] / 2
-    assert len((ROOT / "examples" / "language_model.py").read_text().splitlines()) <= 100
+    assert len((ROOT / "examples" / "language_model.py").read_text().splitlines()) <= 115
+
+
+@pytest.mark.slow
+def test_the_language_model_shows_the_numerics(language_model):
+    updates, sizes = re.search(r"^(\d+) updates; .*: (\{.*\})$", language_model, re.MULTILINE).groups()
+    assert sizes == "{0: 1, 27: 2, 41: 3, 50: 4}" and 50 < int(updates) < 120
+    overflows, scale = re.search(r"^(\d+) windows overflowed .* (\d+)$", language_model, re.MULTILINE).groups()
+    assert 1 <= int(overflows) < 20 and 1 <= int(scale) < 2**20
+    assert re.search(r"^noise scale: (about [\d,]+ rows|no estimate) ", language_model, re.MULTILINE)
+    loss = {
+        name: float(found)
+        for name, found in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
+    }
+    assert set(loss) == {"weights", "averaged weights"} and loss["weights"] != loss["averaged weights"]
+    assert max(loss.values()) < np.log(24)  # the loss of guessing
 
 
 @pytest.mark.slow
 def test_contrastive_shows_that_plain_accumulation_is_not_the_big_batch(tmp_path):
     done = run("contrastive", tmp_path, "--epochs=5")
     assert (done.returncode, done.stderr) == (0, "")
+    assert differ(shown("contrastive"), done.stdout.splitlines()) == []
     miss = dict(re.findall(r"^(\w+), 8 micro-batches: .*difference (\S+)$", done.stdout, re.MULTILINE))
     assert float(miss["CoupledLoss"]) < 1e-5 and float(miss["plain"]) > 0.1
     found = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
