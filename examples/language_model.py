@@ -105,7 +105,7 @@ model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens, c
 sizes = ramp_up(1, 4, 640, micro_batch_size=8)  # from 1 to 4 micro-batches in a window, in the first two epochs
 model.train_process(epochs, in_micro_batches(training), mini_steps=sizes, report=PrintLoss(), ckpt_path=None)
 print(f"{model.updates} updates; micro-batches in a window, by its first update: {sizes}")
-print(f"{model.overflows} windows overflowed and were skipped; loss scale at the end: {scale.scale_value.asnumpy():g}")
+print(f"{model.overflows} windows overflowed and were skipped; loss scale at the end: {model.loss_scale:g}")
 print(f"noise scale: {noise.advice}")
 print(f"new sentences, weights: loss {loss_fn(network(test[0]), test[1]).asnumpy():.4f}")
 with ema.applied():

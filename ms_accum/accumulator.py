@@ -32,7 +32,7 @@ class Accumulator:
     :math:`\sum_i w_i g_i / \sum_i w_i`, which is exact for uneven micro-batches and a short last window;
     the loss is not divided.
 
-    A window whose gradient is not finite is skipped: the optimizer is not called, and `skipped` is increased.
+    A window whose gradient is not finite is skipped, and counted in `skipped`.
 
     Args:
         optimizer (Optimizer): updates the parameters. Differentiate with respect to
@@ -42,7 +42,7 @@ class Accumulator:
         clip_norm (Optional[float]): bound of the global norm of the window's gradient.
             Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
-        group (Union[str, None, Group]): the ranks whose gradients are summed: ``"auto"``, all that a launcher started;
+        group (Union[str, None, Group]): the ranks that train together: ``"auto"``, all that a launcher started;
             ``None``, no others. For "sum" divide by all ranks' micro-batches. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether gradients are summed in every call, which all ranks must make; with a
             `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
@@ -54,17 +54,15 @@ class Accumulator:
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
-        - **weight** (Union[Tensor, float], optional) - the weight of the micro-batch, required with
-          ``reduction="mean"``: what its loss averages over, such as rows or tokens. It multiplies the gradients, so
-          a NaN gradient stays NaN with weight 0. Default: ``None``, for ``reduction="sum"``.
+        - **weight** (Union[Tensor, float], optional) - for ``reduction="mean"``: what the loss of the micro-batch
+          averages over, such as rows or tokens. It multiplies the gradients: 0 times NaN is NaN. Default: ``None``.
 
     Outputs:
         Tensor of bool, whether this call updated the parameters.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, `weight` is missing with ``reduction="mean"`` or given with
-            ``"sum"``, or the gradients do not match the optimizer's parameters.
+        ValueError: If an argument is out of range, or weight or gradients do not fit.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -121,10 +119,10 @@ class Accumulator:
         how = summing(owner, optimizer, self.group, sync_every_micro_batch)
         holds = _holds(self._sizes, optimizer, self.group)
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
-        self._numerics = numerics_of(owner, optimizer, in_graph=True, **given)
-        self.skips = self._numerics.skips if holds else None
-        self._loss_scale = self._numerics.scale if self._numerics.dynamic is None else self._numerics.changing
-        ends: Any = {"numerics": self._numerics._replace(skips=self.skips), "sums": how.at_the_end}
+        self.numerics = numerics_of(owner, optimizer, in_graph=True, **given)
+        self.skips = self.numerics.skips if holds else None
+        self._loss_scale = self.numerics.scale if self.numerics.dynamic is None else self.numerics.changing
+        ends: Any = {"numerics": self.numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, **ends)
         name = unique_name("accumulator")
@@ -213,7 +211,7 @@ class Accumulator:
         """Discard an open window; call it outside the compiled step."""
         if self.micro_batches:
             self._window.clear()
-            self._numerics.clear()
+            self.numerics.clear()
 
     @property
     def accumulate_step(self) -> int:
@@ -230,13 +228,13 @@ class Accumulator:
         reduction = "mean" if self._mean else "sum"
         size = self.accumulate_step if self._sizes.constant else self._sizes.settings
         held = {"accumulate_step": size, "reduction": reduction, "clip_norm": self.clip_norm}
-        return {**held, **self._numerics.settings}
+        return {**held, **self.numerics.settings}
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its Parameters by names that are the same in every process; several ranks save between windows only."""
         held = {"size": self._window.size, "micro_batches": self._window.micro_batches}
-        held |= {**self._counters.state, **self._numerics.state}
+        held |= {**self._counters.state, **self.numerics.state}
         if self.skips is not None:
             held["counts"] = self.skips.counts
         return held if self.group is not None else {**held, **self._window.sums_by([p.name for p in self._parameters])}
@@ -267,14 +265,19 @@ class Accumulator:
         return seen(self._counters.skipped, int)
 
     @property
+    def loss_scale(self) -> float:
+        """float, the loss scale; 1 if there is none."""
+        return self.numerics.value
+
+    @property
     def overflows(self) -> int:
         """int, the windows so far for which a dynamic loss scale was too large."""
-        return self._numerics.overflows
+        return self.numerics.overflows
 
     @property
     def left_out(self) -> int:
         """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
-        return self._numerics.left_out
+        return self.numerics.left_out
 
     @property
     def grad_norm(self) -> float:

@@ -56,24 +56,22 @@ class GradientAccumulation:
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips it. Default: ``None``, what
             MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
-        check (str): ``"first"``: a forward of two rows of the first micro-batch checks that its columns are taken. If
-            `weight` is a guess, that micro-batch is split in two parts; a warning follows if its loss is not the
-            weighted mean of theirs. ``"off"``: no checks. Default: ``"first"``.
+        check (str): ``"first"``: two rows of the first micro-batch are tried; if `weight` is a guess, a warning follows
+            unless its loss is the weighted mean of its two parts. ``"off"``: no checks. Default: ``"first"``.
         wait (bool): whether, on CPU in graph mode, up to 8 micro-batches are run in one call, which is faster. Not for
             loaders that set Parameters of the network between micro-batches. Default: ``True``.
-        group (Union[str, None, Group]): the processes that train together, each on its own data; their gradients are
-            summed at a window's end: ``"auto"``, all that a launcher started; ``None``, only this. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether gradients are summed in every micro-batch, which sends more data; with a
-            `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
+        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"``, all that a
+            launcher started; ``None``, only this. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether gradients are summed over them in every micro-batch, not once a window;
+            with a `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
         scheduler (Optional[LRScheduler]): MindSpore's experimental one, stepped after each update. Default: ``None``.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what the loss is multiplied by for float16: a
-            number, or one of `mindspore.amp`. A dynamic one is constant inside a window. If it was too large, it is
-            lowered, and the window skipped, counted in `overflows`, not among the 10. Default: ``None``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): for float16: a number, or one of `mindspore.amp`.
+            If a dynamic one was too large, it is lowered, and the window skipped (`overflows`). Default: ``None``.
         nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
             micro-batch out, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
         save_bad_batches (Optional[str]): a folder for micro-batches that are not finite. Default: ``None``.
         ema (Optional[Ema]): an average of the weights, which evaluations use. Default: ``None``.
-        noise_scale (Optional[NoiseScale]): estimates how large a window should be. Default: ``None``.
+        noise_scale (Optional[NoiseScale]): estimates how large windows should be. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -166,24 +164,23 @@ class GradientAccumulation:
             epoch (int): the last epoch; the number of epochs unless `initial_epoch` is given.
             train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
                 or dicts, whose key order is that of the first dict.
-            mini_steps (Union[None, int, dict, Callable]): micro-batches in a window. A window of 1 accumulates nothing.
-                A dict gives sizes by their first update, from 0, such as ``{0: 1, 100: 4}`` or those of
-                :func:`ramp_up`; a function gets the number of updates. A size holds until its window ends.
-            micro_batch_size (Optional[int]): instead of `mini_steps`, for a dataset that yields the effective batch:
-                each batch is a window, split into micro-batches of this number of rows.
+            mini_steps (Union[None, int, dict, Callable]): micro-batches in a window; 1 accumulates nothing. A dict
+                gives sizes by their first update, such as ``{0: 1, 100: 4}`` or those of :func:`ramp_up`; a function
+                gets the number of updates.
+            micro_batch_size (Optional[int]): instead of `mini_steps`: each batch is a window, split into micro-batches
+                of this number of rows.
             report (Union[None, Callback, Sequence[Callback]]): shows the run, on rank 0 only. Default: ``None``, a
                 progress bar on a terminal, else one line per update. ``()``: no reports.
             callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, called on all ranks. A step is a
-                window: `cur_step_num` counts windows, `net_outputs` is the mean loss of the window, and `record` its
-                `UpdateRecord`. `request_stop` ends the run, with several ranks at the end of the epoch.
-                Default: ``None``.
+                window: `cur_step_num` counts windows, `net_outputs` is the mean loss of the window, `record` its
+                `UpdateRecord`. `request_stop` ends the run, on several ranks after the epoch. Default: ``None``.
             valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
                 such as ``{"acc"}``; the mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (int): epochs between two evaluations. Default: 1.
             initial_epoch (int): the epoch after which the numbering begins, as for `Model.fit`. Default: 0.
             ckpt_path (Optional[str]): where to save the model, in place of a file that is there. ``None``: not saved.
-                Default: the tutorial's name; a file of that name is kept as ``gradient_accumulation.previous.ckpt``.
+                Default: the tutorial's name; an older file becomes ``gradient_accumulation.previous.ckpt``.
             checkpointer (Optional[Checkpointer]): saves the run's state, or resumes a run. Default: ``None``.
 
         Raises:
@@ -218,8 +215,7 @@ class GradientAccumulation:
         """Return the number of updates that `train_process` would make with these arguments.
 
         Args:
-            epoch, train_dataset: as for `train_process`.
-            mini_steps (Union[None, int, dict, Callable]): as for `train_process`. ``None``: each batch is a window.
+            epoch, train_dataset, mini_steps: as for `train_process`. Without `mini_steps` each batch is a window.
 
         Returns:
             Optional[int], None for a dataset of unknown size.
@@ -228,8 +224,7 @@ class GradientAccumulation:
             ValueError: If the dataset is empty, or no window would ever fill.
         """
         _check.positive_int("planned_updates", "epoch", epoch)
-        batches = Data(train_dataset).batches
-        now = {"held": self.micro_batches, "updates": self.updates}
+        batches, now = Data(train_dataset).batches, {"held": self.micro_batches, "updates": self.updates}
         return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
@@ -271,6 +266,11 @@ class GradientAccumulation:
     def noise_scale(self) -> NoiseScale | None:
         """Optional[NoiseScale], the estimate of how large a window should be."""
         return self._numerics.noise
+
+    @property
+    def loss_scale(self) -> float:
+        """float, the loss scale now; 1 if there is none."""
+        return self._numerics.value
 
     @property
     def overflows(self) -> int:

@@ -110,8 +110,6 @@ class AccumulatedTrainStep(nn.Cell):
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
         check_compiles(weight, "weight", _OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
-        self.ema = ema
-        """Optional[Ema], the average of the weights."""
         self.raises = policy_of(_OWNER, nonfinite) == RAISE
         """bool, whether the first window that is not finite ends the run."""
         numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
@@ -205,14 +203,24 @@ class AccumulatedTrainStep(nn.Cell):
         return self.accumulator.skipped
 
     @property
+    def ema(self) -> Ema | None:
+        """Optional[Ema], the average of the weights."""
+        return self.accumulator.numerics.ema
+
+    @property
+    def loss_scale(self) -> float:
+        """float, the loss scale now; 1 if there is none."""
+        return self.accumulator.numerics.value
+
+    @property
     def overflows(self) -> int:
         """int, the windows so far for which a dynamic loss scale was too large."""
-        return self.accumulator.overflows
+        return self.accumulator.numerics.overflows
 
     @property
     def left_out(self) -> int:
         """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
-        return self.accumulator.left_out
+        return self.accumulator.numerics.left_out
 
     @property
     def grad_norm(self) -> float:

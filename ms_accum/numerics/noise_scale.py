@@ -21,8 +21,9 @@ class NoiseScale(Callback):
     The noise scale is :math:`tr(\Sigma) / |G|^2`, the variance of a row's gradient over the square of the mean gradient
     (McCandlish et al. 2018). Both are estimated without bias from the norms of the gradient of a window's first
     micro-batch and of the window (appendix A.1), which accumulation has anyway. Windows with a single micro-batch
-    are left out. Give it to the driver as `noise_scale`, or to `Model` as a callback; in a loop of your own call
-    `observe` after each micro-batch.
+    are left out. The first micro-batch must be a random sample of its window: if it is always the shortest of
+    micro-batches that are sorted by length, the estimate is wrong. Give it to the driver as `noise_scale`, or to `Model`
+    as a callback; in a loop of your own call `observe` after each micro-batch.
 
     Args:
         every (int): windows from one sample to the next. Default: 10.
@@ -71,9 +72,8 @@ class NoiseScale(Callback):
         if not self.samples:
             return "no estimate: no window with several micro-batches was sampled"
         if math.isnan(self.rows):
-            return (
-                f"no estimate from {self.samples} windows: the mean gradient is lost in the noise, or the noise in it"
-            )
+            causes = "more samples are needed, or micro-batches are sorted"
+            return f"no estimate from {self.samples} windows: {causes}"
         here = f"windows had {self._rows:,} rows"
         return f"about {self.rows:,.0f} rows ({here}): larger windows than that save few updates"
 

@@ -146,7 +146,7 @@ def test_the_advice():
     noise = estimate([4] * 4 * 300, 4)
     assert noise.advice.startswith(f"about {noise.rows:,.0f} rows (windows had 16 rows)")
     noise._variance = -1.0
-    assert math.isnan(noise.rows) and noise.advice.startswith("no estimate from 300 windows")
+    assert math.isnan(noise.rows) and noise.advice.startswith("no estimate from 300 windows: more samples")
 
 
 @pytest.mark.host
