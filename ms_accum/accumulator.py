@@ -14,7 +14,7 @@ from .network import checks, tree
 from .network.accumulators import seen, unique_name
 from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
-from .numerics.nonfinite import SKIP_WINDOW
+from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import Sizes, sizes_of
 from .ranks.parallel import AUTO, Group, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
@@ -121,6 +121,7 @@ class Accumulator:
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
         self.numerics = numerics_of(owner, optimizer, in_graph=True, **given)
         self.skips = self.numerics.skips if holds else None
+        check_dense(owner, self.skips, networks_of(optimizer.parameters) if self.skips else ())
         self._loss_scale = self.numerics.scale if self.numerics.dynamic is None else self.numerics.changing
         ends: Any = {"numerics": self.numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply

@@ -20,7 +20,7 @@ from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_
 from .numerics.collaborators import NONE, Numerics, numerics_of
 from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from .numerics.coupled_window import Coupled
-from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, policy_of, skip_micro_of
+from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, check_dense, policy_of, skip_micro_of
 from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
@@ -100,6 +100,7 @@ class TrainForwardBackward(nn.Cell):
         sens = _check.positive_number(owner, "sens", sens) * numerics.scale
         self.loss_and_gradients = LossAndGradients(owner, network, optimizer, sens, numerics.changing)
         self.skips = numerics.skips
+        check_dense(owner, self.skips, [network])
         tune(owner, network.get_parameters())
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
@@ -180,7 +181,7 @@ class TrainOptim(nn.Cell):
         super().__init__(auto_prefix=False)
         owner = "TrainOptim"
         numerics = _numerics(owner, optimizer, grad_sum, loss_scale, nonfinite, ema)
-        how = summing(owner, checks.optimizer(owner, optimizer), group, sync_every_micro_batch)
+        how = summing(owner, optimizer, group, sync_every_micro_batch)
         _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch, numerics)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
@@ -236,8 +237,7 @@ def _shared(nonfinite: Any, grad_sum: Any) -> Any:
 def _numerics(owner: str, optimizer: Any, grad_sum: Any, loss_scale: Any, nonfinite: Any, ema: Any = None) -> Numerics:
     checks.optimizer(owner, optimizer)
     policy_of(owner, nonfinite, in_graph=True)
-    nonfinite = _shared(nonfinite, grad_sum)
-    return numerics_of(owner, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
+    return numerics_of(owner, optimizer, loss_scale=loss_scale, nonfinite=_shared(nonfinite, grad_sum), ema=ema)
 
 
 def _check_accumulators(

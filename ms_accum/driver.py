@@ -201,9 +201,7 @@ class GradientAccumulation:
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))
         self._open(sizes)
         data = Data(train_dataset, self._group.size if self._group else 1)
-        how: dict[str, Any] = {"micro_batch_size": micro_batch_size}
-        if initial_epoch:
-            how["initial_epoch"] = initial_epoch
+        how = {"micro_batch_size": micro_batch_size} | ({"initial_epoch": initial_epoch} if initial_epoch else {})
         with ExitStack() as closing:
             both: dict[str, Any] = {"states": checkpointer, "evaluate": evaluate}
             run = begin_run(closing, self._ways, epochs, data, sizes, how, called, **both)
@@ -231,7 +229,9 @@ class GradientAccumulation:
         """Update with the micro-batches left over by ``tail="carry"``; return whether there was an update."""
         if total([self.micro_batches], self._group) == [0]:
             return False
-        return self._end(NO_WISHES).updated
+        ended = self._end(NO_WISHES)
+        self._window.counters.skips.flushed(ended.updated, ended.overflow)
+        return ended.updated
 
     def clear(self) -> None:
         """Discard the micro-batches of an open window."""

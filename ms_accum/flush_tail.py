@@ -8,7 +8,7 @@ from typing import Any
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .numerics.ema import averaged
+from .numerics.ema import averaged, check_not_applied
 from .ranks.parallel import agree
 from .train_step import AccumulatedTrainStep
 from .window.record import SKIPPED_IN_A_ROW
@@ -38,6 +38,7 @@ class FlushTail(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._step = step_of(args)
+        check_not_applied("AccumulatedTrainStep", self._step.ema)
         self._step.clear()  # left over by a run that was interrupted
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts

@@ -130,7 +130,7 @@ class AccumulatedTrainStep(nn.Cell):
     def construct(self, *columns: Any) -> Any:
         if not self.training:
             return self.loss_and_gradients.network(*columns)
-        loss_sums, left = self.own
+        loss_sums, left, empty = self.own
         weight = ops.cast(self.weigh(*columns), ms.float32)
         loss, grads = self.loss_and_gradients(1.0, *columns)
         loss = ops.cast(loss, ms.float32)
@@ -145,6 +145,8 @@ class AccumulatedTrainStep(nn.Cell):
         ops.assign(left, now)
         ended, sums = self.accumulator.add(grads, weight if self.mean else None, now == 0, loss_sums + terms)
         ops.assign(loss_sums, ops.where(ended, ops.zeros_like(sums), sums))
+        if self.may_be_empty and self.accumulator.skips is None:
+            ops.assign_add(empty, ops.cast(ops.logical_and(ended, sums[1] == 0), ms.int32))
         return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if nothing counts so far
 
     def epoch_begins(self, micro_batches: int) -> None:
@@ -179,8 +181,8 @@ class AccumulatedTrainStep(nn.Cell):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """tuple[int], the updates, and the windows skipped for another reason than the loss scale."""
-        return self.updates, self.skipped - self.overflows
+        """tuple[int], the updates, and the windows skipped because they were not finite, not by the loss scale."""
+        return self.updates, self.skipped - self.overflows - int(self.own[2].asnumpy())
 
     @property
     def updated(self) -> bool:
@@ -228,11 +230,14 @@ class AccumulatedTrainStep(nn.Cell):
         return self.accumulator.grad_norm
 
 
-def _own_parameters() -> tuple[Parameter, Parameter]:
-    """Return the sums of loss and weights, and the micro-batches left; a tuple of them is not saved with the model."""
+def _own_parameters() -> tuple[Parameter, ...]:
+    """Return the sums of loss and weights, the micro-batches left, and the number of windows in which nothing counts.
+
+    A tuple of them is not saved with the model.
+    """
     name = unique_name("train_step")
     loss_sums = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False)
-    return loss_sums, state(f"{name}.left", 0, ms.int32)
+    return loss_sums, state(f"{name}.left", 0, ms.int32), state(f"{name}.empty", 0, ms.int32)
 
 
 def _parts_of(network: Any) -> tuple[nn.Cell, Any]:

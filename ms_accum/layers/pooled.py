@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from ..network import tree
 from ..network.accumulators import unique_name
-from ..ranks.parallel import Group, group_of
+from ..ranks.parallel import Group, group_of, networks_of
 from .batch_norm import contained, without
 from .replaced import replaced
 
@@ -58,7 +58,9 @@ class PooledBatchNorm(nn.Cell):
 
     def _add(self, own: Any, count: float) -> Any:
         """Add the micro-batch's statistics, relative to the running mean: sums of large squares would be imprecise."""
-        mean, variance = own[0] - self.moving_mean, own[1] * ((count - 1) / count)
+        mean = own[0] - self.moving_mean
+        # Of a single value the kernel's variance is NaN.
+        variance = own[1] * ((count - 1) / count) if count > 1 else ops.zeros_like(mean)
         row = ops.stack((ops.ones_like(mean), mean, variance + ops.square(mean)))
         return ops.assign_add(self.window_sums, ops.stop_gradient(row * count))
 
@@ -118,7 +120,7 @@ class PooledStatistics:
             count / ops.maximum(count - 1, Tensor(1.0, ms.float32))
         )
         # A channel of a window without its layer has 0 / 0; with what is not finite, statistics would stay so for ever.
-        good = ops.logical_and(ops.isfinite(moved + pooled), updated)
+        good = ops.logical_and(ops.isfinite(moved + second), updated)  # of NaN relu makes 0
         new = (mean + self.share * moved, variance + self.share * (pooled - variance))
         return ops.where(good, new[0], mean), ops.where(good, new[1], variance)
 
@@ -141,8 +143,8 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     A skipped window leaves them as they are. Call this before the driver, the step or the `Accumulator` is made: that
     finds the layers, and updates the statistics at the end of each window.
 
-    A model is saved with the sums, which are zero between windows: load one that was trained with `nn.BatchNorm2d`
-    before this call.
+    For mixed precision call it after `mindspore.amp.auto_mixed_precision`. A model is saved with the sums, which
+    are zero between windows: load one that was trained with `nn.BatchNorm2d` before this call.
 
     Args:
         network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d` or `nn.BatchNorm3d`.
@@ -187,7 +189,11 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
 
 def pooled_of(parameters: Iterable[Parameter]) -> list[PooledStatistics]:
     """Return the statistics of the networks that have some of these Parameters."""
-    wanted = {id(parameter) for parameter in parameters}
+    if not _made:
+        return []
+    parameters = list(parameters)
+    found = [*parameters, *(each for network in networks_of(parameters) for each in network.get_parameters())]
+    wanted = set(map(id, found))  # also where only another part of the network is trained
     return [each for each in _made.values() if each.of & wanted]
 
 

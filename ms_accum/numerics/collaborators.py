@@ -11,6 +11,9 @@ from .loss_scale import DynamicScale, scale_of
 from .noise_scale import NoiseScale
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
 
+OWNERS = ("loss_scale", "nonfinite", "ema")
+"""tuple[str], the owners of Parameters in training states that a run need not have."""
+
 
 class Numerics(NamedTuple):
     """What the boundary and the forward share. What is absent is not in the graph."""

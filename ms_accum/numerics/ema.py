@@ -137,6 +137,12 @@ class Ema:
         return {"updates": self._updates, **named}
 
 
+def check_not_applied(owner: str, ema: Ema | None) -> None:
+    """Raise an error if training would begin with the averages: what it learned would be lost when they are left."""
+    if ema is not None and ema.is_applied:
+        raise RuntimeError(f"For '{owner}', the averages of 'ema' are applied. Leave that block before training.")
+
+
 def averaged(ema: Ema | None) -> AbstractContextManager[None]:
     """Give the network the averaged weights inside the block, if there are any and they are not applied yet."""
     return ema.applied() if ema is not None and ema.updates and not ema.is_applied else nullcontext()

@@ -18,8 +18,9 @@ from ..network.accumulators import state, unique_name
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
 _RULE = "a number, or a loss scaler or a loss scale manager of mindspore.amp"
-_made: dict[int, DynamicScale] = {}
-"""The scales made of managers, by the manager's id while it exists: Cells that get one manager share its scale."""
+_made: dict[int, tuple[DynamicScale, Any]] = {}
+"""By the id of the user's object while it exists, the scale made of it, and the optimizer (a weak reference). Cells
+of one optimizer share it. Two optimizers can't: the first to end a window would change the scale inside the other's."""
 
 
 @ms.jit_class
@@ -127,7 +128,7 @@ def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScal
     if isinstance(given, DynamicScale):
         return 1.0, given
     if isinstance(given, _DYNAMIC):
-        return 1.0, _dynamic(owner, given)
+        return 1.0, _dynamic(owner, given, optimizer)
     return _check.positive_number(owner, "loss_scale", _number(owner, given)), None
 
 
@@ -138,11 +139,17 @@ def _number(owner: str, given: Any) -> Any:
     return float(value.asnumpy()) if isinstance(value, Tensor) else value
 
 
-def _dynamic(owner: str, given: Any) -> DynamicScale:
+def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
     if id(given) not in _made:
-        _made[id(given)] = _new(owner, given)
+        _made[id(given)] = _new(owner, given), weakref.ref(optimizer)
         weakref.finalize(given, _made.pop, id(given))
-    return _made[id(given)]
+    scale, first = _made[id(given)]
+    if first() is None:
+        _made[id(given)] = scale, weakref.ref(optimizer)
+    elif first() is not optimizer:
+        rule = "one of its own for each optimizer"
+        _check.refuse(ValueError, owner, "loss_scale", rule, "one that another optimizer has")
+    return scale
 
 
 def _new(owner: str, given: Any) -> DynamicScale:
@@ -150,7 +157,7 @@ def _new(owner: str, given: Any) -> DynamicScale:
     if isinstance(given, amp.DynamicLossScaler):
         # Its own Parameter, because the user's code multiplies the loss by it and may read it.
         value, first = given.scale_value, float(given.scale_value.asnumpy())
-        value.requires_grad = False
+        value.requires_grad, value.name = False, f"{name}.value"
     else:
         first = float(given.get_loss_scale())
         value = state(f"{name}.value", first, ms.float32)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore import Tensor, nn
+from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..network import tree
+from ..network.accumulators import loss_scale
 
 _OWNER = "NoiseScale"
 
@@ -22,8 +23,8 @@ class NoiseScale(Callback):
     (McCandlish et al. 2018). Both are estimated without bias from the norms of the gradient of a window's first
     micro-batch and of the window (appendix A.1), which accumulation has anyway. Windows with a single micro-batch
     are left out. The first micro-batch must be a random sample of its window: if it is always the shortest of
-    micro-batches that are sorted by length, the estimate is wrong. Give it to the driver as `noise_scale`, or to `Model`
-    as a callback; in a loop of your own call `observe` after each micro-batch.
+    micro-batches that are sorted by length, the estimate is wrong. Give it to the driver as `noise_scale`, or to
+    `Model` as a callback; in a loop of your own call `observe` after each micro-batch.
 
     Args:
         every (int): windows from one sample to the next. Default: 10.
@@ -54,9 +55,9 @@ class NoiseScale(Callback):
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
             _check.refuse(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
         self._decay = float(decay)
-        self._windows = self._rows = 0
+        self._windows = self._rows = self._seen = 0
         self._first: tuple[float, int] | None = None
-        self._variance = self._square = self._weight = 0.0
+        self._variance = self._square = 0.0
         self._norm: _Norm | None = None
         self.samples = 0
         """int, the windows that have been sampled."""
@@ -111,14 +112,15 @@ class NoiseScale(Callback):
     def observe(self, accumulator: Any, rows: int) -> None:
         """Look at an `Accumulator` after a micro-batch of this number of rows."""
         held = accumulator.micro_batches
-        self._seen = rows if held == 1 else getattr(self, "_seen", 0) + rows
+        self._seen = rows if held == 1 else self._seen + rows
         if self.wants(held):
             state = accumulator.state
             sums = [each for name, each in state.items() if name.startswith("grad_sum.")]
             if sums:
                 weight = state.get("weight_sum")
                 divisor = 1.0 / accumulator.accumulate_step if weight is None else float(weight.asnumpy())
-                self.first(sums, divisor * float(accumulator.scale(Tensor(1.0)).asnumpy()), rows)
+                scale = accumulator.loss_scale * loss_scale(accumulator.optimizer)
+                self.first(sums, divisor * scale, rows)
         elif not held:
             self.window_ended(accumulator.grad_norm, self._seen, counts=accumulator.updated)
 

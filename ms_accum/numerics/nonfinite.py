@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..network import tree
@@ -29,7 +29,7 @@ _made: dict[int, SkipMicro] = {}
 
 @ms.jit_class
 class SkipMicro:
-    """Leaves micro-batches whose gradient is not finite out of their window, with their weight.
+    """Leaves micro-batches whose gradient or loss is not finite out of their window, with their weight.
 
     The accumulators never hold a NaN, and the window is the exact mean of the other micro-batches. One without any
     others is skipped.
@@ -43,12 +43,13 @@ class SkipMicro:
         """Parameter, the micro-batches left out so far."""
 
     def __call__(self, gradients: Any, loss: Any = None) -> Any:
-        """Return the gradients, or zeros if they are not finite, and whether they are, as 1.0 or 0.0."""
+        """Return the gradients, or zeros if they or the loss are not finite, and whether all is, as 1.0 or 0.0."""
         finite = ops.isfinite(tree.sum_of_elements(gradients))
-        kept = ops.cast(finite, ms.float32)
-        lost = 1.0 - kept
+        lost = 1.0 - ops.cast(finite, ms.float32)
         if loss is not None:
             lost = lost * ops.cast(ops.isfinite(loss), ms.float32)
+            finite = ops.logical_and(finite, ops.isfinite(loss))
+        kept = ops.cast(finite, ms.float32)
         ops.assign_add(self.counts, ops.stack((kept, lost)))
         ops.assign_add(self.left_out, 1 - ops.cast(finite, ms.int32))
         return tree.kept(gradients, kept), kept
@@ -65,6 +66,13 @@ def skip_micro_of(grad_sum: Any) -> SkipMicro:
         _made[id(first)] = SkipMicro()
         weakref.finalize(first, _made.pop, id(first))
     return _made[id(first)]
+
+
+def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]) -> None:
+    """Raise an error if micro-batches were left out of networks with sparse gradients: MindSpore can't compile that."""
+    if skips is not None and any(map(tree.gives_rows, networks)):
+        remedy = "Take nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
+        _check.refuse(ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy)
 
 
 def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
@@ -109,6 +117,8 @@ class BadBatches:
         """Write what was not finite of the window; `bad` are numbers in the window."""
         kept, self._kept = self._kept, {}
         if not (bad or record.skipped) or record.overflow or not record.samples:
+            return
+        if not bad and self._prefix:  # it may be a micro-batch of another rank
             return
         shift = record.bad[0] - bad[0] if bad else 0
         for number in [number for number in (bad or kept) if number in kept][: self._left]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from .. import _check
 
 _RULE = "an int >= 1, a dict of first updates and such ints that begins with 0, or a function of the update"
@@ -39,9 +37,8 @@ class Sizes:
 
     def _size(self, value: Any) -> int:
         value = value.asnumpy() if hasattr(value, "asnumpy") else value
-        return _check.positive_int(
-            *self._argument, value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-        )
+        value = value.item() if hasattr(value, "item") else value  # NumPy's
+        return _check.positive_int(*self._argument, value)
 
     def of(self, update: Any) -> int:
         """Return the size of the window after this number of updates, an int, or a Tensor for a compiled function."""

@@ -232,6 +232,8 @@ def sizes(text: str) -> int | dict[int, int]:
     found: dict[int, int] = {}
     for part in text.split(","):
         first, _, size = part.partition(":")
+        if whole(0)(first) in found:
+            raise argparse.ArgumentTypeError(f"must have each update once, but got '{text}'")
         found[whole(0)(first)] = whole(1)(size)
     if 0 not in found:
         raise argparse.ArgumentTypeError(f"must begin with update 0, such as 0:1,100:4, but got '{text}'")

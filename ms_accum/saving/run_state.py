@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspore import nn
 
+from ..numerics.collaborators import OWNERS
 from ..window.batches import Data, Position
 from ..window.open_window import OpenWindow
 from .model_record import CheckpointError
@@ -67,7 +68,8 @@ class RunState:
                 "Resume as it was saved, or from one between two windows."
             )
         parameters = {**parameters, **self._window.accumulators(held)}
-        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
+        changed: dict[str, Any] = {"leave_out": SETTING, "optional": OWNERS} if found.changed else {}
+        restore(found.state, parameters, found.path, **changed)
         self._window.load(window)
         self._window.counters.load(facts)
         if not found.changed:

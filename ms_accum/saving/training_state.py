@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, Callable, NamedTuple
 
@@ -40,7 +40,14 @@ def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> Training
     return TrainingState(arrays, {**facts, "random": random_state(), "version": VERSION})
 
 
-def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, leave_out: str = "") -> None:
+def restore(
+    state: TrainingState,
+    parameters: Mapping[str, Any],
+    source: str,
+    *,
+    leave_out: str = "",
+    optional: Collection[str] = (),
+) -> None:
     """Load the state's arrays into the Parameters, all or none, and set the random number generators.
 
     Args:
@@ -48,12 +55,15 @@ def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *,
         parameters (Mapping): the Parameters by owner and name.
         source (str): the path of the state, used in error messages.
         leave_out (str): the owner whose Parameters are not changed. Default: none.
+        optional (Collection[str]): owners that only the state or only this run may have. Default: none.
 
     Raises:
         CheckpointError: If arrays and Parameters do not match.
     """
+    both = [{name.partition(".")[0] for name in named} for named in (state.arrays, parameters)]
+    left = {leave_out, *(owner for owner in optional if (owner in both[0]) != (owner in both[1]))}
     arrays, parameters = (
-        {name: each for name, each in named.items() if name.partition(".")[0] != leave_out}
+        {name: each for name, each in named.items() if name.partition(".")[0] not in left}
         for named in (state.arrays, parameters)
     )
     expected = {name: kind_of(as_array(parameter)) for name, parameter in parameters.items()}

@@ -64,9 +64,11 @@ class Boundary:
         `only` is the weight of a window's only micro-batch, whose gradients are not multiplied by it. It cancels out,
         unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
         """
+        loss = None if figures is None else figures[0]
         counts = None if self.skips is None else self.skips.counts * 1.0  # summed over the ranks with the weights
         if self.sums is not None:
             grad_sum, weight_sum, figures, counts = self._summed(grad_sum, weight_sum, figures, counts)
+            loss = None if loss is None else figures[0]
         scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
         norm = self._norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
         if weight_sum is not None:
@@ -82,15 +84,14 @@ class Boundary:
             finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
         updated = self._update(finite, gradients)
         if self.dynamic is not None or self.after:
-            updated = self._follow(updated, figures, weight_sum, counts)
+            updated = self._follow(updated, loss, only if weight_sum is None else weight_sum, counts)
         return updated, norm, figures
 
-    def _follow(self, updated: Any, figures: Any, weight_sum: Any, counts: Any) -> Any:
+    def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
         """Do what follows a window, and return `updated`: of a call that returns nothing MindSpore warns."""
         if self.dynamic is not None:
-            loss = None if figures is None else figures[0]
-            if weight_sum is not None:  # 0/0 if nothing counts: then the scale is not the cause
-                loss = (weight_sum if loss is None else loss) / weight_sum
+            if weight is not None:  # 0/0 if nothing counts: then the scale is not the cause
+                loss = (weight if loss is None else loss) / weight
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
         for each in self.after:
             updated = each.after_window(updated)

@@ -167,6 +167,13 @@ def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: 
     return windows
 
 
+def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int) -> bool:
+    """Return whether windows grow beyond an epoch, so that none would ever fill again."""
+    if sizes.constant is not None or epochs == 1:
+        return False
+    return windows == windows_in_run(batches, sizes, "drop", epochs - 1, updates=updates)
+
+
 def planned(
     owner: str, batches: int | None, mini_steps: Any, tail: str, epochs: int, *, held: int = 0, updates: int = 0
 ) -> int | None:
@@ -190,7 +197,7 @@ def planned(
         return epochs * batches
     sizes = sizes_of("planned_updates", "mini_steps", mini_steps)
     windows = windows_in_run(batches, sizes, tail, epochs, held=held if tail == "carry" else 0, updates=updates)
-    if not windows and tail == "drop":
+    if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
             f"{sizes.settings}. No window would ever fill; take a smaller one, or tail='flush'."

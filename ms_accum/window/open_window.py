@@ -10,11 +10,13 @@ from .. import _check
 from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
 from ..network import checks
+from ..network.accumulators import loss_scale
 from ..network.first_update import FirstUpdate
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
 from ..numerics.coupled import LossOfBatch
 from ..numerics.coupled_window import Coupled
+from ..numerics.ema import check_not_applied
 from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE
 from ..ranks.parallel import Group
@@ -89,6 +91,7 @@ class OpenWindow:
                 f"For 'train_process', 'mini_steps' can't change from {_words(self.size)} to {_words(size)} inside "
                 f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
+        check_not_applied("train_process", self._numerics.ema)
         self.size, self.lost = size, False
         self._overflows = self._numerics.overflows
 
@@ -138,6 +141,7 @@ class OpenWindow:
         counts = held.pop("window.counts", None)
         if held and (counts is None or counts.asnumpy()[0]):
             divisor = float(self._rows if weight is None else weight.asnumpy()) * self._numerics.value
+            divisor *= loss_scale(self._optimizer)
             noise.first([*held.values()], divisor, self._rows)
 
     def _figures(self) -> list[float]:

@@ -36,8 +36,8 @@ class UpdateRecord(NamedTuple):
     overflow: bool = False
     """True if the loss scale was too large, and has been lowered."""
     bad: tuple[int, ...] = ()
-    """Micro-batches whose loss was not finite, or that were left out: their numbers in the epoch, from 1; in the batch
-    if each batch is a window."""
+    """This process's micro-batches whose loss was not finite, or that were left out: their numbers in the epoch,
+    from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the epoch before (tail="carry")."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -97,17 +97,25 @@ class SkippedInARow:
         self.count = 0
         """int, the current number."""
 
+    def flushed(self, updated: bool, overflow: bool) -> None:
+        """Raise an error if a window that was ended by the user is the first that is not finite."""
+        if self._at_once and not (updated or overflow):
+            self._raise("the open window")
+
+    def _raise(self, window: str) -> None:
+        raise FloatingPointError(
+            f"For '{self._owner}', the gradient of {window} is not finite. nonfinite='skip_micro' leaves such "
+            "micro-batches out, 'skip_window' their window."
+        )
+
     def add(self, record: UpdateRecord) -> None:
         """Count a window, unless all its weights are 0, or a lower loss scale will mend it."""
         if not record.samples or record.overflow:
             return
         self.count = self.count + 1 if record.skipped else 0
         if self._at_once and record.skipped:
-            which = f", micro-batch {', '.join(map(str, record.bad))}" if record.bad else ""
-            raise FloatingPointError(
-                f"For '{self._owner}', the gradient of window {record.step} in epoch {record.epoch}{which} is not "
-                "finite, and nonfinite='raise'. 'save_bad_batches' writes the micro-batches to a folder."
-            )
+            which = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
+            self._raise(f"window {record.step} in epoch {record.epoch}{which}")
         if self.count >= SKIPPED_IN_A_ROW:
             raise RuntimeError(
                 f"For '{self._owner}', the gradients of {self.count} windows in a row were not finite. "

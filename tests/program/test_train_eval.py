@@ -524,8 +524,8 @@ def test_there_is_a_line_and_an_object_for_each_update(digits):
 
 def test_the_objects_have_the_fields_of_the_record(digits):
     for row in metrics(digits[2]):
-        # `step` is for the printed line only.
-        assert set(row) == set(UpdateRecord._fields) - {"step"}
+        # `step` is for the printed line only, and these two are there if there is something to say.
+        assert set(row) == set(UpdateRecord._fields) - {"step", "overflow", "bad"}
         assert row["lr"] == pytest.approx(0.04) and row["skipped"] is False
         assert 0 < row["loss"] < math.inf and 0 < row["grad_norm"] < math.inf and 0 < row["seconds"] < math.inf
 

@@ -221,7 +221,8 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
     found, parameters = StateFolder("test", tmp_path).find("auto"), run.model._ways.saved.parameters()
     run.model._window._group = Group(0, 2)
     with pytest.raises(
-        CheckpointError, match="holds 2 micro-batches of a window, which several ranks can't go on with"
+        CheckpointError,
+        match="holds 2 micro-batches of a window, which several ranks or a CoupledLoss can't go on with",
     ):
         run.model._ways.saved.put_back(found, parameters, 2, Data(numbers(), 2))
     run.model._window._group = None
