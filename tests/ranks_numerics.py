@@ -11,7 +11,7 @@ from mindspore import amp, nn
 import ranks
 from helpers import Recorder, micro_batch
 from ms_accum import Ema, GradientAccumulation, ZeroOptimizer
-from ways import Half
+from ways import Half, Trained
 
 WINDOW, BAD, LARGE = 2, 2, 4.0
 
@@ -67,6 +67,14 @@ def scaled(group):
     return {**seen, "scale": float(scaler.scale_value.asnumpy())}
 
 
+def scaled_in_a_loop(group):
+    """The same with an `Accumulator`, which is not told the losses."""
+    scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
+    trained = Trained("accumulator", Half(), WINDOW, loss_scale=scaler).train(data_of(group.rank, large=2))
+    counts = [trained.updates, trained.system.skipped, trained.system.overflows]
+    return {"weights": trained.weights.tolist(), "counts": counts, "scale": float(scaler.scale_value.asnumpy())}
+
+
 def look(group):
     bad = data_of(group.rank, bad=BAD)
     micro = {"nonfinite": "skip_micro"}
@@ -80,4 +88,5 @@ def look(group):
         "skipped": ranks.on_host(run, group, bad),
         "raised": ranks.on_host(run, group, bad, nonfinite="raise"),
         "scaled": ranks.in_job_mode(scaled, group),
+        "scaled in a loop": ranks.on_host(scaled_in_a_loop, group),
     }

@@ -264,7 +264,7 @@ def add_in_half_precision(total, gradients):
     ("dtype", "micro_batches"),
     [
         ("float16", 512),
-        ("bfloat16", 512),
+        pytest.param("bfloat16", 512, marks=pytest.mark.slow),
         pytest.param("float16", 4096, marks=pytest.mark.slow),
         pytest.param("bfloat16", 4096, marks=pytest.mark.slow),
     ],

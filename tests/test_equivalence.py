@@ -288,8 +288,8 @@ def check(name, model, reduction, courses):
     ("name", "model", "reduction", "window"),
     [
         ("SGD nesterov", "mlp", "sum", 3),
-        ("Momentum groups", "mlp", "mean", 2),
-        ("experimental SGD", "lenet5", "mean", 4),
+        pytest.param("Momentum groups", "mlp", "mean", 2, marks=pytest.mark.slow),
+        pytest.param("experimental SGD", "lenet5", "mean", 4, marks=pytest.mark.slow),
         ("Adam", "lenet5", "mean", 8),
     ],
 )
@@ -437,7 +437,8 @@ def least_squares_driver(lr):
     return network, GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), lr))
 
 
-@pytest.mark.parametrize("windows", [2, pytest.param(468, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [2, 468])
 def test_an_epoch_with_an_uneven_tail(windows, rng):
     """With 468 windows it is one of MNIST: 1,875 micro-batches."""
     data = least_squares(rng, [32] * (4 * windows + 2) + [16])

@@ -343,6 +343,7 @@ def test_what_a_heartbeat_says(tmp_path, text):
         assert found[0] == (7 if b"7" in text else 0) and 0 <= found.age < 60 and found.over is text.endswith(b"over")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_each_rank_gets_a_signal_once(tmp_path, number):
     """Sent as a terminal does on Ctrl-C: to the whole group. One rank ends long before the other."""
@@ -363,6 +364,7 @@ def test_a_rank_that_fails_after_a_signal_is_named(tmp_path):
     assert (code, err) == (5, [named])
 
 
+@pytest.mark.slow
 def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
     """The others have ended with the signal's code long before: they were asked to, and have not failed."""
     source = NOTES.replace("time.sleep(1)", "time.sleep(4 * (1 - rank))\nprint('saved')")

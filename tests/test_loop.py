@@ -65,13 +65,12 @@ def whole(tmp_path_factory):
 
 
 # Each micro-batch, and after each epoch the beginning of the next one: 8 positions.
-@pytest.mark.parametrize(
-    "stops", [(4,), (7, 2), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 16))]
-)
+@pytest.mark.parametrize("stops", [(7, 2), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 16))])
 def test_a_resumed_loop_is_the_same(tmp_path, whole, stops):
     assert stopped_and_resumed(tmp_path, *stops).left == whole
 
 
+@pytest.mark.slow
 def test_a_window_of_one(tmp_path):
     assert stopped_and_resumed(tmp_path / "b", 4, window=1).left == Own(window=1).train(tmp_path / "a").left
 
@@ -136,6 +135,7 @@ def test_another_run_is_refused(tmp_path, other, message):
         Own(**other).train(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.host
 def test_another_window_on_request(tmp_path):
     with pytest.raises(Stopped):

@@ -85,6 +85,7 @@ def test_everything_imports(tmp_path):
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_the_programs_train_save_resume_and_evaluate(tmp_path):
     done = run(TRAIN, tmp_path)
     ends = [line for line in done.stdout.splitlines() if "ended with" in line]

@@ -18,7 +18,7 @@ from ..numerics.coupled import LossOfBatch
 from ..numerics.coupled_window import Coupled
 from ..numerics.ema import check_not_applied
 from ..numerics.noise_scale import NoiseScale
-from ..numerics.nonfinite import RAISE
+from ..numerics.nonfinite import RAISE, check_dense
 from ..ranks.parallel import Group
 from .record import Counters
 from .running import Accumulating, Immediate
@@ -59,6 +59,7 @@ class OpenWindow:
         group: Group | None = None,
         numerics: Numerics = NONE,
     ):
+        check_dense("GradientAccumulation", numerics.skips, [objective.forward])
         self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
         self._optimizer, self._runner, self._group = optimizer, runner, group
         self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None

@@ -98,6 +98,7 @@ print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_g
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
 def test_what_onednn_says_is_what_it_has_read():
     """SSE41, which every machine has, in the place of AVX2."""

@@ -209,6 +209,13 @@ def test_what_is_not_finite_does_not_stay(bad, rng):
     assert miss([array[1] for array in after(network, inputs, pooled)], [array[1] for array in expected], 1e-5) <= 1
 
 
+def test_micro_batches_of_one_value_are_pooled(rng):
+    """Their own variance is 0/0."""
+    network, rows = one_layer(nn.BatchNorm1d), [Tensor(rng.randn(1, 3), ms.float32) for _ in range(4)]
+    pooled = pool_batch_norm(network)
+    assert miss(after(network, rows, pooled), of_the_big_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
+
+
 def test_a_window_in_which_no_layer_ran_changes_nothing():
     network = one_layer(nn.BatchNorm1d)
     pooled = pool_batch_norm(network)

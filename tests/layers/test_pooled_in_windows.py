@@ -24,9 +24,11 @@ BAD = [micro_batch(np.nan, 1.0, rows=3)] * 3
 class Normed(nn.Cell):
     """The mean of w times what BatchNorm makes of x, as its own loss."""
 
-    def __init__(self, *, pools=True):
+    def __init__(self, *, pools=True, trains=True):
         super().__init__()
         self.bn = nn.BatchNorm1d(2, momentum=0.8)
+        for parameter in self.bn.trainable_params():
+            parameter.requires_grad = trains
         self.w = Parameter(Tensor(np.ones(2), ms.float32), name="w")
         if pools:
             pool_batch_norm(self)  # what it returns is not kept: the layers are found
@@ -60,6 +62,14 @@ def trained(way, micro_batches, window=3, **options):
 @pytest.mark.parametrize("way", WAYS)
 def test_statistics_are_those_of_the_big_batch(way):
     assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step"])
+def test_layers_of_a_part_that_is_not_trained_are_found(way):
+    network = Normed(trains=False)
+    Trained(way, network.set_train(), 3, lr=0.1).train(data())
+    assert miss(network.statistics, of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host

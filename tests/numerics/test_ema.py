@@ -144,6 +144,22 @@ def test_so_do_those_of_model():
     )
 
 
+@pytest.mark.host
+def test_what_is_trained_are_the_weights_themselves():
+    """What is learned with the averages in their place would be lost at the end of the block."""
+    ema, network = Ema(0.75), Slope(2)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema)
+    model.train_process(1, DATA, 2, report=(), ckpt_path=None)
+    message = "the averages of 'ema' are applied. Leave that block before training"
+    with ema.applied(), pytest.raises(RuntimeError, match=message):
+        model.train_process(1, DATA, 2, report=(), ckpt_path=None)
+    other = Ema(0.5)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=other, check="off")
+    Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
+    with other.applied(), pytest.raises(RuntimeError, match=message):
+        Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
+
+
 def resumed(folder, stop):
     def make():
         network = Slope(2)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, amp, nn
 
 from helpers import Recorder, micro_batch
-from ms_accum import Accumulator, Checkpointer, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
+from ms_accum import Accumulator, Checkpointer, Ema, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
 from ms_accum.numerics.collaborators import Numerics
 from ms_accum.window import boundary
 from reference import miss
@@ -36,14 +38,17 @@ def weights(way, micro_batches=None, **options):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("scale", FIXED.values(), ids=FIXED)
-def test_a_constant_scale_changes_nothing(way, clip, scale):
-    assert weights(way, loss_scale=scale(), clip_norm=clip).tolist() == weights(way, clip_norm=clip).tolist()
+@pytest.mark.parametrize(
+    ("way", "kind", "clip"),
+    [*((way, "a number", clip) for way in WAYS for clip in (None, 0.5)), *(("cells", kind, None) for kind in FIXED)],
+)
+def test_a_constant_scale_changes_nothing(way, kind, clip):
+    assert weights(way, loss_scale=FIXED[kind](), clip_norm=clip).tolist() == weights(way, clip_norm=clip).tolist()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way == "accumulator" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
 def test_nor_in_graphs(way):
     expected = weights(way, clip_norm=0.5)
     assert weights(way, clip_norm=0.5, loss_scale=64).tolist() == expected.tolist()
@@ -257,3 +262,56 @@ def test_an_accumulator_that_is_not_told_the_loss_takes_nan_for_an_overflow():
     trained = Trained("accumulator", Half(), loss_scale=scaler).train([micro_batch(np.nan, 1.0)] * 2)
     assert (float(scaler.scale_value.asnumpy()), trained.system.overflows) == (32.0, 1)
     assert isinstance(trained.system, Accumulator) and ms.get_context("mode") == ms.PYNATIVE_MODE
+
+
+@pytest.mark.host
+def test_two_optimizers_do_not_share_one():
+    """The first to end a window would change it inside the other's window."""
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    first = Trained("driver", Half(), loss_scale=scaler)
+    message = "'loss_scale' must be one of its own for each optimizer, but got one that another optimizer has"
+    with pytest.raises(ValueError, match=message):
+        Trained("accumulator", Half(), loss_scale=scaler)
+    del first
+    gc.collect()
+    assert Trained("accumulator", Half(), loss_scale=scaler).train(inputs()).updates == 3
+
+
+def first_value(x):
+    return x[0, 0]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step"])
+def test_a_window_of_one_that_does_not_count_does_not_lower_it(way):
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    trained = Trained(way, Half(), window=1, loss_scale=scaler, weight=first_value)
+    trained.train([micro_batch(1.0, 1.0), micro_batch(0.0, 1.0), micro_batch(2.0, 1.0)])
+    assert (trained.updates, trained.system.skipped, trained.system.overflows) == (2, 1, 0)
+    assert float(scaler.scale_value.asnumpy()) == 64.0
+
+
+@pytest.mark.host
+def test_a_new_scale_begins_where_the_change_is_allowed(tmp_path):
+    def stopped(folder, run):
+        with pytest.raises(Stopped):
+            run.train(Checkpointer(folder, stop=stop_after(4)))
+        return Checkpointer(folder, resume="auto", allow_config_change=True)
+
+    def plain(**options):
+        run = Run()
+        run.model = GradientAccumulation(run.network, None, run.optimizer, check="off", **options)
+        return run
+
+    without = plain().train(stopped(tmp_path / "dynamic", Run()))
+    assert without.model.updates == 10 - 2 and without.model.loss_scale == 1  # two overflows before the stop
+    run = Run()
+    run.train(stopped(tmp_path / "plain", plain(ema=Ema(0.5))))
+    assert 0 < run.model.overflows == 10 - run.model.updates  # its scale begins anew; the average is left out
+
+
+@pytest.mark.host
+def test_scales_of_several_runs_have_names_of_their_own():
+    made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
+    names = [each.system._numerics.dynamic.value.name for each in made]
+    assert len(set(names)) == 2

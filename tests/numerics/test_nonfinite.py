@@ -7,7 +7,7 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn
+from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
 from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
@@ -22,6 +22,28 @@ from ways import WAYS, Half, Root, Trained
 GOOD = [micro_batch(1.0, 4.0, rows=2), micro_batch(3.0, 2.0, rows=5), micro_batch(5.0, 1.0, rows=1)]
 BAD = micro_batch(np.nan, 1.0, rows=3)
 NO_GRADIENT = micro_batch(0.0, 1.0, rows=3)  # of Root: its loss is finite
+
+
+class Endless(nn.Cell):
+    """The mean over rows of w * x; for x = 99 the loss is infinite, and the gradient is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(2), ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
+
+
+class Looked(nn.Cell):
+    """Rows of a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(4, 2)
+
+    def construct(self, x):
+        return ops.mean(self.table(ops.cast(x, ms.int32)))
 
 
 def weights(way, network, micro_batches, window, **options):
@@ -150,6 +172,30 @@ def test_a_scale_is_lowered_for_micro_batches_that_are_left_out():
     assert float(scaler.scale_value.asnumpy()) == 2.0**13
 
 
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "cells", "step"])
+def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
+    trained = Trained(way, Endless(), 2, lr=0.1, nonfinite="skip_micro").train([GOOD[0], micro_batch(99.0, 1.0)])
+    alone = Trained(way, Endless(), 2, lr=0.1).train([GOOD[0]])
+    assert trained.weights.tolist() == alone.weights.tolist() and trained.updates == 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_sparse_gradients_are_refused(way):
+    message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Take nn.Embedding"
+    with pytest.raises(ValueError, match=message):
+        Trained(way, Looked(), make=lambda parameters: nn.LazyAdam(parameters, 0.1), nonfinite="skip_micro")
+
+
+@pytest.mark.host
+def test_a_flush_raises_too():
+    trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise", tail="carry")
+    trained.train([*GOOD[:2], BAD])
+    with pytest.raises(FloatingPointError, match="the gradient of the open window is not finite"):
+        trained.system.flush()
+
+
 def model_of(policy):
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -157,6 +203,19 @@ def model_of(policy):
     rows = batches(np.random.RandomState(1), [4] * 4)
     rows[1] = (Tensor(np.full((4, 6), np.nan, np.float32)), rows[1][1])
     return step, Model(step), dataset(rows)
+
+
+def first_value(x):
+    return x[0, 0]
+
+
+@pytest.mark.host
+def test_flush_tail_does_not_raise_for_a_window_in_which_nothing_counts():
+    network, options = Root(), {"nonfinite": "raise", "weight": first_value, "check": "off"}
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.1), 2, **options)
+    data = dataset([GOOD[0], GOOD[1], micro_batch(0.0, 1.0), micro_batch(0.0, 1.0)])
+    Model(step).train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
+    assert (step.updates, step.skipped) == (1, 1)
 
 
 @pytest.mark.host

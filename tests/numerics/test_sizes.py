@@ -82,6 +82,13 @@ def test_windows_are_planned(epochs, tail, count):
     assert recorder.planned == len(recorder.records)
 
 
+@pytest.mark.host
+def test_windows_that_outgrow_an_epoch_are_refused_where_tails_are_dropped():
+    """From the second epoch on nothing would be learned, and nothing said."""
+    with pytest.raises(ValueError, match="No window would ever fill; take a smaller one, or tail='flush'"):
+        slope_driver(tail="drop").train_process(3, DATA[:4], {0: 2, 1: 6}, report=(), ckpt_path=None)
+
+
 def test_nothing_compiles_anew(compiles):
     model = slope_driver(wait=False)
     model.train_process(1, DATA, {0: 2, 1: 3}, report=(), ckpt_path=None)

@@ -118,6 +118,7 @@ def test_the_average_is_saved_and_evaluated(capfd):
     assert "there is no 'out/gradient_accumulation.ema.ema.ckpt'; train.py --ema" in one_line(capfd.readouterr().err)
 
 
+@pytest.mark.slow
 def test_another_run_is_not_replaced(capfd):
     assert train("--ema=0.5", *QUICK, "--ckpt_path=a.ckpt") == OK
     Path("a.ckpt").unlink()
@@ -127,6 +128,7 @@ def test_another_run_is_not_replaced(capfd):
     assert not Path("a.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_verify_is_one_table(capfd):
     assert train("--verify", "--model=mlp", "--batch_size=16", "--mini_steps=3") == OK
     out = capfd.readouterr().out
@@ -139,11 +141,13 @@ def test_verify_fails_with_1(capfd, monkeypatch):
     assert one_line(capfd.readouterr().err) == "the gradients of micro-batches and of one large batch differ"
 
 
+@pytest.mark.slow
 def test_the_noise_scale_is_printed(capfd):
     assert train("--noise_scale", *QUICK) == OK
     assert plan(capfd.readouterr().out)["noise scale"].startswith("about ")
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_in_the_metrics(capfd):
     assert train("--nonfinite=skip_micro", "--loss_scale=1024", *QUICK) == OK
     assert plan(capfd.readouterr().out)["precision"] == "amp off, loss scale 1024.0"

@@ -110,11 +110,13 @@ def test_overwrite_leaves_a_run_that_is_running_alone(out, capfd):
         assert "another run is using the folder 'out/states'" in refused(capfd, *OUT, "--overwrite")
 
 
+@pytest.mark.slow
 def test_resume_continues_in_the_folder(out):
     assert train(*OUT, "--resume", "--epochs=2") == OK
     assert [row["epoch"] for row in metrics("out")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_resume_begins_where_nothing_is_lost(out, capfd):
     """A run that was killed before its first state leaves metrics."""
     shutil.rmtree(out / "states")
@@ -124,6 +126,7 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
     assert plan(capfd.readouterr().out)["resumed"] == "nothing: no state in 'out/states'"
 
 
+@pytest.mark.slow
 def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, out, capfd):
     state = "runs/001/states/state-00000001.safetensors"
     said = refused(capfd, *OUT, f"--resume={state}", "--epochs=2")
@@ -131,6 +134,7 @@ def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, ou
     assert train(*RUN, "--output_dir=new", f"--resume={state}", "--epochs=2") == OK
 
 
+@pytest.mark.slow
 def test_a_model_of_the_given_name_is_refused(tmp_path, capfd):
     (tmp_path / "a.ckpt").write_bytes(b"precious")
     said = "argument --ckpt_path: 'a.ckpt' exists; give --resume to continue that run, another name, or --overwrite"
@@ -156,6 +160,7 @@ def test_the_first_command_works_again_and_again(here, capfd):
     assert closing(capfd.readouterr().out) == closing(out)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_of_no_run_is_kept(here, capfd):
     Path(DEFAULT).write_bytes(b"precious")
     assert train(*RUN) == OK
@@ -177,6 +182,7 @@ def test_resume_takes_the_newest_run_that_has_a_state(here, capfd):
     assert read_record(DEFAULT)["updates"] == 2
 
 
+@pytest.mark.slow
 def test_resume_without_a_run_begins_one(capfd):
     os.mkdir("states")
     Path("states/state-00000001.safetensors").touch()  # of another version, which wrote here
@@ -260,6 +266,7 @@ def test_a_run_that_is_complete_says_so_and_is_evaluated(here, capfd, monkeypatc
     assert "nothing left" not in out and one_line(err).endswith("Give --allow_config_change to resume anyway.")
 
 
+@pytest.mark.slow
 def test_keep_best_evaluates_the_last_model_once(capfd, monkeypatch):
     calls, evaluated = [], training.evaluate_together
     monkeypatch.setattr(training, "evaluate_together", lambda *given: calls.append(1) or evaluated(*given))
@@ -271,6 +278,7 @@ def test_keep_best_evaluates_the_last_model_once(capfd, monkeypatch):
     assert records[0]["correct"] == closing(out)[1] and records[1]["updates"] in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_crash_in_the_last_evaluation_leaves_the_model(monkeypatch, capfd):
     monkeypatch.setattr(training, "evaluate_together", lambda *given: 1 / 0)
     assert train(*RUN) == 1

@@ -265,6 +265,7 @@ def test_an_output_that_cannot_be_written_is_disk(argv, capfd, tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_gets_full_is_one_line(tmp_path):
     def leave_little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -345,6 +346,7 @@ def test_a_home_folder_is_one_everywhere(monkeypatch, tmp_path):
     assert not (tmp_path / "~").exists()
 
 
+@pytest.mark.slow
 def test_the_newest_state_is_resumed_and_said(out, capfd):
     assert len(metrics("out")) == 3
     assert train(*QUICK, "--epochs=2", "--resume") == OK
@@ -540,17 +542,13 @@ def test_tails(tail, capfd):
     assert plan(out)["an epoch"].startswith("45 micro-batches, 3 of them in ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "line", "accumulators"),
     [
         ("--batch_size=96", "256 = 96 rows x 2 micro-batches + 64 rows", "2.55 MiB"),
-        *(
-            pytest.param(*other, marks=pytest.mark.slow)
-            for other in (
-                ("--batch_size=256", "256 = 256 rows x 1 micro-batches", "0.00 MiB"),
-                ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
-            )
-        ),
+        ("--batch_size=256", "256 = 256 rows x 1 micro-batches", "0.00 MiB"),
+        ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
     ],
 )
 def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulators, capfd):
@@ -567,6 +565,7 @@ def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulator
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)
@@ -643,6 +642,7 @@ def test_a_window_of_one_has_no_accumulators(capfd):
     assert [row["samples"] for row in metrics("out")] == [256] * 5 + [157]
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_run(trained, tmp_path):
     losses = [[row["loss"] for row in metrics(trained[0])]]
     for seed in (1, 2):
@@ -651,6 +651,7 @@ def test_the_seed_decides_the_run(trained, tmp_path):
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_mnist_in_a_folder(capfd, tmp_path):
     write_mnist(tmp_path / "MNIST 数据", train=100, test=30)
     argv = ("--data_path=MNIST 数据", "--batch_size=16", "--mini_steps=3", "--epochs=1", "--output_dir=a/b")
@@ -663,6 +664,7 @@ def test_mnist_in_a_folder(capfd, tmp_path):
     assert closing(capfd.readouterr().out) == closing(out) and closing(out)[2] == 30
 
 
+@pytest.mark.slow
 def test_metrics_that_cannot_be_written_do_not_end_the_run(capfd, tmp_path):
     (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="metrics are no longer written to 'out.metrics.jsonl'"):

@@ -69,8 +69,9 @@ def test_all_ranks_raise(numerics):
         assert rank["raised"]["counts"][0] == 1
 
 
-def test_all_ranks_lower_the_scale(numerics):
-    found = [rank["scaled"] for rank in numerics]
+@pytest.mark.parametrize("way", ["scaled", "scaled in a loop"])
+def test_all_ranks_lower_the_scale(numerics, way):
+    found = [rank[way] for rank in numerics]
     assert [each["scale"] for each in found] == [2.0**14] * len(found)
     assert [each["counts"] for each in found] == [[2, 1, 1]] * len(found)
     assert all(each["weights"] == pytest.approx([-2.0] * 2) for each in found)

@@ -69,7 +69,7 @@ MAKE = {
 
 
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize("allow", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_is_the_same(name, allow, tmp_path):
     """Also where another setting was allowed that changes nothing: then the optimizer's settings alone are new."""
     expected = run(MAKE[name])

@@ -240,6 +240,7 @@ def test_early_stopping_on_the_evaluations_loss():
     assert records[-1].epoch == 3 and stop.stopped_epoch == 3  # the first is better than infinity
 
 
+@pytest.mark.slow
 def test_restored_weights_are_the_best_epochs():
     model, optimizer = driver(lr=50.0)
     kept = []
@@ -250,6 +251,7 @@ def test_restored_weights_are_the_best_epochs():
     np.testing.assert_array_equal(optimizer.parameters[0].asnumpy(), kept[-2])
 
 
+@pytest.mark.slow
 def test_reduce_lr_on_plateau_changes_the_rate_that_is_used():
     model, optimizer = driver(lr=1e-3)
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
@@ -267,6 +269,7 @@ def test_learning_rate_scheduler_counts_windows():
     assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_summary_collector_writes_something(tmp_path):
     """With a data set of MindSpore's, whose description it writes, too."""
@@ -390,6 +393,7 @@ def test_refused(options, message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
 
 
+@pytest.mark.slow
 def test_data_that_can_be_read_only_once_are_not_looked_at():
     told = Told()
     train(driver()[0], epochs=1, callbacks=told, valid_dataset=iter(data([4, 4])))

@@ -127,7 +127,9 @@ def driver_windows(monkeypatch):
     return drive
 
 
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize(
+    "tail", [tail if tail == "carry" else pytest.param(tail, marks=pytest.mark.slow) for tail in TAILS]
+)
 def test_the_driver_ends_windows_there(driver_windows, tail):
     for size in SIZES:
         for window in WINDOWS:

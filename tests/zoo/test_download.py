@@ -109,6 +109,7 @@ def test_a_missing_file_is_completed(tmp_path, small, serve):
     assert kept.stat().st_ino == inode
 
 
+@pytest.mark.slow
 def test_the_real_archive(tmp_path, serve):
     mnist = real_mnist(tmp_path / "original")
     files = {}
