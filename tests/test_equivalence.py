@@ -331,7 +331,10 @@ def test_a_formula_notices_other_gradients(name, rng):
 
 
 @pytest.mark.modes
-@pytest.mark.parametrize("mutation", [None, "no division", "no clear", "one late"])
+@pytest.mark.parametrize(
+    "mutation",
+    [None, "no division", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no clear", "one late"))],
+)
 def test_the_driver_is_one_big_batch(mutation, monkeypatch):
     on = bench("mlp", "mean")
     expected = Plain(on, "Momentum").on_big_batches(SEEDS[0])
@@ -396,6 +399,7 @@ def by_cells(network, loss_fn, optimizer, weighted):
     return step
 
 
+@pytest.mark.slow
 def test_the_two_implementations_are_equal_bit_by_bit():
     # A power of two as weight: then it does not matter whether the loss or the gradient is multiplied.
     functions, cells = two_implementations([8, 8, 4, 4, 8, 8, 4])

@@ -307,7 +307,9 @@ def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_pat
     assert all((tmp_path / f"asked{rank}").exists() for rank in range(2))
 
 
-@pytest.mark.parametrize("age", [40, 0], ids=["late", "another reason"])
+@pytest.mark.parametrize(
+    "age", [pytest.param(40, id="late"), pytest.param(0, id="another reason", marks=pytest.mark.slow)]
+)
 def test_who_was_late_is_said(tmp_path, age):
     """A rank that waits in vain ends with an error that names nobody. What holds its output leaves the other one time
     to end before it is complete."""
@@ -375,9 +377,8 @@ def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
     assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
 
 
-@pytest.mark.parametrize(
-    "asked", [pytest.param((0, 1), marks=pytest.mark.slow, id="all"), pytest.param((1,), id="one")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
 def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
     """Who ends first ends with the signal's code, which is no failure: the other one is saving."""
     source = NOTES.replace("while not got:", "while not (got or os.path.exists('got1')):")

@@ -75,7 +75,8 @@ def test_a_window_of_one(tmp_path):
     assert stopped_and_resumed(tmp_path / "b", 4, window=1).left == Own(window=1).train(tmp_path / "a").left
 
 
-@pytest.mark.parametrize("forgets", [pytest.param("window", marks=pytest.mark.slow), "position", None])
+@pytest.mark.slow
+@pytest.mark.parametrize("forgets", ["window", "position", None])
 def test_what_a_state_must_hold(tmp_path, whole, forgets):
     """The mutants: what is not put back makes it another run."""
     with pytest.raises(Stopped):
@@ -113,6 +114,7 @@ def test_after_an_error_nothing_is_saved(tmp_path):
     own.train(tmp_path)  # the folder is free again
 
 
+@pytest.mark.slow
 @pytest.mark.host
 def test_a_finished_loop_goes_on(tmp_path):
     Own().train(tmp_path, epochs=1)

@@ -80,6 +80,7 @@ def run(program, folder):
     )
 
 
+@pytest.mark.slow
 def test_everything_imports(tmp_path):
     done = run(IMPORT, tmp_path)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

@@ -123,7 +123,9 @@ def test_it_trains_as_the_driver_does(reduction, window):
     assert (found.step.updates, found.step.skipped, found.step.micro_batches) == (len(records), 0, 0)
 
 
-@pytest.mark.parametrize("mutation", [None, "no division", pytest.param("no clear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mutation", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+)
 def test_a_window_is_its_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
     micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
@@ -200,6 +202,7 @@ def test_it_varies_only_if_it_depends_on_values():
     assert not weight_in_graph("test", 2.0, nn.CrossEntropyLoss()).varies
 
 
+@pytest.mark.slow
 def test_a_micro_batch_without_labels_does_no_harm():
     """Its loss and its gradient are 0/0."""
     micro_batches = numbers([4, 4, 4])
@@ -220,6 +223,7 @@ def test_a_micro_batch_without_labels_does_no_harm():
 # What callbacks see
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_window_so_far(capsys):
     losses = Losses()
     Trained().train(losses, LossMonitor())
@@ -246,7 +250,8 @@ class Sees(Callback):
         self.ended.append(self.trained.weights[0])
 
 
-@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
 def test_the_tail_is_in_what_is_evaluated_and_saved(first, tmp_path):
     found = Trained()
     sees = Sees(found)
@@ -273,7 +278,8 @@ def test_early_stopping_and_restored_weights():
     np.testing.assert_array_equal(found.weights[0], sees.ended[-2])
 
 
-@pytest.mark.parametrize("last", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [True, False])
 def test_reduce_lr_on_plateau(last):
     """It needs `cb_params.optimizer`, which Model does not set for a train step."""
     found = Trained(lr=1e-3)

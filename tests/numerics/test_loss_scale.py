@@ -50,9 +50,11 @@ def test_a_constant_scale_changes_nothing(way, kind, clip):
     "way", [way if way == "accumulator" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
 )
 def test_nor_in_graphs(way):
-    expected = weights(way, clip_norm=0.5)
-    assert weights(way, clip_norm=0.5, loss_scale=64).tolist() == expected.tolist()
-    assert weights(way, clip_norm=0.5, loss_scale=amp.DynamicLossScaler(64.0, 2, 9)).tolist() == expected.tolist()
+    data = inputs([(*values, 2) for *values, _ in ROWS])  # one shape is one graph
+    expected = weights(way, data, clip_norm=0.5)
+    assert weights(way, data, clip_norm=0.5, loss_scale=64).tolist() == expected.tolist()
+    dynamic = amp.DynamicLossScaler(64.0, 2, 9)
+    assert weights(way, data, clip_norm=0.5, loss_scale=dynamic).tolist() == expected.tolist()
 
 
 @pytest.mark.host

@@ -135,6 +135,7 @@ def test_verify_is_one_table(capfd):
     assert out.splitlines()[0].split() == ["parameter", "norm", "difference"] and out.endswith("The gradients agree.\n")
 
 
+@pytest.mark.slow
 def test_verify_fails_with_1(capfd, monkeypatch):
     monkeypatch.setattr("ms_accum.loss.weights.Weight.counted", lambda self, micro_batch: 1.0)
     assert train("--verify", "--model=mlp", "--effective_batch=40", "--batch_size=16") == TRAINING

@@ -277,6 +277,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path):
     assert re.match(r"'.*gradient_accumulation.ckpt' \(\d,\d{3},\d{3} bytes\) can't be written", one_line(done.stderr))
 
 
+@pytest.mark.slow
 def test_a_disk_that_has_room_for_the_model_alone_gets_it(tmp_path):
     """The state is twice as large, and is written after it."""
 
@@ -355,6 +356,7 @@ def test_the_newest_state_is_resumed_and_said(out, capfd):
     assert [line["update"] for line in metrics("out")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept_beside_the_last(capfd):
     argv = ("--model=mlp", "--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
     assert train(*argv, "--save_every=7", "--keep_best") == OK
@@ -532,7 +534,8 @@ def test_the_objects_have_the_fields_of_the_record(digits):
         assert 0 < row["loss"] < math.inf and 0 < row["grad_norm"] < math.inf and 0 < row["seconds"] < math.inf
 
 
-@pytest.mark.parametrize("tail", ["carry", *(pytest.param(tail, marks=pytest.mark.slow) for tail in ("flush", "drop"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", ["carry", "flush", "drop"])
 def test_tails(tail, capfd):
     assert train("--epochs=2", "--mini_steps=7", f"--tail={tail}", "--output_dir=out", "--model=mlp") == OK
     out = capfd.readouterr().out
@@ -600,24 +603,15 @@ def test_aliases(flag, epochs):
     assert (arguments.mini_steps, arguments.epochs) == (6, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        pytest.param(
-            ["--optimizer=momentum"], "momentum, lr 0.04, momentum 0.9, mean over a window", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["--optimizer=sgd", "--momentum=0", "--lr=0.5"],
-            "sgd, lr 0.5, momentum 0, mean over a window",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["--optimizer=adam", "--clip_norm=1"],
-            "adam, lr 0.001, mean over a window, clip_norm 1",
-            marks=pytest.mark.slow,
-        ),
+        (["--optimizer=momentum"], "momentum, lr 0.04, momentum 0.9, mean over a window"),
+        (["--optimizer=sgd", "--momentum=0", "--lr=0.5"], "sgd, lr 0.5, momentum 0, mean over a window"),
+        (["--optimizer=adam", "--clip_norm=1"], "adam, lr 0.001, mean over a window, clip_norm 1"),
         (["--optimizer=adamw", "--weight_decay=0.1"], "adamw, lr 0.001, weight decay 0.1, mean over a window"),
-        pytest.param(["--reduction=sum"], "momentum, lr 0.04, momentum 0.9, sum over a window", marks=pytest.mark.slow),
+        (["--reduction=sum"], "momentum, lr 0.04, momentum 0.9, sum over a window"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -672,6 +666,7 @@ def test_metrics_that_cannot_be_written_do_not_end_the_run(capfd, tmp_path):
     assert closing(capfd.readouterr().out)[2] == 360
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_mnist.yaml")), ids=lambda path: path.stem)
 def test_the_configs_are_understood(path, capfd, tmp_path):
     write_mnist(tmp_path / "data", train=64, test=16)

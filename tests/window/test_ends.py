@@ -186,9 +186,8 @@ class CountedSteps:
         return made, held
 
 
-@pytest.mark.parametrize(
-    "window", [window if window == 3 else pytest.param(window, marks=pytest.mark.slow) for window in WINDOWS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("window", WINDOWS)
 def test_the_accumulator_ends_windows_there(window):
     steps = CountedSteps(window)
     for tail in TAILS:

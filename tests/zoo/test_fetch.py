@@ -62,6 +62,7 @@ def test_a_server_that_never_answers(tmp_path):
         assert time.monotonic() - start < BOUND
 
 
+@pytest.mark.slow
 def test_a_server_that_stalls_in_the_body(tmp_path):
     over = threading.Event()
 
@@ -116,7 +117,7 @@ def test_a_body_in_chunks(tmp_path):
         assert "IncompleteRead" in unfetched(url, tmp_path)
 
 
-@pytest.mark.parametrize("part", ["header", "body"])
+@pytest.mark.parametrize("part", [pytest.param("header", marks=pytest.mark.slow), "body"])
 def test_a_server_that_drips(tmp_path, part):
     """It always sends something, and would take an hour."""
 
