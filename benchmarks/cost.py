@@ -18,7 +18,7 @@ from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
-# What each piece is compared with; the windows that follow ours are ways not taken.
+# What each piece is compared with; the windows that follow ours are ways not taken, the last four what users may add.
 BESIDE = {
     "accumulate": "plain",
     "update": "plain, optimizer",
@@ -26,6 +26,10 @@ BESIDE = {
     "window, one by one": "window, ours",
     "window, gradients returned": "window, ours",
     "window, one graph": "window, ours",
+    "windows, skip_micro": "windows",
+    "windows, dynamic loss scale": "windows",
+    "windows, average": "windows",
+    "windows, noise scale": "windows",
 }
 TABLES = {"": ("", "network piece ms:.3f ms_min:.3f beside ratio:.3f ratio_min:.3f ratio_max:.3f")}
 NOTE = "ms: per micro-batch, median; ratio: to the piece beside it, median over the rounds"

@@ -6,15 +6,25 @@ from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, amp, nn, ops
 from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
+from ms_accum import Ema, NoiseScale
 from ms_accum.cells import runner_of
 from ms_accum.window.running import TOGETHER, Accumulating
 
 _ADD = ops.HyperMap()
+# What users may add to the driver, and how many windows are run with it in a call: `NoiseScale` looks at one of 25.
+COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
+    "": dict,
+    ", skip_micro": lambda: {"nonfinite": "skip_micro"},
+    ", dynamic loss scale": lambda: {"loss_scale": amp.DynamicLossScaler(1024.0, 2, 1000)},
+    ", average": lambda: {"ema": Ema(0.999)},
+    ", noise scale": lambda: {"noise_scale": NoiseScale()},
+}
+MANY = 25
 
 
 class Plain(nn.Cell):
@@ -122,6 +132,10 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     stacked = [*(ops.stack(column) for column in zip(*data)), Tensor(1.0, ms.float32)]
     plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
     windows = Windows(ours, data)
+    collaborating = {
+        f"windows{name}": (_windows(networks_ms.make(network), data, window, options()), MANY * window)
+        for name, options in COLLABORATORS.items()
+    }
     # By name: what is run, and how many micro-batches that are.
     pieces: dict[str, tuple[Callable[[], Any], int]] = {
         "plain": (lambda: plain(*data[0]), 1),
@@ -133,6 +147,7 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         "window, one by one": (windows.one_by_one, window),
         "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
         "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
+        **collaborating,
     }
 
     def burst(what: str, count: int) -> dict[str, float]:
@@ -142,6 +157,11 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         return {"seconds": seconds, "micro_batches": held * count}
 
     return {"versions": VERSIONS, "parameters": networks_ms.size(trained), "pieces": list(pieces)}, burst
+
+
+def _windows(network: nn.Cell, data: list[tuple], window: int, options: dict[str, Any]) -> Callable[[], None]:
+    train = driver(network, **options).train_process
+    return lambda: train(1, data * MANY, window, report=(), ckpt_path=None)
 
 
 def _wait(result: Any) -> None:

@@ -27,7 +27,7 @@ class NoiseScale(Callback):
     `Model` as a callback; in a loop of your own call `observe` after each micro-batch.
 
     Args:
-        every (int): windows from one sample to the next. Default: 10.
+        every (int): windows from one sample to the next. Default: 25, which costs 1 % of the time at most.
         decay (float): the weight of earlier samples, >= 0 and < 1: the noise scale grows during training.
             Default: 0.95.
 
@@ -50,7 +50,7 @@ class NoiseScale(Callback):
         3
     """
 
-    def __init__(self, every: int = 10, decay: float = 0.95):
+    def __init__(self, every: int = 25, decay: float = 0.95):
         self._every = _check.positive_int(_OWNER, "every", every)
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
             _check.refuse(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
