@@ -123,7 +123,7 @@ SIGNATURES = {
         "allow_config_change=False, stop=None, notes=None, at_end=None)"
     ),
     ms_accum.Ema: "(decay, warm_up=0)",
-    ms_accum.NoiseScale: "(every=10, decay=0.95)",
+    ms_accum.NoiseScale: "(every=25, decay=0.95)",
     ms_accum.Verification: "(ok, diagnosis, table)",
     ms_accum.verify: (
         "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, rtol=0.001)"
