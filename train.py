@@ -6,7 +6,7 @@ import sys
 import time
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Callable
 
 from ms_accum import __version__
 from ms_accum.program import outputs
@@ -121,15 +121,17 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     return model, network, runtime
 
 
-def trial(settings: Settings, rows: int) -> None:
-    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch."""
+def trial(settings: Settings, rows: int) -> Callable[[], None]:
+    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former."""
     settings = settings.with_micro_batches_of(rows)
     steps.choose_device(settings.device_target)
     train, test = datasets(settings, None)
     model, network, _ = build(settings)
-    window = next(train.create_tuple_iterator(num_epochs=1))
-    model.train_process(1, [window], **settings.window, report=(), ckpt_path=None)
+    batch = next(train.create_tuple_iterator(num_epochs=1))
+    window = partial(model.train_process, 1, [batch], **settings.window, report=(), ckpt_path=None)
+    window()
     evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))])
+    return window
 
 
 def main(settings: Settings) -> None:
@@ -143,7 +145,7 @@ def main(settings: Settings) -> None:
         check_gradients(settings, network, train)
         return
     updates = steps.planned_updates(settings, model, train)
-    settings, found = steps.fit(settings, partial(trial, settings))
+    settings, found = steps.fit(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)
     plan.show_runtime(runtime)
     plan.show_plan(settings, device, network, train.get_dataset_size(), updates, found)

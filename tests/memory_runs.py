@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from functools import partial
 from importlib import import_module
 
@@ -20,6 +21,24 @@ def takes_memory(rows):
     print(rows, "MiB", flush=True)
     print(rows, "MiB", file=sys.stderr)
     return [np.ones(2**17) for _ in range(rows)]
+
+
+def costs(rows, most=10_000):
+    """Windows of 64 rows: a call costs 4 ms, and one with more than 16 rows 100 ms; more than `most` rows fail."""
+    if rows > most:
+        raise ValueError(f"{rows} are too many")
+
+    def window():
+        time.sleep(0.004 * len(range(0, 64, rows)) + 0.1 * (rows > 16))
+
+    window()
+    return window
+
+
+def takes_memory_and_time(rows):
+    """Take 10 MiB a row, and longer with more rows."""
+    held = [np.ones(10 * 2**17) for _ in range(rows)]
+    return lambda: time.sleep(0.01 * len(held))
 
 
 def stops_its_parent(path, rows):

@@ -233,7 +233,7 @@ group: Group = own_group()
 summed: list[int] = total([group.rank, group.size], group)
 report: MemoryReport = memory_report(network, optimizer, mini_steps=4)
 size: int = report.total
-found: MicroBatch = find_micro_batch_size(lambda rows: None, 128, memory_budget="2GiB")
+found: MicroBatch = find_micro_batch_size(lambda rows: print, 128, memory_budget="2GiB")
 rows: int = found.micro_batch_size + found.trials[0].rows
 chosen: dict[str, str] = tune_cpu(network)
 pieces: Iterator[tuple[object, ...]] = split_batch((Tensor(1.0), Tensor(2.0)), 32)

@@ -1,4 +1,4 @@
-"""How large can a micro-batch be?"""
+"""How large should a micro-batch be?"""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any, Callable, NamedTuple, NoReturn
 from .. import _check
 from ..ranks.parallel import is_launched
 from . import amounts
+from .splits import fastest_first, race
 from .trials import Trial, available_memory, on_host, peak_of, run_trial
 
 # The peak memory of the same process varies by 1 % from run to run.
 MARGIN = 0.02
+
+SPEED, MEMORY = "speed", "memory"
 
 # Peak memory is nearly affine in the rows: up to this many trials use a line, the rest bisects.
 _ON_A_LINE = 8
@@ -21,7 +24,7 @@ _ON_A_LINE = 8
 
 @_check.documented
 class MicroBatch(NamedTuple):
-    """The largest micro-batch that fits, and how it was found."""
+    """The fastest or the largest micro-batch that fits, and how it was found."""
 
     micro_batch_size: int
     """int, the rows of the micro-batch."""
@@ -30,29 +33,66 @@ class MicroBatch(NamedTuple):
     peak: int
     """int, the peak memory of its trial in bytes: of the process on CPU, else of the device's memory."""
     trials: tuple[Trial, ...]
-    """tuple[Trial], all trials in order: rows, peak, whether it fits."""
+    """tuple[Trial], all trials in order: rows, peak, whether it fits, seconds of a window."""
+    effective_batch: int = 0
+    """int, the rows of the window."""
+
+    @property
+    def table(self) -> str:
+        """str, a line for each trial: rows, micro-batches in the window, time of the window, rows a second, peak."""
+        lines = [f"{'rows':>8} {'N':>6} {'ms/window':>10} {'rows/s':>8}  peak"]
+        for tried in self.trials:
+            count, peak = _pieces(self.effective_batch, tried.rows), amounts.short(tried.peak) if tried.peak else ""
+            timed = "" if tried.seconds is None else f"{1000 * tried.seconds:,.1f}"
+            speed = "" if tried.seconds is None else f"{self.effective_batch / tried.seconds:,.0f}"
+            shown = peak if tried.fits else f"does not fit{peak and f', above {peak}'}"
+            lines.append(f"{tried.rows:>8,} {count:>6,} {timed:>10} {speed:>8}  {shown}")
+        return "\n".join(lines)
+
+    @property
+    def advice(self) -> str:
+        """str, a sentence if there is no need to accumulate; else empty."""
+        if self.mini_steps > 1:
+            return ""
+        why = "and is the fastest" if self.trials[0].seconds is not None else "into memory"
+        return f"The complete batch of {self.effective_batch:,} rows fits {why}: you need not accumulate."
+
+
+def _pieces(rows: int, micro_batch: int) -> int:
+    """Return the micro-batches in a window of this many rows."""
+    return len(range(0, rows, micro_batch))
 
 
 def find_micro_batch_size(
-    trial: Callable[[int], Any], effective_batch: int, *, memory_budget: int | str | None = None
+    trial: Callable[[int], Any],
+    effective_batch: int,
+    *,
+    memory_budget: int | str | None = None,
+    prefer: str = "speed",
 ) -> MicroBatch:
-    """Find the largest micro-batch whose training fits into a memory budget, by trial runs.
+    """Find the fastest, or the largest, micro-batch whose training fits into a memory budget, by trial runs.
 
-    Each trial runs in a new process, which is killed when it exceeds the budget, so it cannot harm this process. The
-    first trial uses the complete effective batch. The next sizes come from a line through the measured peaks, or from
-    bisection where the peaks are not on a line: mostly 4 to 7 trials in total. The result was tried and fits. A size
-    larger by at most a 16th (below 32 rows: by 1 row) was tried and does not fit. Peaks vary by 1 % from run
-    to run, so 2 % of the budget is kept free.
+    A trial runs in another process, which is killed when it exceeds the budget, so it cannot harm this process.
+    Peaks vary by 1 % from run to run, so 2 % of the budget is kept free.
+
+    For ``"speed"`` the window is timed in 1, 2, 4, ... to 32 parts, or in more parts where these do not fit. The
+    fastest is mostly not the largest: a call has a cost of its own, and small micro-batches stay in the cache.
+
+    For ``"memory"`` the first trial uses the complete effective batch. The next sizes come from a line through the
+    measured peaks, or from bisection where the peaks are not on a line: mostly 4 to 7 trials in total. A size larger
+    by at most a 16th (below 32 rows: by 1 row) was tried and does not fit.
 
     Args:
-        trial (Callable[[int], Any]): builds a network and trains one window, with an update, in micro-batches of the
-            given number of rows. The new process imports it, so it must be a function (or a `functools.partial`
+        trial (Callable[[int], Any]): builds a network, trains one window, with an update, in micro-batches of the
+            given number of rows, and returns a function that trains the window once more; for ``"memory"`` it need not
+            return one. Another process imports it, so it must be a function (or a `functools.partial`
             of one) at a module's top level, in a program whose main code is below
             ``if __name__ == "__main__":``.
         effective_batch (int): rows of a window.
         memory_budget (Union[int, str, None]): bytes, or a text such as ``"2GiB"`` or ``"512 MB"``. On CPU it
             limits the complete process, including Python and MindSpore, and is required, because the
             memory that other programs need is unknown. Default: ``None``, the memory of the device.
+        prefer (str): ``"speed"`` or ``"memory"``. Default: ``"speed"``.
 
     Returns:
         MicroBatch, for ``train_process(..., micro_batch_size=found.micro_batch_size)``.
@@ -67,6 +107,7 @@ def find_micro_batch_size(
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
+        >>> from functools import partial
         >>> import mindspore as ms
         >>> from mindspore import nn
         >>> from ms_accum import GradientAccumulation, find_micro_batch_size
@@ -78,11 +119,13 @@ def find_micro_batch_size(
         ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer)
         ...     dataset = create_dataset(batch_size=128, image_size=28)
         ...     batch = next(dataset.create_tuple_iterator(num_epochs=1))
-        ...     model.train_process(1, [batch], micro_batch_size=rows, report=(), ckpt_path=None)
+        ...     window = partial(model.train_process, 1, [batch], micro_batch_size=rows, report=(), ckpt_path=None)
+        ...     window()
+        ...     return window
         >>> if __name__ == "__main__":
         ...     found = find_micro_batch_size(trial, 128, memory_budget="4GiB")
-        ...     print(found.micro_batch_size, found.mini_steps, len(found.trials))
-        128 1 1
+        ...     print([tried.rows for tried in found.trials], found.micro_batch_size in (64, 128))
+        [4, 8, 16, 32, 64, 128] True
     """
     owner = "find_micro_batch_size"
     if not callable(trial):
@@ -92,14 +135,15 @@ def find_micro_batch_size(
         raise RuntimeError(f"For '{owner}', the process must be alone. Run it once, and give all ranks what it finds.")
     if on_host() and not peak_of("self"):
         raise RuntimeError(f"For '{owner}', the system must be Linux, to measure the memory of a process on CPU.")
+    fast = _check.one_of(owner, "prefer", prefer, (SPEED, MEMORY)) == SPEED
     limit = _limit(owner, memory_budget)
-    trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
-    fitting = [tried for tried in trials if tried.fits]
+    attempt = partial(run_trial, owner, trial, limit=limit)
+    trials = race(owner, trial, rows, limit) if fast else search(attempt, rows, limit)
+    fitting = fastest_first(trials) if fast else sorted((tried for tried in trials if tried.fits), reverse=True)
     if not fitting:
-        _refuse_one_row(owner, trial, trials[-1], memory_budget)
-    best = max(fitting)
-    windows = range(0, rows, best.rows)
-    return MicroBatch(best.rows, len(windows), best.peak or 0, trials)
+        _refuse_one_row(owner, trial, min(trials), memory_budget)
+    best = fitting[0]
+    return MicroBatch(best.rows, _pieces(rows, best.rows), best.peak or 0, trials, rows)
 
 
 def _limit(owner: str, budget: int | str | None) -> int | None:

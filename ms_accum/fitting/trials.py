@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
@@ -25,6 +26,7 @@ _SECONDS = 0.01
 # Bytes above the limit at which a trial ends itself, in case its parent does not; and bytes above the limit that it may
 # map: this counts also unused memory, such as MindSpore's pools of a gigabyte each, and stacks.
 _SLACK, _MAPPED = 2**28, 2**32
+_RESULT = "result"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 
 
@@ -38,6 +40,19 @@ class Trial(NamedTuple):
     """Optional[int], bytes: the peak, or the memory used when it was killed. None: out of memory, amount unknown."""
     fits: bool
     """bool, whether it succeeded within its limit."""
+    seconds: float | None = None
+    """Optional[float], of a window; None if it was not timed."""
+
+
+class Apart(NamedTuple):
+    """What became of a function that ran in a process of its own."""
+
+    end: str
+    """str, ``"peak"`` if it returned, else ``"killed"`` or ``"memory"``."""
+    peak: int | None
+    """Optional[int], bytes: the peak, or the memory used when it was killed."""
+    results: list[tuple]
+    """list[tuple], what it has sent."""
 
 
 def on_host() -> bool:
@@ -49,6 +64,11 @@ def peak_of(process: int | str) -> int:
     """Return the peak memory of a process so far, in bytes; 0 if it has ended, and on other systems than Linux."""
     # Not ru_maxrss: a child process inherits its parent's value.
     return _kilobytes(f"/proc/{process}/status", "VmHWM")
+
+
+def peak_so_far() -> int:
+    """Return the peak of the memory that this process's networks use, in bytes."""
+    return peak_of("self") if on_host() else ms.runtime.max_memory_allocated()
 
 
 def available_memory() -> int:
@@ -69,26 +89,49 @@ def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | N
         TypeError: If the trial can't be sent to another process.
         RuntimeError: If it fails for another reason than memory.
     """
+    done = run_apart(owner, partial(_once, trial, rows), limit, lambda results: rows)
+    fits = done.end == "peak" and (limit is None or done.peak is None or done.peak <= limit)
+    return Trial(rows, done.peak, fits)
+
+
+def _once(trial: Callable[[int], Any], rows: int, send: Callable[[tuple], None]) -> None:
+    trial(rows)
+
+
+def run_apart(
+    owner: str, work: Callable[[Callable], None], limit: int | None, rows_at: Callable[[list[tuple]], int]
+) -> Apart:
+    """Call `work(send)` in a new process, and kill it when its memory exceeds `limit` bytes.
+
+    Args:
+        owner (str): the name used in error messages.
+        work (Callable): the function to run; it may send tuples.
+        limit (Optional[int]): as for `run_trial`.
+        rows_at (Callable): from what was sent to the rows that were tried when it failed, for the error message.
+
+    Raises:
+        TypeError: If `work` can't be sent to another process.
+        RuntimeError: If it fails for another reason than memory.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
+    results: list[tuple] = []
     with tempfile.NamedTemporaryFile("r", errors="replace") as log:
         held = limit if on_host() else None
-        process = context.Process(target=_child, args=(trial, rows, held, log.name, sender, os.getpid()))
+        process = context.Process(target=_child, args=(work, held, log.name, sender, os.getpid()))
         _start(owner, process)
         sender.close()
         try:
-            end, *facts = _watch(process, receiver, held)
+            end, *facts = _watch(process, receiver, held, results)
         finally:
             process.kill()
             process.join()
             receiver.close()
         if end == "died" and (process.exitcode == -_KILL or says_out_of_memory(log.read())):
             end = "memory"
-    if end == "peak":
-        return Trial(rows, facts[0], limit is None or facts[0] <= limit)
     if end in ("error", "died"):
-        _fail(owner, rows, *(facts or (f"a process that ended with exit code {process.exitcode}",)))
-    return Trial(rows, facts[0] if facts else None, False)
+        _fail(owner, rows_at(results), *(facts or (f"a process that ended with exit code {process.exitcode}",)))
+    return Apart(end, facts[0] if facts else None, results)
 
 
 def _start(owner: str, process: Any) -> None:
@@ -99,21 +142,25 @@ def _start(owner: str, process: Any) -> None:
         _check.refuse(TypeError, owner, "trial", rule, f"one that can't be sent there ({error})")
 
 
-def _watch(process: Any, receiver: Any, limit: int | None) -> tuple:
-    """Wait for the child's report and return it; if there is none, return how the child ended."""
-    while not receiver.poll(_SECONDS):
-        used = peak_of(process.pid) if limit is not None else 0
-        if limit is not None and used > limit:
-            return "killed", used
-    try:
-        return receiver.recv()
-    except EOFError:
-        process.join()
-        return ("died",)
+def _watch(process: Any, receiver: Any, limit: int | None, results: list[tuple]) -> tuple:
+    """Collect results until the child's last report, and return that; if there is none, return how the child ended."""
+    while True:
+        while not receiver.poll(_SECONDS):
+            used = peak_of(process.pid) if limit is not None else 0
+            if limit is not None and used > limit:
+                return "killed", used
+        try:
+            kind, *facts = receiver.recv()
+        except EOFError:
+            process.join()
+            return ("died",)
+        if kind != _RESULT:
+            return (kind, *facts)
+        results.append(tuple(facts))
 
 
-def _child(trial: Callable[[int], Any], rows: int, limit: int | None, log: str, report: Any, parent: int) -> None:
-    """Run the trial and report its peak, an out-of-memory error or another error; its output goes into a log.
+def _child(work: Callable[[Callable], None], limit: int | None, log: str, report: Any, parent: int) -> None:
+    """Run `work` and report the peak, an out-of-memory error or another error; what it prints goes into a log.
 
     The child ends with its parent, and also limits its own memory, in case the parent cannot stop it.
     """
@@ -127,8 +174,8 @@ def _child(trial: Callable[[int], Any], rows: int, limit: int | None, log: str, 
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:
-        trial(rows)
-        report.send(("peak", peak_of("self") if on_host() else ms.runtime.max_memory_allocated()))
+        work(lambda result: report.send((_RESULT, *result)))
+        report.send(("peak", peak_so_far()))
     except BaseException as error:
         if is_out_of_memory(error):
             report.send(("memory",))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
+import shutil
+import tempfile
 import weakref
 from typing import Any
 
@@ -81,7 +85,7 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
     if level == "off":
         return network
     if level != "bf16":
-        return amp.auto_mixed_precision(network, level)
+        return _rewritten(network, level, ms.float16)
     try:
         with without_logs():
             ones = Tensor(np.ones((2, 2)), ms.bfloat16)
@@ -97,7 +101,22 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
             "bf16, which its matrix product does not take",
             remedy,
         )
-    return amp.auto_mixed_precision(network, "O1", ms.bfloat16)
+    return _rewritten(network, "O1", ms.bfloat16)
+
+
+def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
+    """Return the network of `auto_mixed_precision`.
+
+    O1 writes source code into a folder of the current one, and reads it again when it compiles: one that is removed at
+    the end of the process.
+    """
+    here, folder = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.chdir(folder)
+    try:
+        return amp.auto_mixed_precision(network, level, dtype)
+    finally:
+        os.chdir(here)
 
 
 def scaler_of(scale: float | str | None) -> Any:

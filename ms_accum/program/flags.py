@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
             batch_size (str): the default rows of a micro-batch, as text.
         """
         add = self.add_argument
-        what = f"rows of a micro-batch, default: {batch_size}; auto: the most that fit into memory"
+        what = f"rows of a micro-batch, default: {batch_size}; auto: the fastest that fit into memory"
         add("--batch_size", type=or_auto(whole(1)), metavar="N|auto", help=what)
         names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
         what = f"micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 changes it at update 100"

@@ -18,10 +18,10 @@ from .settings import Settings
 _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 
 
-def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, updates: int, found: str) -> None:
+def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, updates: int, found: list[str]) -> None:
     """Print, before training, what follows from the settings, and how the micro-batch was found."""
-    if found:
-        show("micro-batch", found)
+    for number, line in enumerate(found):
+        show("" if number else "micro-batch", line)
     effective_batch, epoch, window = _windows_of(settings, batches)
     parameters = sum(parameter.size for parameter in network.trainable_params())
     momentum = f", momentum {settings.momentum:g}" if settings.optimizer in ("momentum", "sgd") else ""
@@ -63,13 +63,12 @@ def _accumulators(settings: Settings, network: nn.Cell, window: int) -> str:
     return f"{elements * 4 / 2**20:.2f} MiB{' on each rank' if ranks > 1 else ''}"
 
 
-def words_of(found: MicroBatch, effective_batch: int, budget: int | None) -> str:
-    """Return as text which micro-batch was found, and how."""
+def words_of(found: MicroBatch, budget: int | None) -> list[str]:
+    """Return as lines which micro-batch was found, what was tried, and whether accumulating is of use."""
     of_budget = f" of {short(budget)}" if budget else ""
-    trials = len(found.trials)
-    split = f"of {effective_batch}, {found.mini_steps} in a window"
-    tried = f"{trials} trial{'s' * (trials > 1)}"
-    return f"{found.micro_batch_size} rows ({split}), {short(found.peak)}{of_budget}, {tried}"
+    split = f"of {found.effective_batch}, {found.mini_steps} in a window"
+    first = f"{found.micro_batch_size} rows ({split}), the fastest of those that fit, {short(found.peak)}{of_budget}"
+    return [first, *found.table.splitlines(), *([found.advice] if found.advice else [])]
 
 
 def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:

@@ -184,6 +184,11 @@ class Settings:
         return self._in_folder("states")
 
     @property
+    def findings(self) -> str:
+        """str, the path of the file with the micro-batches that were found."""
+        return self._in_folder("micro_batches.json")
+
+    @property
     def metrics(self) -> str:
         """str, the path of the metrics."""
         return self._in_folder("metrics.jsonl")

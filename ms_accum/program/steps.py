@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
+from ..fitting.found_before import FoundBefore
 from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, total
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
@@ -26,6 +27,9 @@ from .report import MetricsFile, Opening, progress, say
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
+
+_DECIDE = ("model", "dataset", "window_rows", "memory_budget", "optimizer", "clip_norm", "amp", "nonfinite", "ema")
+"""Settings that decide which micro-batch is the fastest that fits."""
 
 
 def choose_device(target: str) -> str:
@@ -65,25 +69,31 @@ def planned_updates(settings: Settings, model: Any, train: Any) -> int:
     return updates
 
 
-def fit(settings: Settings, trial: Callable[[int], None]) -> tuple[Settings, str]:
-    """Replace "auto" by the largest micro-batch that fits; also return a text about it, empty if it is not "auto".
+def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:
+    """Replace "auto" by the fastest micro-batch that fits; also return lines about it, none if it is not "auto".
 
     Args:
         settings (Settings): the settings of the run.
-        trial (Callable): trains one window in micro-batches of the given number of rows, and evaluates a batch.
+        trial (Callable): trains one window in micro-batches of the given number of rows, evaluates a batch, and returns
+            a function that trains the window once more.
+        version (str): of this package.
     """
     if not settings.auto:
-        return settings, ""
+        return settings, []
     with exit_code(CHECKPOINT, CheckpointError):
         before = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
         if before is not None and not (type(before) is int and before > 0):
             raise CheckpointError(f"the state to go on from has the batch_size {before!r}")
     if before and not settings.allow_config_change:
-        return settings.with_micro_batches_of(before), f"{before} rows, as in the run that is resumed"
-    window, budget = settings.window_rows, settings.memory_budget
-    with exit_code(USAGE, ValueError):
-        found = find_micro_batch_size(trial, window, memory_budget=budget)
-    return settings.with_micro_batches_of(found.micro_batch_size), words_of(found, window, budget)
+        return settings.with_micro_batches_of(before), [f"{before} rows, as in the run that is resumed"]
+    known = FoundBefore(settings.findings, ms_accum=version, **{name: getattr(settings, name) for name in _DECIDE})
+    found = known.get()
+    lines = [] if found is None else [f"found before: delete {settings.findings} to search again"]
+    if found is None:
+        with exit_code(USAGE, ValueError):
+            found = find_micro_batch_size(trial, settings.window_rows, memory_budget=settings.memory_budget)
+        known.keep(found)
+    return settings.with_micro_batches_of(found.micro_batch_size), [*words_of(found, settings.memory_budget), *lines]
 
 
 def make_folders(settings: Settings, group: Group | None) -> Settings:

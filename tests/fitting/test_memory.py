@@ -267,7 +267,7 @@ EFFECTIVE = 32
 def test_where_the_whole_batch_is_killed_what_is_found_trains_to_the_same_loss():
     trial = partial(runs.train_whole, EFFECTIVE)
     one, whole = (run_trial("test", trial, rows, None).peak for rows in (1, EFFECTIVE))
-    found = find_micro_batch_size(trial, EFFECTIVE, memory_budget=(one + whole) >> 1)
+    found = find_micro_batch_size(trial, EFFECTIVE, memory_budget=(one + whole) >> 1, prefer="memory")
     assert not found.trials[0].fits and found.trials[0].rows == EFFECTIVE
     assert 1 < found.micro_batch_size < EFFECTIVE and found.peak <= (one + whole) >> 1 and len(found.trials) <= 12
     losses = []

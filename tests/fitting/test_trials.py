@@ -122,7 +122,7 @@ def test_want_of_memory_does_not_fit(trial):
 )
 def test_another_end_is_an_error(trial, said):
     with pytest.raises(RuntimeError) as caught:
-        find_micro_batch_size(trial, 8, memory_budget="64GiB")
+        find_micro_batch_size(trial, 8, memory_budget="64GiB", prefer="memory")
     rule = "'trial' must be a function that runs with 8 rows in a new process"
     assert str(caught.value) == f"For 'find_micro_batch_size', {rule}, but got {said}."
     assert ("raise error" in str(caught.value.__cause__)) == ("ValueError" in said)
@@ -130,7 +130,8 @@ def test_another_end_is_an_error(trial, said):
 
 @pytest.mark.slow
 def test_the_largest_that_fits_is_found(idle):
-    found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=int((idle + 400 * MIB) / 0.98))
+    budget = int((idle + 400 * MIB) / 0.98)
+    found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=budget, prefer="memory")
     assert 350 <= found.micro_batch_size <= 405 and found.mini_steps == 3
     assert Trial(found.micro_batch_size, found.peak, True) in found.trials and len(found.trials) <= 7
 

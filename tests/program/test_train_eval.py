@@ -388,8 +388,8 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(trained, capfd, monkeyp
 
 def test_a_resumed_run_looks_for_no_other_micro_batch(out):
     flags = ("--batch_size=auto", "--effective_batch=512", "--memory_budget=8GiB", "--resume", "--output_dir=out")
-    settings, found = training.steps.fit(settings_of(*flags), lambda rows: pytest.fail("it was tried"))
-    assert (settings.batch_size, found) == (256, "256 rows, as in the run that is resumed")
+    settings, found = training.steps.fit(settings_of(*flags), lambda rows: pytest.fail("it was tried"), "1.0")
+    assert (settings.batch_size, found) == (256, ["256 rows, as in the run that is resumed"])
 
 
 @pytest.mark.slow
@@ -404,8 +404,9 @@ def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(capfd):
     assert plan(out)["effective batch"] == "256 = 64 rows x 4 micro-batches"
     assert train(*auto, "--epochs=3", "--allow_config_change") == OK
     out = capfd.readouterr().out
-    assert plan(out)["effective batch"] == "256 = 256 rows x 1 micro-batches"
-    assert "micro_batch_size was 64 and is None" in out
+    rows = int(re.match(r"\d+", plan(out)["micro-batch"])[0])
+    assert plan(out)["effective batch"] == f"256 = {rows} rows x {256 // rows} micro-batches"
+    assert f"micro_batch_size was 64 and is {None if rows == 256 else rows}" in out or rows == 64
 
 
 def test_a_state_with_crafted_facts_is_a_checkpoint(out, capfd):
@@ -569,13 +570,19 @@ def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulator
 
 
 @pytest.mark.slow
-def test_the_largest_micro_batch_is_found(tmp_path):
+def test_the_fastest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (OK, "")
     found = plan(done.stdout)["micro-batch"]
-    assert re.fullmatch(r"128 rows \(of 128, 1 in a window\), [\d.]+ [MG]iB of 8 GiB, 1 trials?", found)
-    assert plan(done.stdout)["effective batch"] == "128 = 128 rows x 1 micro-batches"
+    pattern = r"(\d+) rows \(of 128, (\d+) in a window\), the fastest of those that fit, [\d.]+ MiB of 8 GiB"
+    rows, count = map(int, re.fullmatch(pattern, found).groups())
+    assert rows * count == 128 and plan(done.stdout)["effective batch"].startswith(f"128 = {rows} rows x {count} ")
+    table = re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +([\d,]+)  [\d.]+ MiB$", done.stdout, re.MULTILINE)
+    assert [int(line[0]) for line in table] == [4, 8, 16, 32, 64, 128]
+    assert min(float(line[2]) for line in table) == float(next(line[2] for line in table if line[0] == str(rows)))
+    again = process("train.py", *argv, "--overwrite", cwd=tmp_path)
+    assert plan(again.stdout)["micro-batch"] == found and "found before: delete out/micro_batches.json" in again.stdout
 
 
 @pytest.mark.slow
