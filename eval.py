@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -135,4 +136,5 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # MindSpore makes a full collection at each compilation, which would look at all that was imported
     sys.exit(run(main, flags()))

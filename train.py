@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from functools import partial
@@ -159,4 +160,5 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # MindSpore makes a full collection at each compilation, which would look at all that was imported
     sys.exit(run(main, flags()))

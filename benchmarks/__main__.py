@@ -1,4 +1,4 @@
-"""Run a benchmark: python -m benchmarks setup|speed|memory|data|start|accuracy|cost|ranks|scaling"""
+"""Run a benchmark: python -m benchmarks setup|speed|memory|data|start|accuracy|cost|operators|ranks|scaling"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MODULES = {
     "start": ("start", "seconds from the command to the first update"),
     "accuracy": ("accuracy", "seconds to 98.5 % on MNIST"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
+    "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),
     "ranks": ("ranks", "what several ranks cost, beside one process"),
     "scaling": ("scaling_tables", "write the tables of docs/scaling.md: the measured ones, and the model's"),
 }

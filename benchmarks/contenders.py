@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .environments import PEERS, python
@@ -11,6 +11,7 @@ from .process import Contender, ContenderError
 
 OURS = "ms_accum"
 UNTUNED = "ms_accum-untuned"
+PLAIN = "ms_accum-plain"
 
 
 class Entry(NamedTuple):
@@ -32,8 +33,13 @@ ENTRIES = (
     Entry("jax-multisteps", "jax", "jax_loop.py"),
     Entry("jax-scan", "jax", "jax_loop.py", ("--scan",)),
 )
-# To see that `tune_cpu` slows no network.
-WITH_UNTUNED = (ENTRIES[0], Entry(UNTUNED, "mindspore", "accum.py", ("--untuned",)), *ENTRIES[1:])
+# To see that `tune_cpu` slows no network, and what forms that are fast on CPU do for the Transformer.
+WITH_OTHERS = (
+    ENTRIES[0],
+    Entry(UNTUNED, "mindspore", "accum.py", ("--untuned",)),
+    Entry(PLAIN, "mindspore", "accum.py", ("--plain",)),
+    *ENTRIES[1:],
+)
 
 
 def available(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:
@@ -54,8 +60,7 @@ def start(entry: Entry, *flags: str) -> Contender:
     return Contender(entry.name, interpreter, entry.program, (*flags, *entry.flags))
 
 
-def check_same_size(contenders: Sequence[Contender]) -> None:
-    """Raise unless all train equally many parameters: else they would not do the same work."""
-    sizes = {contender.name: contender.about["parameters"] for contender in contenders}
+def check_same_size(sizes: Mapping[str, int]) -> None:
+    """Raise unless all contenders, by name, train equally many parameters: else they would not do the same work."""
     if len(set(sizes.values())) > 1:
         raise ContenderError(f"The contenders must train equally many parameters, but got {sizes}.")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from .contenders import OURS, UNTUNED
+from .contenders import OURS, PLAIN, UNTUNED
 from .tables import groups
 
 COLOURS = {
     OURS: "#c0392b",
     UNTUNED: "#e6b0aa",
+    PLAIN: "#f5cba7",
     "tutorial-functional": "#4d4d4d",
     "tutorial-cells": "#8c8c8c",
     "boost": "#bfbfbf",

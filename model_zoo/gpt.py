@@ -9,6 +9,7 @@ from mindspore import nn, ops
 from mindspore.common.initializer import Normal
 
 from ._check import check_int
+from .fast import GELU, LayerNorm
 
 
 class GPT(nn.Cell):
@@ -58,7 +59,7 @@ class GPT(nn.Cell):
         self.embedding = nn.Embedding(vocab_size, width, embedding_table=Normal(0.02))
         self.position = nn.Embedding(context, width, embedding_table=Normal(0.02))
         self.blocks = nn.SequentialCell(*(_Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm((width,), epsilon=1e-5)
+        self.norm = LayerNorm(width)
         self.head = _dense(width, vocab_size, has_bias=False)
 
     def construct(self, tokens: Any) -> Any:
@@ -75,12 +76,10 @@ class _Block(nn.Cell):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm((width,), epsilon=1e-5)
+        self.attention_norm = LayerNorm(width)
         self.attention = _Attention(width, heads)
-        self.feed_forward_norm = nn.LayerNorm((width,), epsilon=1e-5)
-        self.feed_forward = nn.SequentialCell(
-            _dense(width, 4 * width), nn.GELU(approximate=False), _dense(4 * width, width)
-        )
+        self.feed_forward_norm = LayerNorm(width)
+        self.feed_forward = nn.SequentialCell(_dense(width, 4 * width), GELU(), _dense(4 * width, width))
 
     def construct(self, x: Any) -> Any:
         x = x + self.attention(self.attention_norm(x))
@@ -96,14 +95,15 @@ class _Attention(nn.Cell):
         # Three layers: cutting the output of a single one in three is slow on MindSpore's CPU.
         self.query, self.key, self.value = (_dense(width, width) for _ in range(3))
         self.projection = _dense(width, width)
-        # Attributes, not names of the module or `ops.softmax`: those are lost where AMP's O1 rewrites the source.
+        self.product = ops.BatchMatMul(transpose_b=True)
+        # An attribute, as in `LayerNorm`.
         self.softmax = nn.Softmax(-1)
         self.hidden = -1e4  # within float16, and the softmax of it is 0
 
     def construct(self, x: Any) -> Any:
         rows, length, width = x.shape
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
-        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) * self.scale
+        scores = self.product(query * self.scale, key)
         place = ops.arange(length)
         later = ops.cast(ops.expand_dims(place, 1) < place, scores.dtype)
         mixed = ops.matmul(self.softmax(scores + self.hidden * later), value)

@@ -157,7 +157,7 @@ def test_it_trains_evaluates_and_launches(installed):
 def test_trials_in_processes_of_their_own_find_the_program(installed):
     programs, home = installed
     flags = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--batch_size=auto", "--memory_budget=4GiB")
-    assert "256 rows x 1" in run(programs / "ms-accum-train", *flags, "--output_dir=auto", cwd=home)
+    assert re.search(r"256 = \d+ rows x \d", run(programs / "ms-accum-train", *flags, "--output_dir=auto", cwd=home))
 
 
 def test_wrong_flags_are_one_line_before_mindspore_is_imported(installed):
@@ -224,6 +224,16 @@ saving = SaveStates(states, step, dataset)
 callbacks = [FlushTail(), saving]
 done: int = saving.initial_epoch + step.updates + step.micro_batches
 model.train_process(3, dataset, 4, callbacks=callbacks, valid_dataset=dataset, metrics={{"acc"}}, initial_epoch=2)
+ema, noise = Ema(0.999, warm_up=100), NoiseScale(every=10)
+sized = GradientAccumulation(replace_dropout(GPT(256)), None, optimizer, loss_scale=64, ema=ema, noise_scale=noise)
+sized.train_process(1, dataset, ramp_up(128, 1024, 10_000, micro_batch_size=32), report=())
+with ema.applied():
+    advice: str = noise.advice + str(noise.rows + sized.overflows + sized.left_out)
+layers: list[nn.Cell] = [batch_to_group_norm(network), freeze_batch_norm(network), CountedDropout(0.5)]
+pool_batch_norm(network).clear()
+together = CoupledLoss(lambda out, y: out)
+checked: Verification = verify(network, loss_fn, (Tensor(1.0), Tensor(1)), 4)
+same: bool = checked.ok and bool(checked.diagnosis)
 sums = (Tensor(1.0),)
 forward = TrainForwardBackward(network, optimizer, sums)
 forward.construct(Tensor(1.0), weight=32)

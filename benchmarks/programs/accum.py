@@ -12,11 +12,11 @@ from workload import Network, Train, Trainer, run
 from ms_accum.fitting.runtime import keep_cpu_defaults
 
 
-def make(network: Network, untuned: bool = False) -> Trainer:
+def make(network: Network, untuned: bool = False, plain: bool = False) -> Trainer:
     """Return `train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
     if untuned:
         keep_cpu_defaults()  # the driver would change them
-    trained = networks_ms.make(network)
+    trained = networks_ms.make(network, plain)
     model, last = driver(trained if untuned else tuned(trained)), LastLoss()
 
     def windows_of(window: int) -> Train:

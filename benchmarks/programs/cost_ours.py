@@ -169,4 +169,5 @@ def _wait(result: Any) -> None:
         result.asnumpy()
 
 
-serve(build, **flags_of(build))
+if __name__ == "__main__":
+    serve(build, **flags_of(build))

@@ -6,6 +6,10 @@ Recognition of Handwritten Digits"): real images that need no network.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 
 from .images import Split
@@ -30,18 +34,26 @@ def load_digits_split(usage: str | None) -> Split:
     Raises:
         ImportError: If scikit-learn is not installed.
     """
+    digits = _digits()
+    order = np.random.RandomState(0).permutation(len(digits))
+    rows = digits[order[:TEST_ROWS] if usage == "test" else order[TEST_ROWS:]]
+    # Gray values are 0 to 16 there.
+    images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Split(usage or "train", images, rows[:, -1].astype(np.int32), mean=_MEAN, std=_STD)
+
+
+@lru_cache(1)
+def _digits() -> np.ndarray:
+    """Return the rows of scikit-learn's file: 64 gray values, and the digit."""
+    found = find_spec("sklearn")  # which imports nothing: `load_digits` takes a second, for all of SciPy
+    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
+    if file is not None and file.is_file():
+        return np.loadtxt(file, delimiter=",")
     try:
-        # Here, not above: importing it takes half a second.
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
             "For 'create_dataset', 'data_path' must be given where scikit-learn, which holds the "
             "embedded digits, is not installed. Run: pip install scikit-learn"
         ) from error
-    digits = load_digits()
-    order = np.random.RandomState(0).permutation(len(digits.target))
-    rows = order[:TEST_ROWS] if usage == "test" else order[TEST_ROWS:]
-    # Gray values are 0 to 16 there.
-    images = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
-    labels = digits.target[rows].astype(np.int32)
-    return Split(usage or "train", images, labels, mean=_MEAN, std=_STD)
+    return np.column_stack(load_digits(return_X_y=True))

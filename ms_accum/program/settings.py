@@ -121,6 +121,11 @@ class Settings:
         return self.batch_size == AUTO
 
     @property
+    def may_split_otherwise(self) -> bool:
+        """bool, whether windows have several micro-batches, whose size was not looked for, on one process."""
+        return self.ranks == 1 and self.memory_budget is None and self.window not in ({"mini_steps": 1}, {})
+
+    @property
     def window_rows(self) -> int:
         """int, the rows of a window on each rank; 0 if windows are counted in micro-batches."""
         return share(self.effective_batch or 0, self.ranks) or 0

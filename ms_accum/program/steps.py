@@ -13,6 +13,7 @@ from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
+from ..fitting.trials import on_host
 from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, total
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
@@ -23,7 +24,7 @@ from ..saving.state_folder import StateFolder
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
-from .report import MetricsFile, Opening, progress, say
+from .report import Hint, MetricsFile, Opening, progress, say
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -277,7 +278,8 @@ def _reporters(settings: Settings, states: Checkpointer, model: Any) -> tuple[An
         complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
         return (Opening("resumed", lambda: [*states.resumed, complete]),)
     metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
-    return Opening("resumed", lambda: states.resumed), progress(settings.log_every), metrics
+    reporters = (Opening("resumed", lambda: states.resumed), progress(settings.log_every), metrics)
+    return (*reporters, Hint(int(settings.batch_size))) if settings.may_split_otherwise and on_host() else reporters
 
 
 def _states_of(settings: Settings, **how: Any) -> Checkpointer:

@@ -16,7 +16,7 @@ import warnings
 import pytest
 
 from ms_accum import UpdateRecord
-from ms_accum.program.report import Bar, Lines, MetricsFile, progress
+from ms_accum.program.report import Bar, Hint, Lines, MetricsFile, progress
 from ms_accum.ranks.relay import COLUMNS
 from ms_accum.window.callbacks import UNKNOWN, Callbacks, Facts
 
@@ -34,6 +34,31 @@ def tell(reporter, *records, updates=None):
         calls("on_train_begin", planned=updates)
         for told in records:
             calls.step_end(told)
+
+
+# Hints
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rows", "hint"),
+    [
+        (
+            0.008,
+            32,
+            "hint             a micro-batch takes 2.0 ms, most of it what any call costs; --batch_size auto finds",
+        ),
+        (0.008, 64, ""),  # 4 ms are not short
+        (0.08, 32, ""),
+    ],
+)
+def test_short_micro_batches_are_pointed_out_once(seconds, rows, hint, capsys):
+    with Callbacks([Hint(rows)], Facts()) as calls:
+        calls("on_train_begin", planned=None)
+        for number, took in enumerate((9.0, seconds, seconds, 100 * seconds)):  # the first compiles, one is disturbed
+            calls.step_end(record(number + 1, seconds=took))
+        calls("on_train_end")
+    out = capsys.readouterr().out
+    assert out.startswith(hint) and out.count("\n") == bool(hint)
 
 
 # Lines

@@ -9,6 +9,7 @@ from mindspore.dataset import MnistDataset, transforms, vision
 
 from idx_files import make_digits, real_mnist, rows_of, write_mnist
 from model_zoo import create_dataset
+from model_zoo.data import digits
 from model_zoo.data.digits import load_digits_split
 from model_zoo.data.images import resize
 
@@ -45,6 +46,13 @@ def test_the_digits_split_is_fixed_and_disjoint():
     together = {image.tobytes() for image in (*train.images, *test.images)}
     assert len(together) == len(train.images) + len(test.images) == 1797
     assert train.images.min() == 0 and train.images.max() == 255
+
+
+def test_the_digits_are_those_of_scikit_learn(monkeypatch):
+    """They are read from its file, because to import it takes a second."""
+    read = digits._digits.__wrapped__()
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    assert np.array_equal(read, digits._digits.__wrapped__())
 
 
 def test_the_digits_are_normalised_by_their_own_constants():

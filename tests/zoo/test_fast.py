@@ -1,0 +1,45 @@
+"""Do the forms that are fast on CPU compute what MindSpore's layers do, with their gradients?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from model_zoo.fast import GELU, LayerNorm
+from reference import miss
+
+pytestmark = pytest.mark.modes
+PAIRS = {
+    "LayerNorm": (lambda: LayerNorm(6), lambda: nn.LayerNorm((6,), epsilon=1e-5)),
+    "GELU": (GELU, lambda: nn.GELU(approximate=False)),
+}
+
+
+def values_of(layer, x, share):
+    """Return the output, and the gradients by the input and by the Parameters."""
+
+    def weighted(x):
+        return ops.sum(layer(x) * share)
+
+    by_all = ms.grad(weighted, 0, layer.trainable_params() or None)(x)
+    by_input, by_weights = by_all if layer.trainable_params() else (by_all, ())
+    return [each.asnumpy() for each in (layer(x), by_input, *by_weights)]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_they_compute_the_same(name, rng):
+    x, share = (Tensor(rng.randn(5, 4, 6) * 2 + 1, ms.float32) for _ in range(2))
+    ours, theirs = ([values_of(make(), x, share)] for make in PAIRS[name])
+    assert miss(ours[0], theirs[0], 1e-4, 1e-5) <= 1
+
+
+def test_an_approximation_is_noticed(rng):
+    x, share = (Tensor(rng.randn(5, 4, 6) * 2 + 1, ms.float32) for _ in range(2))
+    assert miss(values_of(GELU(), x, share), values_of(nn.GELU(), x, share), 1e-4, 1e-5) > 5
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_type_is_that_of_the_input(name):
+    assert PAIRS[name][0]()(Tensor(np.ones((2, 6)), ms.float16)).dtype == ms.float16
