@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import ms_accum.window.ends
 import ms_accum.window.in_graph
 from ms_accum import GradientAccumulation
+from ms_accum.loss.weights import Weight
 from ms_accum.network import tree
 
 
@@ -134,7 +135,11 @@ def _one_late(micro_batches, window):
 
 # What is broken on purpose, to see that a check notices: (module, name, what it becomes).
 MUTATIONS = {
-    "no division": [(tree, "multiply", _no_division), (tree, "multiply_in_place", _no_division)],
+    "no division": [
+        (tree, "multiply", _no_division),
+        (tree, "multiply_in_place", _no_division),
+        (Weight, "share", lambda weight, micro_batches: None),  # else full windows need none
+    ],
     "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
     "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.window.in_graph, "is_full", _one_late)],
 }

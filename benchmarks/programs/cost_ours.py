@@ -89,11 +89,13 @@ class Windows:
     """
 
     def __init__(self, ours: Accumulating, data: list[tuple]):
-        self._ours, self._data, self._weight = ours, data, Tensor(1.0, ms.float32)
+        self._ours, self._data = ours, data
+        # As the driver has them: those of a full window add up to 1.
+        self._one, self._weight = (Tensor(1 / count, ms.float32) for count in (1, len(data)))
 
     def add(self, count: int) -> Any:
         """Run the first micro-batch so often, and no update."""
-        return [self._ours.add(self._data[0], self._weight) for _ in range(count)][-1]
+        return [self._ours.add(self._data[0], self._one) for _ in range(count)][-1]
 
     def update(self) -> Any:
         """Run a window of one."""
@@ -116,7 +118,7 @@ class Windows:
         return self._ended(loss)
 
     def _ended(self, loss: Any) -> Any:
-        self._ours.end()
+        self._ours.end(weights=1)
         return loss
 
 

@@ -32,6 +32,7 @@ class Weight:
         self._owner, self._group, self.weighs = owner, group, reduction == "mean"
         self.unit: float | None = None
         """Optional[float], the unit of the weights that the graph gets; None before the first weight."""
+        self._share = 0
         self._tensors: dict[float, Tensor] = {}
         self._weight: Any
         self.is_guess = False
@@ -44,11 +45,18 @@ class Weight:
         else:
             self._weight = _check.positive_number(owner, "weight", plain(weight))
 
+    def share(self, micro_batches: int) -> None:
+        """Take a unit in which the weights of so many equal micro-batches add up to 1; 0: near a single one's weight.
+
+        In a single process only. The next first micro-batch sets it.
+        """
+        self._share, self.unit = micro_batches, None
+
     def of(self, micro_batch: tuple) -> float:
         """Return the weight, >= 0, of a micro-batch of the run; the first one sets the unit."""
         weight = self.counted(micro_batch)
         if self.weighs and self.unit is None:
-            self.unit = unit_near(weight, self._group)
+            self.unit = self._share * weight or None if self._share else unit_near(weight, self._group)
         return weight
 
     def counted(self, micro_batch: tuple) -> float:
@@ -69,7 +77,7 @@ class Weight:
         """Return a weight > 0 for the graph, in its unit; None if gradients are summed without weights.
 
         Without the unit a float16 gradient, multiplied by the number of rows, would overflow. The unit cancels out in
-        sum(w g) / sum(w); it is a power of two, so it changes no digit.
+        sum(w g) / sum(w). Unless windows share it, it is a power of two, which changes no digit.
         """
         if not self.weighs:
             return None

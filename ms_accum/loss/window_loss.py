@@ -70,6 +70,11 @@ class WindowLoss:
         return self._bad
 
     @property
+    def weight(self) -> float:
+        """The sum of the weights so far, also of losses that have not been read."""
+        return self._sums[1] + sum(weight for _, weight, _ in self._terms)
+
+    @property
     def mean(self) -> float:
         """The mean loss so far; NaN for a window without weight."""
         total, weights = self._carry()

@@ -7,7 +7,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter
+from mindspore import Parameter, nn
 
 
 def as_array(parameter: Any) -> np.ndarray:
@@ -20,3 +20,9 @@ def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> lis
     """Return the parameters that are not in `others`, compared by identity: names need not be unique."""
     known = {id(parameter) for parameter in others}
     return [parameter for parameter in parameters if id(parameter) not in known]
+
+
+def has_half(network: nn.Cell) -> bool:
+    """Return whether some of it computes in float16, as far as MindSpore marks that: a cast in `construct` is not."""
+    marked = any(cell.get_flags().get("fp16") for _, cell in network.cells_and_names())
+    return marked or any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

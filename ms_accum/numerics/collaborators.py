@@ -39,6 +39,11 @@ class Numerics(NamedTuple):
         return None if self.dynamic is None else self.dynamic.value
 
     @property
+    def scales(self) -> bool:
+        """bool, whether there is a loss scale."""
+        return self.scale != 1.0 or self.dynamic is not None
+
+    @property
     def value(self) -> float:
         """float, the loss scale now."""
         return self.scale if self.dynamic is None else float(self.dynamic.value.asnumpy())
@@ -71,7 +76,7 @@ class Numerics(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """dict, the settings that a resumed run must have in common, without those that were not given."""
         given: dict[str, Any] = {}
-        if self.scale != 1.0 or self.dynamic is not None:
+        if self.scales:
             given["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
         if self.policy != SKIP_WINDOW:
             given["nonfinite"] = self.policy

@@ -65,8 +65,9 @@ class Coupled:
         self._collected, self._losses = [], Losses()
         self._accumulating.clear()
 
-    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
+    def end(self, figures: Callable[[], Sequence[float]] | None = None, weights: Any = None) -> tuple:
         """Run the window, and do what `Accumulating.end` does."""
+        del weights
         collected, self._collected = self._collected, []
         losses, self._losses = self._losses, Losses()
         # Counters of random layers and BatchNorm's statistics: the third pass repeats the first, and moves them on.

@@ -34,6 +34,21 @@ class TrainEmpty(nn.Cell):
         return emptied(tree.cancel, self.grad_sum, self.weight_sum, self.skips)
 
 
+class TrainWhole(nn.Cell):
+    """End a window whose weights add up to 1, so that nothing is divided. In a single process.
+
+    Args:
+        optim (TrainOptim): ends other windows.
+    """
+
+    def __init__(self, optim: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.grad_sum, self.boundary = optim.grad_sum, optim.boundary
+
+    def construct(self) -> Any:
+        return self.boundary(self.grad_sum)[:2]
+
+
 class TrainNothing(nn.Cell):
     """Add zeros to the ranks' sum for a micro-batch of weight 0 on this rank: the other ranks wait for the sum.
 

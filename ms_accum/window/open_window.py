@@ -12,6 +12,7 @@ from ..loss.objective import Objective
 from ..network import checks
 from ..network.accumulators import loss_scale
 from ..network.first_update import FirstUpdate
+from ..network.parameters import has_half
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
 from ..numerics.coupled import LossOfBatch
@@ -77,6 +78,9 @@ class OpenWindow:
         # With several ranks, windows of 1 are weighted and summed, too. Sparse gradients become dense when added.
         self._always_added = group is not None or gives_rows(objective.forward)
         self._collects = isinstance(objective.forward, LossOfBatch)
+        # With a shared unit a full window needs no division; but in float16 gradients N times as small may get lost.
+        alone = group is None and self._weight.weighs and not self._collects
+        self._shares = alone and not (numerics.skips or numerics.scales or has_half(objective.forward))
         self._cells_made: dict[bool, Accumulating | Immediate | Coupled] = {}
         if group is not None:
             self._cells.clear()  # makes the Cells now: ranks communicate there, not each at its first micro-batch
@@ -93,6 +97,8 @@ class OpenWindow:
                 f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         check_not_applied("train_process", self._numerics.ema)
+        if self._shares and size != self.size:
+            self._weight.share(size or 0)
         self.size, self.lost = size, False
         self._overflows = self._numerics.overflows
 
@@ -117,8 +123,10 @@ class OpenWindow:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
         alone = self._group is None
         wanted = not alone or self._numerics.dynamic is not None
+        weights = self._weight.in_units(self._loss.weight) if self._shares and self.size else None
         with self._running():
-            lr, updated, norm, *summed = self._cells.end((lambda: [*self._figures(), *wishes]) if wanted else None)
+            figures = (lambda: [*self._figures(), *wishes]) if wanted else None
+            lr, updated, norm, *summed = self._cells.end(figures, weights)
         bad = tuple(self._loss.bad)
         if summed and not alone:
             total, weights, samples, *wishes = summed[0].asnumpy().tolist()

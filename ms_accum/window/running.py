@@ -8,12 +8,12 @@ from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from ..loss.window_loss import Losses
 from ..network.learning_rate import LearningRate
 from ..numerics.collaborators import NONE, Numerics
-from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWindowOfOne
+from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWhole, TrainWindowOfOne
 
 # Up to this many micro-batches are collected and run in one call, if they need no more than this many bytes.
 TOGETHER = 8
@@ -77,7 +77,7 @@ class Accumulating:
             self._accumulators["window.weight_sum"] = forward_backward.weight_sum[0]
         if forward_backward.skips is not None:
             self._accumulators["window.counts"] = forward_backward.skips.counts
-        self._empty = TrainEmpty(forward_backward)
+        self._whole, self._empty = TrainWhole(optim), TrainEmpty(forward_backward)
         self._together = TrainTogether(forward_backward, TOGETHER)
         self._waiting = Waiting()
         self._losses = Losses()
@@ -118,19 +118,31 @@ class Accumulating:
         self._waiting, self._losses = Waiting(), Losses()
         self._clear()
 
-    def end(self, figures: Callable[[], Sequence[float]] | None = None) -> tuple:
+    def end(self, figures: Callable[[], Sequence[float]] | None = None, weights: float | None = None) -> tuple:
         """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
             figures (Optional[Callable]): returns numbers to be summed over the ranks; their sums are returned, too.
                 It is called after the micro-batches have been run. Default: ``None``.
+            weights (Optional[float]): the sum of the weights, if this process knows it. Default: ``None``.
         """
         self._run()
         lr = self._learning_rate()
-        updated, norm, *summed = self._optim() if figures is None else self._optim(Tensor(figures(), ms.float32))
+        updated, norm, *summed = self._update(weights) if figures is None else self._optim(_tensor(figures()))
         # After an update the norm was finite, so every element is.
         (self._empty if updated.asnumpy() else self._clear)()
         return (lr, updated, norm, *summed)
+
+    def _update(self, weights: float | None) -> tuple:
+        if weights == 1:
+            return self._whole()
+        if weights is not None:  # the graph has the sum of rounded weights
+            ops.assign(self._forward_backward.weight_sum[0], _tensor(weights))
+        return self._optim()
+
+
+def _tensor(values: Any) -> Tensor:
+    return Tensor(values, ms.float32)
 
 
 def _may_wait(columns: tuple) -> bool:
@@ -161,9 +173,9 @@ class Immediate:
     def pass_over(self) -> None:
         """Skip a micro-batch of weight 0."""
 
-    def end(self, figures: Any = None) -> tuple:
+    def end(self, figures: Any = None, weights: Any = None) -> tuple:
         """Do what `Accumulating.end` does; if the micro-batch had weight 0, there is no update and no norm."""
-        del figures
+        del figures, weights
         ended, self._ended = self._ended, None
         return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
 

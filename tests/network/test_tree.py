@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
 
 from helpers import values
 from ms_accum.network import tree
@@ -113,6 +113,30 @@ def test_multiply_and_cast(rng):
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_global_norm(scale, rng):
     gradients = arrays(rng, scale)
+    norm = ms.jit(tree.global_norm)(tensors(gradients))
+    assert float(norm.asnumpy()) == pytest.approx(global_norm(gradients), rel=1e-6)
+
+
+LONG = tree._LONGEST_ROW
+
+
+@pytest.mark.parametrize("shape", [(), (2, LONG), (2, LONG + 1), (LONG + 1,), (3, 2, LONG)], ids=str)
+def test_the_norm_of_other_shapes(shape, rng):
+    gradient = np.abs(rng.randn(*shape)) + 1
+    norm = ms.jit(tree.global_norm)((Tensor(gradient, ms.float32),))
+    assert float(norm.asnumpy()) == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
+
+
+def test_a_norm_that_sums_a_long_row_at_once_is_noticed(monkeypatch, rng):
+    monkeypatch.setattr(tree, "_LONGEST_ROW", 2**30)
+    gradient = np.abs(rng.randn(10**7)) + 1
+    norm = ms.jit(tree.global_norm)((Tensor(gradient, ms.float32),))
+    assert float(norm.asnumpy()) != pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+
+
+def test_the_norm_on_other_devices(monkeypatch, rng):
+    monkeypatch.setattr(tree, "_on_cpu", ops.constexpr(lambda: False))
+    gradients = [rng.randn(*shape) for shape in (*SHAPES, (2, 3, 4))]
     norm = ms.jit(tree.global_norm)(tensors(gradients))
     assert float(norm.asnumpy()) == pytest.approx(global_norm(gradients), rel=1e-6)
 
