@@ -21,7 +21,7 @@ from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
 def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
     parser = Parser(
-        "Train LeNet5, an MLP or ResNet-18 with gradient accumulation.",
+        "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
         finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
     )
     parser.add_device()
@@ -141,15 +141,15 @@ def main(settings: Settings) -> None:
     download(settings)
     settings, group = steps.join(settings)
     train, test = datasets(settings, group)
+    settings = steps.planned(settings, train)
     model, network, runtime = build(settings)
     if settings.verify:
         check_gradients(settings, network, train)
         return
-    updates = steps.planned_updates(settings, model, train)
     settings, found = steps.fit(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)
     plan.show_runtime(runtime)
-    plan.show_plan(settings, device, network, train.get_dataset_size(), updates, found)
+    plan.show_plan(settings, device, network, train.get_dataset_size(), found)
     correct = partial(evaluate_together, network, test, group)
     written = steps.Written(network, model, settings, steps.facts_of(__version__, train, test), group)
     began = time.perf_counter()

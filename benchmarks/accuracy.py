@@ -1,56 +1,107 @@
-"""The benchmark `accuracy`: seconds until LeNet5 reaches 98.5 % on MNIST."""
+"""The benchmark `accuracy`: seconds until a network reaches an accuracy on real data."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 from . import mnist
 from .contenders import OURS, Entry, available
-from .options import unused
+from .options import known, unused
 from .runner import Session
 from .tables import groups, part
 
-# Each trains LeNet5 epoch by epoch, and evaluates after each.
-PROGRAMS = (
-    Entry(OURS, "mindspore", "accuracy.py", ("--framework", "ours")),
-    Entry("torch-0-workers", "torch", "accuracy.py", ("--framework", "torch")),
-    Entry("torch-2-workers", "torch", "accuracy.py", ("--framework", "torch", "--workers", "2")),
-)
-EPOCHS, ROUNDS = 10, 3
-GOAL = 0.985
+
+class Task(NamedTuple):
+    """What a network is trained to do, by programs that train it epoch by epoch and evaluate after each."""
+
+    data: str
+    goal: float
+    epochs: int
+    rounds: int
+    programs: Sequence[Entry]
+    variable: str
+    """The environment variable that names the data."""
+    files: Callable[[Path], AbstractContextManager[Path]]
+    """From there to the folder that the programs read."""
+
+
+_MNIST, _CIFAR = "accuracy.py", "cifar10.py"
+TASKS = {
+    "lenet5": Task(
+        *("MNIST", 0.985, 10, 3),
+        (
+            Entry(OURS, "mindspore", _MNIST, ("--framework", "ours")),
+            Entry("torch-0-workers", "torch", _MNIST, ("--framework", "torch")),
+            Entry("torch-2-workers", "torch", _MNIST, ("--framework", "torch", "--workers", "2")),
+        ),
+        "MNIST_DATA",
+        lambda path: mnist.files(short=False),
+    ),
+    "small_resnet": Task(
+        *("CIFAR-10", 0.8, 15, 1),
+        (
+            Entry(OURS, "mindspore", _CIFAR, ("--framework", "ours")),
+            Entry(f"{OURS}-batchnorm", "mindspore", _CIFAR, ("--framework", "ours", "--norm", "batch")),
+            Entry("torch", "torch", _CIFAR, ("--framework", "torch")),
+        ),
+        "CIFAR10_DATA",
+        nullcontext,
+    ),
+}
 TABLES = {
-    "epoch": ("", "contender seed:d epoch:d seconds:.1f accuracy:.4f"),
+    "epoch": ("", "network contender seed:d epoch:d seconds:.1f accuracy:.4f"),
     "summary": (
-        f"medians over the seeds; goal_s: seconds of training and evaluation to {GOAL:.1%}",
-        "contender start_s:.1f goal_s:.1f reached all_s:.1f accuracy:.4f",
+        "medians over the seeds; goal_s: seconds of training and evaluation to the goal",
+        "network contender goal start_s:.1f goal_s:.1f reached all_s:.1f accuracy:.4f",
     ),
 }
 
 
 def run(arguments: Namespace) -> None:
     """Train each contender alone on the machine, in turn; print tables and write the results."""
-    unused("accuracy", networks=arguments.networks, windows=arguments.windows)
-    if not (arguments.short or mnist.real()):
-        print("accuracy needs the real MNIST: set MNIST_DATA to its zip or folder (train.py --download fetches it)")
+    unused("accuracy", windows=arguments.windows)
+    known("--networks", arguments.networks, TASKS)
+    networks = arguments.networks or ["lenet5"]
+    missing = [TASKS[name] for name in networks if not (arguments.short or _data(TASKS[name]).exists())]
+    for task in missing:
+        print(
+            f"accuracy needs the real {task.data}: set {task.variable} to where it is (train.py --download fetches it)"
+        )
+    if missing:
         raise SystemExit(2)
-    epochs, rounds = (1, 1) if arguments.short else (EPOCHS, arguments.rounds or ROUNDS)
-    settings = {"epochs": epochs, "rounds": rounds, "batch": 32, "window": 4, "goal": GOAL, "short": arguments.short}
-    settings["data"] = "the embedded digits" if arguments.short else "MNIST"
-    session = Session("accuracy", arguments, settings)
+    what = {"rounds": arguments.rounds, "short": arguments.short}
+    session = Session("accuracy", arguments, {**what, "data": "the embedded digits" if arguments.short else "real"})
+    for name in networks:
+        rows = _rows(session, name, arguments)
+        summaries = [_summary(who, each, TASKS[name].goal) for (who,), each in groups(rows, "contender").items()]
+        session.rows += [{"network": name, **row} for row in (*rows, *summaries)]
+        session.save()
+    session.finish(TABLES, draw, size=(1 + 6.0 * len(networks), 5.0))
+
+
+def _data(task: Task) -> Path:
+    return Path(os.environ.get(task.variable) or "/nowhere")
+
+
+def _rows(session: Session, name: str, arguments: Namespace) -> list[dict[str, Any]]:
+    """Return a row for each epoch of each contender and seed."""
+    task, short = TASKS[name], arguments.short
+    epochs, rounds = (1, 1) if short else (task.epochs, arguments.rounds or task.rounds)
+    rows = []
     with ExitStack() as kept:
-        folder = None if arguments.short else kept.enter_context(mnist.files(short=False))
-        programs = available(PROGRAMS, [OURS] if arguments.short else arguments.contenders)
+        folder = None if short else kept.enter_context(task.files(_data(task)))
         for seed in range(1, rounds + 1):
-            for program in programs:
-                session.rows += _train(session, program, seed, folder, epochs)
-    session.rows += [_summary(name, rows) for (name,), rows in groups(session.rows, "contender").items()]
-    session.finish(TABLES, draw)
+            for program in available(task.programs, [OURS] if short else arguments.contenders):
+                print(f"{name}, seed {seed}: {program.name} ...", flush=True)
+                rows += _train(session, program, seed, folder, epochs)
+    return rows
 
 
 def _train(session: Session, program: Entry, seed: int, folder: Path | None, epochs: int) -> list[dict[str, Any]]:
@@ -68,17 +119,18 @@ def _train(session: Session, program: Entry, seed: int, folder: Path | None, epo
     return rows
 
 
-def _summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(name: str, rows: list[dict[str, Any]], goal: float) -> dict[str, Any]:
     """Return medians over the seeds; one that never gets to the goal counts as later than any that does."""
     runs = groups(rows, "seed").values()
     last = [run[-1] for run in runs]
-    reached = [next((row["seconds"] for row in run if row["accuracy"] >= GOAL), float("inf")) for run in runs]
-    goal = statistics.median_high(reached)
+    reached = [next((row["seconds"] for row in run if row["accuracy"] >= goal), float("inf")) for run in runs]
+    seconds = statistics.median_high(reached)
     return {
         "part": "summary",
         "contender": name,
+        "goal": f"{goal:.1%}",
         "start_s": statistics.median(row["start_s"] for row in last),
-        "goal_s": None if goal == float("inf") else goal,
+        "goal_s": None if seconds == float("inf") else seconds,
         "reached": f"{sum(one != float('inf') for one in reached)}/{len(reached)}",
         "all_s": statistics.median(row["seconds"] for row in last),
         "accuracy": statistics.median(row["accuracy"] for row in last),
@@ -86,15 +138,17 @@ def _summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the accuracy of each run over its seconds."""
-    axes = figure.subplots()
-    runs = groups(part(rows, "epoch"), "contender", "seed")
-    names = list(dict.fromkeys(name for name, _ in runs))
-    for (name, seed), run in runs.items():
-        points = [row["seconds"] for row in run], [row["accuracy"] * 100 for row in run]
-        label, colour = name if seed == 1 else None, f"C{names.index(name)}"
-        axes.plot(*points, marker="o", markersize=3, color=colour, label=label)
-    axes.axhline(GOAL * 100, color="black", linewidth=0.8)
-    axes.set_xlabel("seconds of training and evaluation")
-    axes.set_ylabel("test accuracy of LeNet5 on MNIST, %")
-    axes.legend()
+    """Draw the accuracy of each run over its seconds, for each network."""
+    networks = groups(part(rows, "epoch"), "network")
+    panels = figure.subplots(1, len(networks), squeeze=False)[0]
+    for axes, ((network,), mine) in zip(panels, networks.items()):
+        runs = groups(mine, "contender", "seed")
+        names = list(dict.fromkeys(name for name, _ in runs))
+        for (name, seed), run in runs.items():
+            points = [row["seconds"] for row in run], [row["accuracy"] * 100 for row in run]
+            label, colour = name if seed == 1 else None, f"C{names.index(name)}"
+            axes.plot(*points, marker="o", markersize=3, color=colour, label=label)
+        axes.axhline(TASKS[network].goal * 100, color="black", linewidth=0.8)
+        axes.set_xlabel("seconds of training and evaluation")
+        axes.set_ylabel(f"test accuracy of {network} on {TASKS[network].data}, %")
+        axes.legend()

@@ -12,3 +12,4 @@ from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import make_optimizer as make_optimizer
 from .recipes import RECIPES as RECIPES
 from .resnet import ResNet18 as ResNet18
+from .small_resnet import SmallResNet as SmallResNet

@@ -23,4 +23,5 @@ MODELS = {
     "lenet5": Model("lenet", "LeNet5", 32),
     "mlp": Model("mlp", "MLP", 28),
     "resnet18": Model("resnet", "ResNet18", 32, channels=3),
+    "small_resnet": Model("small_resnet", "SmallResNet", 32, channels=3),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import speed
+from benchmarks import forms, speed
 from benchmarks.contenders import ENTRIES, OURS, PLAIN, UNTUNED, WITH_OTHERS, available, check_same_size, start
 from benchmarks.environments import python
 from benchmarks.process import Contender, ContenderError
@@ -107,7 +107,7 @@ def test_help_is_printed(arguments):
     command = [sys.executable, "-m", "benchmarks", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "seconds to 98.5 % on MNIST" in done.stdout
+    assert "seconds to an accuracy on MNIST or CIFAR-10" in done.stdout
 
 
 def test_a_missing_environment_is_said_in_one_line(monkeypatch, capsys):
@@ -286,6 +286,14 @@ def test_operators_runs(tmp_path):
     assert ours[0]["kernel"] == "MatMul" and ours[0]["calls"] == 8  # 3 layers, their weights, and 2 inputs
     assert [row["ms"] for row in ours] == sorted((row["ms"] for row in ours), reverse=True)
     assert 0 < sum(row["share"] for row in ours) <= 1 + 1e-9
+
+
+@pytest.mark.slow
+def test_forms_compute_the_same(tmp_path):
+    record, _ = benchmark("forms", tmp_path)
+    assert {row["block"] for row in record["rows"]} == set(forms.BLOCKS)
+    assert all(row["difference"] < (1e-3 if "tanh" in row["form"] else 1e-5) for row in record["rows"])
+    assert all(row["ratio"] > 0 and row["ms"] > 0 for row in record["rows"])
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "mindspore.train.checkpoint_pb2.Checkpoint": "a file's format, no computation",
     "mindspore.Tensor.from_numpy": HOST,
     "mindspore.common.initializer.initializer": "makes the first value of a Parameter; no such line",
+    "mindspore.common.initializer.Constant": "makes the first value of a Parameter; no such line",
     "mindspore.common.initializer.HeNormal": "makes the first value of a Parameter; no such line",
     "mindspore.common.initializer.Normal": "makes the first value of a Parameter; no such line",
     "mindspore.dataset.GeneratorDataset": HOST,

@@ -139,6 +139,7 @@ SIGNATURES = {
     model_zoo.LeNet5: "(num_class=10, num_channel=1)",
     model_zoo.MLP: "(num_class=10)",
     model_zoo.ResNet18: "(num_class=10)",
+    model_zoo.SmallResNet: "(num_class=10, norm='none')",
     model_zoo.create_dataset: (
         "(data_path=None, batch_size=32, repeat_size=1, num_parallel_workers=1, *, usage=None, image_size=32, "
         "shuffle=None, seed=None, drop_remainder=False, num_shards=1, shard_id=0, dataset=None)"

@@ -260,7 +260,7 @@ try:
     image_size: int = MODELS["mlp"].image_size + RECIPES["mnist"].epochs
     folder: str = download_mnist("data", DEFAULT_URL) + download_cifar10("data") + DOWNLOADS["mnist"]("data")
     made: object = make_optimizer(OPTIMIZERS[0], network.trainable_params(), lr=0.1, momentum=0.9, weight_decay=0.0)
-    networks: tuple[object, ...] = (MLP(), ResNet18(num_class=10))
+    networks: tuple[object, ...] = (MLP(), ResNet18(num_class=10), SmallResNet(norm="batch"))
 except (Stopped, CheckpointError, DataError) as error:
     print(error)
 """

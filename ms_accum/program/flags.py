@@ -114,6 +114,8 @@ class Parser(argparse.ArgumentParser):
         add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=what)
         add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")
         add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
+        what = "how the rate falls to 0 over the updates after that, default: %(default)s"
+        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=what)
 
     def add_output(self) -> None:
         """Add the flags for the output files."""

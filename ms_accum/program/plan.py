@@ -18,7 +18,7 @@ from .settings import Settings
 _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 
 
-def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, updates: int, found: list[str]) -> None:
+def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, found: list[str]) -> None:
     """Print, before training, what follows from the settings, and how the micro-batch was found."""
     for number, line in enumerate(found):
         show("" if number else "micro-batch", line)
@@ -32,7 +32,7 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
         ("data", f"{settings.data_path or 'embedded digits'}, seed {settings.seed}"),
         ("effective batch", effective_batch),
         ("an epoch", epoch),
-        ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {updates:,} updates"),
+        ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {settings.updates:,} updates"),
         ("optimizer", f"{settings.optimizer}, lr {_rate(settings)}{momentum}{decay}"),
         ("gradient", f"{settings.reduction} over a window{clip}"),
         ("accumulators", _accumulators(settings, network, window)),
@@ -51,6 +51,8 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, u
 
 def _rate(settings: Settings) -> str:
     rates = settings.rates
+    if settings.lr_decay != "none":
+        return f"{max(rates):g}, {settings.lr_decay} to 0"
     return f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} at update {len(rates) - 1:,}"
 
 

@@ -19,7 +19,7 @@ RUNS = "runs"
 # Settings that must equal those of a resumed run, in addition to the driver's.
 _CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 # The same, for those that older states do not have: they are compared if they are not the default.
-_NEWER = {"amp": "off", "lr_scaling": "none", "base_batch": None, "warmup_updates": 0}
+_NEWER = {"amp": "off", "lr_scaling": "none", "base_batch": None, "warmup_updates": 0, "lr_decay": "none"}
 # Settings that are recorded with a model.
 _RECORD = (*_CONFIG, "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
 
@@ -59,6 +59,7 @@ class Settings:
     lr_scaling: str
     base_batch: int | None
     warmup_updates: int
+    lr_decay: str
     output_dir: str | None
     """Optional[str], the folder of what is written; None: a new one in `runs/` that has not been created yet."""
     ckpt_path: str | None
@@ -75,6 +76,8 @@ class Settings:
     debug: bool
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
+    updates: int = 0
+    """int, the updates of the run; 0 until they are known, because they follow from the data."""
     is_latest: bool = False
     """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag said where to write."""
 
@@ -110,6 +113,10 @@ class Settings:
         if own.auto or not own.window_rows:
             return own
         return own.with_micro_batches_of(min(own.window_rows, int(own.batch_size)))
+
+    def with_updates(self, updates: int) -> Settings:
+        """Return the same settings for a run of so many updates."""
+        return replace(self, updates=updates)
 
     def with_micro_batches_of(self, rows: int) -> Settings:
         """Return the same settings with micro-batches of `rows` rows."""
@@ -159,11 +166,18 @@ class Settings:
         """list[float], the learning rates of the first updates; the last one is that of all others."""
         firsts, known = sorted(self.window_sizes), max(*self.window_sizes, self.warmup_updates) + 1
         found, size = [], 0
-        for update in range(known):
+        for update in range(known if self.lr_decay == "none" else self.updates):
             size = update if update in firsts else size
-            warm = min(1.0, (update + 1) / self.warmup_updates) if self.warmup_updates else 1.0
-            found.append(self.lr * self._factor(self.window_sizes[size]) * warm)
+            found.append(self.lr * self._factor(self.window_sizes[size]) * self._part(update))
         return found[:1] if len(set(found)) == 1 else found
+
+    def _part(self, update: int) -> float:
+        """Return the part of the learning rate that an update has: it grows while warming up, and may fall then."""
+        warm = self.warmup_updates
+        if update < warm:
+            return (update + 1) / warm
+        gone = (update - warm) / max(1, self.updates - warm)
+        return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[self.lr_decay]
 
     def _factor(self, micro_batches: int | None) -> float:
         """Return what the learning rate is multiplied by for windows of this number of micro-batches."""
@@ -205,7 +219,8 @@ class Settings:
     def config(self) -> dict[str, Any]:
         """The settings that must equal those of a resumed run."""
         newer = {name: getattr(self, name) for name, usual in _NEWER.items() if getattr(self, name) != usual}
-        return {**{name: getattr(self, name) for name in _CONFIG}, **newer}
+        falls = {} if self.lr_decay == "none" else {"updates": self.updates}
+        return {**{name: getattr(self, name) for name in _CONFIG}, **newer, **falls}
 
     @property
     def record(self) -> dict[str, Any]:

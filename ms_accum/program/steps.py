@@ -21,6 +21,7 @@ from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
 from ..saving.model_record import remove_model, write_record
 from ..saving.state_folder import StateFolder
+from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
@@ -59,15 +60,16 @@ def join(settings: Settings) -> tuple[Settings, Group | None]:
     return settings.on(group.size if group else 1), group
 
 
-def planned_updates(settings: Settings, model: Any, train: Any) -> int:
-    """Return the number of updates of the run; raise a `Failure` if it is 0 or the model's path is invalid."""
+def planned(settings: Settings, train: Any) -> Settings:
+    """Return the settings with the updates of the run; raise a `Failure` if there is none, or a path is invalid."""
     with exit_code(USAGE, ValueError):
-        updates = model.planned_updates(settings.epochs, train, settings.mini_steps)
         check_name("train.py", *settings.models)
-    if updates == 0:
+        batches = train.get_dataset_size()
+        updates = planned_windows("planned_updates", batches, settings.mini_steps, settings.tail, settings.epochs)
+    if not updates:
         what = f"no window of {settings.mini_steps} would fill in the whole run"
         raise Failure(f"argument --mini_steps: {what}", USAGE)
-    return updates
+    return settings.with_updates(updates)
 
 
 def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:

@@ -97,7 +97,7 @@ def test_other_images_of_the_same_kind_are_evaluated_and_that_is_said(models, ca
         ({"channels": 3}, DATA, "the test images of mnist have channels 1, and the model was trained with 3"),
         ({"mean": 0.5}, DATA, "the test images of mnist have mean 0.1307, and the model was trained with 0.5"),
         ({"dataset": "imagenet"}, CHECKPOINT, "is of the dataset 'imagenet', and eval.py has mnist, digits, cifar10"),
-        ({"model": "vgg"}, CHECKPOINT, "is of the model 'vgg', and eval.py has lenet5, mlp, resnet18"),
+        ({"model": "vgg"}, CHECKPOINT, "is of the model 'vgg', and eval.py has lenet5, mlp, resnet18, small_resnet"),
         ({"model": "mlp"}, CHECKPOINT, "mnist.safetensors' is of another architecture: missing dense_relu"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from ms_accum.saving.model_record import read_record
 from programs import QUICK, closing, evaluate, metrics, one_line, plan, settings_of, train
 
 pytestmark = pytest.mark.host
+LINEAR = ("--lr_scaling=linear", "--base_batch=32")
 MINI_STEPS = "argument --mini_steps/--accumulate_step/--gradient_accumulation_steps"
 
 
@@ -69,6 +71,34 @@ def test_learning_rates_follow_the_window(argv, rates):
     assert found == pytest.approx([*rates, *rates[-1:] * (len(found) - len(rates))])
 
 
+@pytest.mark.parametrize(
+    ("argv", "rates"),
+    [
+        (("--lr_decay=linear",), [0.1, 0.075, 0.05, 0.025]),
+        (("--lr_decay=cosine",), [0.1, 0.1 * (2 + 2**0.5) / 4, 0.05, 0.1 * (2 - 2**0.5) / 4]),
+        (("--lr_decay=linear", "--warmup_updates=2"), [0.05, 0.1, 0.1, 0.05]),
+        (("--lr_decay=linear", *LINEAR, "--mini_steps=0:1,2:2"), [0.1, 0.075, 0.1, 0.05]),
+        (("--lr_decay=cosine", "--warmup_updates=4"), [0.025, 0.05, 0.075, 0.1]),
+    ],
+)  # fmt: skip
+def test_learning_rates_fall_over_the_run(argv, rates):
+    assert settings_of("--lr=0.1", *argv).with_updates(4).rates == pytest.approx(rates)
+
+
+def test_a_resumed_run_that_falls_has_as_many_updates():
+    flags = ("--lr_decay=cosine",)
+    assert settings_of(*flags).with_updates(7).config.items() >= {"updates": 7, "lr_decay": "cosine"}.items()
+    assert "updates" not in settings_of().with_updates(7).config
+
+
+def test_the_rate_that_is_used_falls(capfd):
+    assert train("--lr_decay=linear", "--lr=0.1", "--output_dir=out", *QUICK) == OK
+    assert plan(capfd.readouterr().out)["optimizer"].startswith("momentum, lr 0.1, linear to 0")
+    with open("out/metrics.jsonl", encoding="utf-8") as file:
+        rates = [json.loads(line)["lr"] for line in file]
+    assert rates == pytest.approx([0.1 * (1 - update / len(rates)) for update in range(len(rates))], rel=1e-5)
+
+
 def test_more_ranks_have_larger_windows():
     settings = settings_of("--lr=0.1", "--lr_scaling=linear", "--base_batch=128")
     assert settings.rates == [0.1] and settings.on(2).rates == [0.2]
@@ -92,7 +122,7 @@ def test_float16_gets_a_dynamic_scale():
 
 
 def test_settings_of_old_states_are_the_same():
-    assert not {"amp", "lr_scaling", "base_batch", "warmup_updates"} & set(settings_of().config)
+    assert not {"amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay"} & set(settings_of().config)
     assert settings_of("--amp=O1").config["amp"] == "O1"
 
 

@@ -16,7 +16,7 @@ def test_it_has_a_field_for_each_flag():
     """But for the one that is about reading flags."""
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*given, "ranks", "is_latest"} - {"config"}
+    assert fields == {*given, "ranks", "updates", "is_latest"} - {"config"}
 
 
 def test_it_is_not_changed():
@@ -70,7 +70,7 @@ def test_what_a_resumed_run_must_have_had():
     ("argv", "ranks", "said"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
 )
 def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsys):
-    plan.show_plan(settings_of("--model=mlp", *argv).on(ranks), "CPU", MLP(), 45, 12, "")
+    plan.show_plan(settings_of("--model=mlp", *argv).on(ranks).with_updates(12), "CPU", MLP(), 45, "")
     lines = capsys.readouterr().out.splitlines()
     assert ("zero             no effect: a single process has nothing to shard" in lines) is said
 
@@ -84,7 +84,7 @@ def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsy
 )
 def test_a_terminal_of_80_columns_shows_each_line_of_the_plan(argv, capsys):
     plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
-    plan.show_plan(settings_of(*argv).in_folder("runs/001"), "Ascend", MLP(), 18_750, 23_440, "")
+    plan.show_plan(settings_of(*argv).in_folder("runs/001").with_updates(23_440), "Ascend", MLP(), 18_750, "")
     plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []

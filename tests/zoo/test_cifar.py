@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,15 @@ def refused(folder, usage="train", *, error=DataError):
     message = str(caught.value)
     assert message.startswith("For 'create_dataset', ") and len(message.splitlines()) == 1
     return message
+
+
+@pytest.mark.skipif("CIFAR10_DATA" not in os.environ, reason="the environment variable CIFAR10_DATA names no folder")
+def test_the_real_one():
+    train, test = (load_cifar10(Path(os.environ["CIFAR10_DATA"]), usage) for usage in ("train", "test"))
+    assert np.bincount(train.labels).tolist() == [5000] * 10 and np.bincount(test.labels).tolist() == [1000] * 10
+    images = train.normaliser()(train.with_channels()[:10_000])
+    assert images.mean((0, 2, 3)) == pytest.approx([0, 0, 0], abs=0.02)
+    assert images.std((0, 2, 3)) == pytest.approx([1, 1, 1], abs=0.02)
 
 
 @pytest.mark.parametrize("top", ["", TOP])

@@ -119,6 +119,14 @@ def _lenet5(image, weights, *, pool=np.max):
     return x
 
 
+def convolve(x, weight, stride=1):
+    """Compute a convolution that keeps the image's size but for its stride."""
+    around = weight.shape[-1] // 2
+    x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+    return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+
+
 def test_resnet18_is_the_textbook_computation():
     net, random = ResNet18().set_train(False), np.random.RandomState(1)
     for name, parameter in net.parameters_dict().items():
@@ -137,25 +145,21 @@ def test_resnet18_is_the_textbook_computation():
 def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
     """Compute ResNet-18 in NumPy, as it is when it does not train."""
 
-    def convolve(x, name, stride=1):
-        weight = weights[f"{name}.weight"]
-        around = weight.shape[-1] // 2
-        x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
-        windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
-        return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+    def layer(x, name, stride=1):
+        return convolve(x, weights[f"{name}.weight"], stride)
 
     def normalise(x, name):
         mean, variance, gamma, beta = (weights[key].reshape(-1, 1, 1) for key in _batch_norm(name, 0))
         return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
 
-    x = np.maximum(normalise(convolve(image.astype(np.float64), "conv1"), "bn1"), 0)
+    x = np.maximum(normalise(layer(image.astype(np.float64), "conv1"), "bn1"), 0)
     for name in [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]:
         changes = f"{name}.downsample.0.weight" in weights
         stride = 2 if changes else 1
-        inner = np.maximum(normalise(convolve(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
+        inner = np.maximum(normalise(layer(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
         if changes:
-            x = normalise(convolve(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = np.maximum(normalise(convolve(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
+            x = normalise(layer(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+        x = np.maximum(normalise(layer(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
     return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
 
 
@@ -187,7 +191,7 @@ def test_bad_arguments_are_refused(make, error, message):
 
 def test_public_names():
     networks, data = (
-        {"GPT", "LeNet5", "MLP", "ResNet18", "MODELS"},
+        {"GPT", "LeNet5", "MLP", "ResNet18", "SmallResNet", "MODELS"},
         {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
     )
     assert set(model_zoo.__all__) == networks | data | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}

@@ -76,8 +76,8 @@ def test_the_models_of_the_recipes_take_their_images():
 
 
 def test_a_model_and_a_folder_say_which_data_set():
-    assert [dataset_for(model, None) for model in MODELS] == ["digits", "digits", "cifar10"]
-    assert [dataset_for(model, "x") for model in MODELS] == ["mnist", "mnist", "cifar10"]
+    assert [dataset_for(model, None) for model in MODELS] == ["digits"] * 2 + ["cifar10"] * 2
+    assert [dataset_for(model, "x") for model in MODELS] == ["mnist"] * 2 + ["cifar10"] * 2
     assert (dataset_for(None, None), dataset_for(None, "x")) == ("digits", "mnist")
 
 

@@ -1,0 +1,65 @@
+"""The benchmark `forms`: ways to write a block of a network that compute the same, and what each takes on CPU."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from . import plots
+from .contenders import OURS, Entry
+from .options import unused
+from .process import Contender
+from .runner import Session, alternate, ratio, repeats
+from .tables import groups
+
+ENTRY = Entry(OURS, "mindspore", "forms_ours.py")
+TABLES = {"": ("", "block form ms:.3f ratio:.2f difference:.0e")}
+NOTE = "ms: forward and backward, median; ratio: to the first form, median over the rounds; difference: of the outputs"
+BLOCKS = ("attention", "norm", "gelu", "cross-entropy", "division", "product", "narrow-product", "pooling")
+_BURST, _ROUNDS = 0.2, 11  # seconds of a form in a round
+
+
+def run(arguments: Namespace) -> None:
+    """Measure, print the table, write JSON and plot."""
+    unused("forms", networks=arguments.networks, windows=arguments.windows, contenders=arguments.contenders)
+    rounds = 2 if arguments.short else arguments.rounds or _ROUNDS
+    session = Session("forms", arguments, {"rounds": rounds, "burst_s": _BURST})
+    for block in BLOCKS:
+        print(f"{block} ...", flush=True)
+        # A process for each: what makes convolutions fast must be set before the first kernel runs.
+        with session.start(ENTRY, block=block, rows=64 if arguments.short else 512) as contender:
+            forms = contender.about["forms"]
+            measured = alternate(rounds, {form: _burst(contender, form, arguments.short) for form in forms})
+            session.rows += [_row(block, form, measured, contender.ask(form=form)) for form in forms]
+    session.finish(TABLES, draw, note=NOTE)
+
+
+def _burst(contender: Contender, form: str, short: bool) -> Callable[[], float]:
+    """Compile a form, and return the function that runs a burst of it and returns its milliseconds."""
+
+    def seconds(count: int) -> float:
+        return contender.ask(form=form, count=count)["seconds"]
+
+    count = repeats(seconds, _BURST / (10 if short else 1))
+    return lambda: 1000 * seconds(count) / count
+
+
+def _row(block: str, form: str, measured: Any, checked: Any) -> dict[str, Any]:
+    """Return a row; a form that computes something else is said so by its difference, in parts of the output."""
+    first = next(iter(measured))
+    times = sorted(measured[form])
+    figures = {"ms": times[len(times) // 2], "ratio": ratio(measured[form], measured[first])}
+    difference = checked["difference"]
+    return {"block": block, "form": form, **figures, "difference": difference if math.isfinite(difference) else None}
+
+
+def draw(figure: Any, rows: Sequence[dict]) -> None:
+    """Draw each block's forms as bars."""
+    blocks = groups(rows, "block")
+    for axes, ((block,), mine) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items()):
+        axes.barh([row["form"] for row in mine], [row["ms"] for row in mine], color=plots.COLOURS[OURS])
+        axes.invert_yaxis()
+        axes.set(title=block, xlabel="ms")
+        plots.bare(axes)

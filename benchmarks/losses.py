@@ -1,0 +1,70 @@
+"""The benchmark `losses`: those of ResNet-18 as it begins to learn, beside PyTorch's from the same weights."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .contenders import OURS, Entry, available
+from .options import unused
+from .runner import Session
+
+PROGRAMS = (
+    Entry(OURS, "mindspore", "resnet18.py", ("--framework", "ours")),
+    Entry("torch", "torch", "resnet18.py", ("--framework", "torch")),
+)
+UPDATES = 30
+TABLES = {"": ("", "update:d ours:.4f torch:.4f difference:+.4f ours_s:.1f torch_s:.1f")}
+
+
+def run(arguments: Namespace) -> None:
+    """Train each contender for some updates; print the losses side by side and write the results."""
+    unused("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
+    data = Path(os.environ.get("CIFAR10_DATA") or "/nowhere")
+    if not data.exists():
+        print("losses needs the real CIFAR-10: set CIFAR10_DATA to its folder (train.py --download fetches it)")
+        raise SystemExit(2)
+    updates, rows = (1, 8) if arguments.short else (UPDATES, 128)
+    session = Session("losses", arguments, {"updates": updates, "rows": rows, "window": 4, "network": "resnet18"})
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder, "weights.npz")  # ours writes it, PyTorch reads it
+        told = {
+            program.name: _losses(session, program, updates, data=data, weights=weights, rows=rows)
+            for program in available(PROGRAMS, arguments.contenders)
+        }
+    session.rows += [_row(update, *(told.get(program.name) for program in PROGRAMS)) for update in range(updates)]
+    session.finish(TABLES, draw)
+
+
+def _losses(session: Session, program: Entry, updates: int, **flags: Any) -> list[dict[str, float]]:
+    with session.start(program, **flags) as contender:
+        told = []
+        for update in range(updates):
+            told.append(contender.ask())
+            print(f"{program.name}, update {update + 1} of {updates}: loss {told[-1]['loss']:.4f}", flush=True)
+        return told
+
+
+def _row(update: int, ours: Sequence | None, theirs: Sequence | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"update": update + 1}
+    for name, told in (("ours", ours), ("torch", theirs)):
+        if told:
+            row |= {name: told[update]["loss"], f"{name}_s": told[update]["seconds"]}
+    if ours and theirs:
+        row["difference"] = row["ours"] - row["torch"]
+    return row
+
+
+def draw(figure: Any, rows: Sequence[dict]) -> None:
+    """Draw both losses over the updates."""
+    axes = figure.subplots()
+    for name in ("ours", "torch"):
+        shown = [row for row in rows if name in row]
+        axes.plot([row["update"] for row in shown], [row[name] for row in shown], marker="o", markersize=3, label=name)
+    axes.set_xlabel("update")
+    axes.set_ylabel("loss of ResNet-18 on CIFAR-10")
+    axes.legend()

@@ -1,0 +1,124 @@
+"""Train SmallResNet on CIFAR-10 epoch by epoch, and evaluate after each: ours or PyTorch, from the same batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable, Literal
+
+from protocol import flags_of, serve, timed
+
+# The recipe of configs/cifar10_small_resnet.yaml.
+BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 15, 100
+LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.1, 400, 0.9, 5e-4
+
+Norm = Literal["none", "batch"]
+
+
+def rates(updates: int) -> list[float]:
+    """Return the learning rates of a run: they grow, and fall along a cosine."""
+    warm = min(WARM_UP, updates // 4)
+    rest = [LR / 2 * (1 + math.cos(math.pi * update / (updates - warm))) for update in range(updates - warm)]
+    return [*(LR * (update + 1) / warm for update in range(warm)), *rest]
+
+
+def ours(data: str, seed: int, norm: Norm) -> Iterator:
+    """Train with the driver; without `data` on images that the embedded digits make."""
+    import mindspore as ms
+    from mindspore import nn
+    from ours import driver, tuned
+
+    from model_zoo import SmallResNet, create_dataset
+    from ms_accum import evaluate, updates_per_epoch
+    from ms_accum.fitting.rates import rate_by_update
+
+    yield {"mindspore": ms.__version__}
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(seed)
+    kind = "cifar10" if data else "digits"
+    train = create_dataset(data or None, BATCH, usage="train", seed=seed, dataset=kind)
+    test = create_dataset(data or None, TEST_BATCH, usage="test", dataset=kind)
+    network = tuned(SmallResNet(norm=norm) if data else _grey(SmallResNet(norm=norm)))
+    updates = EPOCHS * updates_per_epoch(train.get_dataset_size(), WINDOW)
+    how = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    model = driver(network, nn.SGD(network.trainable_params(), rate_by_update(rates(updates)), **how))
+
+    def epoch() -> float:
+        model.train_process(1, train, mini_steps=WINDOW, report=(), ckpt_path=None)
+        correct, total = evaluate(network, test)
+        return correct / total
+
+    yield epoch
+
+
+def _grey(network: object) -> object:
+    """Return a network for images of one channel."""
+    from mindspore import nn, ops
+
+    class Grey(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def construct(self, x: object) -> object:
+            return self.network(ops.cat((x, x, x), 1))
+
+    return Grey()
+
+
+def torch(data: str, seed: int, norm: Norm) -> Iterator:
+    """Train with the usual loop, from the batches of ours: each loss divided by the window's size."""
+    import torch
+    from networks_torch import SmallResNet
+    from torch.nn import functional
+
+    from model_zoo.data.batches import Batches, Order
+    from model_zoo.data.cifar import load_cifar10
+
+    yield {"torch": torch.__version__}
+    torch.manual_seed(seed)
+    train, test = (load_cifar10(Path(data), usage) for usage in ("train", "test"))
+    batches = Batches(train, Order(len(train.labels), seed), batch_size=BATCH, moves_seed=seed)
+    tested = Batches(test, Order(len(test.labels), None), batch_size=TEST_BATCH)
+    network = SmallResNet()
+    optimizer = torch.optim.SGD(network.parameters(), LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    by_update = iter(rates(EPOCHS * -(-len(batches) // WINDOW)))
+    numbers = itertools.count()  # of the batches, over all epochs
+
+    def outputs(images: Any, labels: Any) -> tuple:
+        return network(torch.from_numpy(images)), torch.from_numpy(labels).long()
+
+    def epoch() -> float:
+        rest = itertools.islice(numbers, len(batches))
+        while window := list(itertools.islice(rest, WINDOW)):
+            optimizer.param_groups[0]["lr"] = next(by_update)
+            for number in window:
+                (functional.cross_entropy(*outputs(*batches[number])) / len(window)).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            found = [outputs(*tested[number]) for number in range(len(tested))]
+        return sum(int((logits.argmax(1) == labels).sum()) for logits, labels in found) / len(test.labels)
+
+    yield epoch
+
+
+def build(
+    framework: Literal["ours", "torch"], data: str = "", seed: int = 1, norm: Norm = "none"
+) -> tuple[dict, Callable[[], dict]]:
+    """Read the data and build the network. From here on the clock runs when we do."""
+    made = {"ours": ours, "torch": torch}[framework](data, seed, norm)
+    versions = next(made)  # after the imports
+    seconds, epoch = timed(next, made)
+
+    def answer() -> dict:
+        seconds, accuracy = timed(epoch)
+        return {"seconds": seconds, "accuracy": accuracy}
+
+    return {"versions": versions, "seconds": seconds}, answer
+
+
+if __name__ == "__main__":
+    serve(build, **flags_of(build))

@@ -1,0 +1,107 @@
+"""Which network for CIFAR-10 can two CPU cores train, and gradient accumulation train exactly?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, nn, ops
+from mindspore.common.initializer import Constant, HeNormal, initializer
+
+from ._check import check_int
+
+_WIDTHS = (64, 128, 256)
+# What keeps the variance of a rectified normal number (Brock et al. 2021, arXiv:2101.08692).
+_GAIN = math.sqrt(2 / (1 - 1 / math.pi))
+
+
+class SmallResNet(nn.Cell):
+    """A residual network without normalisation of activations, for images of 32x32.
+
+    Three stages of one residual block, with 64, 128 and 256 channels, at 16, 8 and 4 pixels. Its convolutions have
+    standardised weights instead of a BatchNorm behind them: so no row's output depends on another row, and accumulated
+    gradients equal those of the big batch. With ``norm="batch"`` it has BatchNorm, for comparison.
+
+    Args:
+        num_class (int): Number of classes. Default: ``10``.
+        norm (str): ``"none"`` or ``"batch"``. Default: ``"none"``.
+
+    Inputs:
+        - **x** (Tensor) - Images, float32 of shape (N, 3, 32, 32).
+
+    Outputs:
+        Tensor, logits of shape (N, num_class).
+
+    Raises:
+        TypeError: If `num_class` is not an int.
+        ValueError: If `num_class` is less than 1, or `norm` is neither of the two.
+
+    Supported Platforms:
+        ``CPU`` (``GPU`` and ``Ascend``: not run here)
+
+    Examples:
+        >>> from ms_accum.zoo import SmallResNet
+        >>> sum(parameter.size for parameter in SmallResNet().trainable_params())
+        1923917
+    """
+
+    def __init__(self, num_class: int = 10, norm: str = "none") -> None:
+        super().__init__()
+        num_class = check_int("SmallResNet", "num_class", num_class, low=1)
+        if norm not in ("none", "batch"):
+            raise ValueError(f"For 'SmallResNet', 'norm' must be 'none' or 'batch', but got {norm!r}.")
+        convolution = _Standardised if norm == "none" else _normalised
+        channels, cells = 3, []
+        for out in _WIDTHS:
+            cells += [convolution(channels, out, 2), nn.ReLU(), _Block(out, convolution)]
+            channels = out
+        self.stages = nn.SequentialCell(*cells)
+        self.pool = ops.ReduceMean()
+        self.head = nn.Dense(channels, num_class)
+
+    def construct(self, x: Any) -> Any:
+        """Return the logits of a batch of images."""
+        return self.head(self.pool(self.stages(x), (2, 3)))
+
+
+class _Block(nn.Cell):
+    """Two convolutions beside the identity, with a factor that begins with 0."""
+
+    def __init__(self, channels: int, convolution: Any) -> None:
+        super().__init__()
+        self.first, self.second = convolution(channels, channels, 1), convolution(channels, channels, 1)
+        self.relu = nn.ReLU()
+        self.factor = Parameter(initializer("zeros", (1,), ms.float32), name="factor")
+
+    def construct(self, x: Any) -> Any:
+        return self.relu(x + self.factor * self.second(self.relu(self.first(x))))
+
+
+class _Standardised(nn.Cell):
+    """A 3x3 convolution whose weights have mean 0 and variance 1/fan-in in each channel, times a trained gain."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        shape = (out, channels, 3, 3)
+        self.weight = Parameter(initializer(HeNormal(mode="fan_in"), shape, ms.float32), name="weight")
+        self.gain = Parameter(initializer(Constant(_GAIN), (out, 1, 1, 1), ms.float32), name="gain")
+        self.bias = Parameter(initializer("zeros", (out,), ms.float32), name="bias")
+        self.fan_in = 9 * channels
+        self.convolution = ops.Conv2D(out, 3, pad_mode="pad", pad=1, stride=stride)
+        # Attributes, as in `fast.LayerNorm`.
+        self.mean, self.square, self.rsqrt, self.add = ops.ReduceMean(True), ops.Square(), ops.Rsqrt(), ops.BiasAdd()
+
+    def construct(self, x: Any) -> Any:
+        """Return the convolution of `x` with the standardised weights."""
+        centred = self.weight - self.mean(self.weight, (1, 2, 3))
+        scale = self.rsqrt(self.mean(self.square(centred), (1, 2, 3)) * self.fan_in + 1e-4)
+        return self.add(self.convolution(x, centred * (scale * self.gain)), self.bias)
+
+
+def _normalised(channels: int, out: int, stride: int) -> nn.Cell:
+    """Return a convolution with a BatchNorm behind it."""
+    init = HeNormal(mode="fan_out", nonlinearity="relu")
+    padding = {"pad_mode": "pad", "padding": 1}
+    convolution = nn.Conv2d(channels, out, 3, stride, **padding, has_bias=False, weight_init=init)
+    return nn.SequentialCell(convolution, nn.BatchNorm2d(out))

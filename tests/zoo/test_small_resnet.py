@@ -1,0 +1,85 @@
+"""Does the network for CIFAR-10 compute what it says, each row for itself?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from test_model_zoo import convolve
+
+from helpers import cross_entropy
+from model_zoo import SmallResNet
+from reference import miss
+
+GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
+
+
+def network(norm="none"):
+    """Return one that uses its blocks: their factors begin with 0."""
+    ms.set_seed(1)
+    net, random = SmallResNet(norm=norm), np.random.RandomState(1)
+    for name, parameter in net.parameters_dict().items():
+        if name.endswith(("factor", "gain", "bias")):
+            parameter.set_data(Tensor(random.uniform(0.5, 1.5, parameter.shape), ms.float32))
+    return net.set_train()
+
+
+def images(rng, count):
+    return Tensor(rng.randn(count, 3, 32, 32), ms.float32), Tensor(rng.randint(0, 10, count), ms.int32)
+
+
+def test_it_is_the_textbook_computation(rng):
+    net = network()
+    weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
+    x, _ = images(rng, 2)
+    found, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    # The planted fault: weights as they are.
+    wrong = by_numpy(x.asnumpy(), weights, standardise=lambda weight: weight)
+    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+
+
+def standardised(weight):
+    rows = weight.reshape(len(weight), -1).astype(np.float64)
+    rows = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) * rows.shape[1] + 1e-4)
+    return rows.reshape(weight.shape)
+
+
+def by_numpy(x, weights, standardise=standardised):
+    def layer(x, name, stride=1):
+        weight = standardise(weights[f"{name}.weight"]) * weights[f"{name}.gain"]
+        return convolve(x, weight, stride) + weights[f"{name}.bias"].reshape(-1, 1, 1)
+
+    for stage in (0, 3, 6):
+        x = np.maximum(layer(x, f"stages.{stage}", 2), 0)
+        block = f"stages.{stage + 2}"
+        inner = layer(np.maximum(layer(x, f"{block}.first"), 0), f"{block}.second")
+        x = np.maximum(x + weights[f"{block}.factor"] * inner, 0)
+    return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
+
+
+def gradients(net, *batches):
+    """Return the mean gradient of batches of one size."""
+    forward = nn.WithLossCell(net, cross_entropy())
+    differentiate = ms.value_and_grad(forward, None, net.trainable_params())
+    found = [[each.asnumpy() for each in differentiate(*batch)[1]] for batch in batches]
+    return [sum(each) / len(batches) for each in zip(*found)]
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_accumulated_gradients_are_those_of_the_big_batch(norm, rng):
+    """With BatchNorm they are not."""
+    net, (x, y) = network(norm), images(rng, 8)
+    differences = miss(gradients(net, (x[:4], y[:4]), (x[4:], y[4:])), gradients(net, (x, y)), 1e-4, 1e-5)
+    assert differences <= 1 if norm == "none" else differences > 100
+
+
+def test_its_first_output_has_the_variance_of_its_input(rng):
+    net, (x, _) = SmallResNet(), images(rng, 64)
+    assert net.stages[0](x).asnumpy().std() == pytest.approx(GAIN, rel=0.1)
+
+
+def test_a_wrong_norm_is_refused():
+    with pytest.raises(ValueError, match="'norm' must be 'none' or 'batch', but got 'layer'"):
+        SmallResNet(norm="layer")
