@@ -463,6 +463,7 @@ def test_without_one_of_the_streams(tmp_path, closed):
     assert sorted((tmp_path / "log" / "worker_0.log").read_text().splitlines()) == ["said", "so"]
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_them_at_once(tmp_path):
     job = start(tmp_path, STUBBORN)
     both_ready(job, tmp_path)

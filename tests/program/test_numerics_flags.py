@@ -91,6 +91,7 @@ def test_a_resumed_run_that_falls_has_as_many_updates():
     assert "updates" not in settings_of().with_updates(7).config
 
 
+@pytest.mark.slow
 def test_the_rate_that_is_used_falls(capfd):
     assert train("--lr_decay=linear", "--lr=0.1", "--output_dir=out", *QUICK) == OK
     assert plan(capfd.readouterr().out)["optimizer"].startswith("momentum, lr 0.1, linear to 0")
@@ -132,6 +133,7 @@ def test_bfloat16_is_named_where_it_does_not_run(capfd):
     assert line.startswith("argument --amp: must be off or O1 to O3 on CPU, but got bf16, which its matrix product")
 
 
+@pytest.mark.slow
 def test_the_average_is_saved_and_evaluated(capfd):
     argv = ("--ema=0.5", "--keep_best", "--save_every=2", "--output_dir=out", *QUICK[:-1])
     assert train(*argv, "--batch_size=64", "--epochs=2") == OK

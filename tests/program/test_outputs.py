@@ -87,6 +87,7 @@ def test_the_best_model_of_another_run_counts(tmp_path, capfd):
     assert "holds another run (gradient_accumulation.best.ckpt)" in refused(capfd, *OUT)
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_all_of_it(out, capfd):
     (out / "gradient_accumulation.best.ckpt").touch()
     (out / "notes.txt").write_text("mine")

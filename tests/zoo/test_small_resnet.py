@@ -67,6 +67,7 @@ def gradients(net, *batches):
     return [sum(each) / len(batches) for each in zip(*found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_accumulated_gradients_are_those_of_the_big_batch(norm, rng):
     """With BatchNorm they are not."""
