@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -11,12 +10,12 @@ from . import plots
 from .contenders import OURS, Entry
 from .options import unused
 from .process import Contender
-from .runner import Session, alternate, ratio, repeats
+from .runner import Session, alternate, ratio, repeats, summary
 from .tables import groups
 
 ENTRY = Entry(OURS, "mindspore", "forms_ours.py")
 TABLES = {"": ("", "block form ms:.3f ratio:.2f difference:.0e")}
-NOTE = "ms: forward and backward, median; ratio: to the first form, median over the rounds; difference: of the outputs"
+NOTE = "ms: forward and backward, median; ratio: to the first form; difference: of the outputs, relative to the first's"
 BLOCKS = ("attention", "norm", "gelu", "cross-entropy", "division", "product", "narrow-product", "pooling")
 _BURST, _ROUNDS = 0.2, 11  # seconds of a form in a round
 
@@ -47,12 +46,15 @@ def _burst(contender: Contender, form: str, short: bool) -> Callable[[], float]:
 
 
 def _row(block: str, form: str, measured: Any, checked: Any) -> dict[str, Any]:
-    """Return a row; a form that computes something else is said so by its difference, in parts of the output."""
+    """Return a form's row, with the largest difference of its output from the first form's, in parts of that."""
     first = next(iter(measured))
-    times = sorted(measured[form])
-    figures = {"ms": times[len(times) // 2], "ratio": ratio(measured[form], measured[first])}
-    difference = checked["difference"]
-    return {"block": block, "form": form, **figures, "difference": difference if math.isfinite(difference) else None}
+    return {
+        "block": block,
+        "form": form,
+        **summary(measured[form], "ms"),
+        "ratio": ratio(measured[form], measured[first]),
+        "difference": checked["difference"],
+    }
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:

@@ -29,7 +29,7 @@ _BURSTS = 3  # in a start, of which the median counts
 FULL, SHORT = Settings(tuple(BATCH), (1, 2, 4, 16), rounds=3), Settings(("mlp",), (1, 2), rounds=1)
 
 # By window and contender: the milliseconds of each start.
-Times = "dict[int, dict[str, list[float]]]"
+Times = dict[int, dict[str, list[float]]]
 
 
 def run(arguments: Namespace) -> None:
@@ -64,7 +64,7 @@ def _times(session: Session, entries: Sequence[Entry], network: str, settings: S
 
 
 def _milliseconds(contender: Contender, window: int, batch: int, seconds: float) -> float:
-    """Return those of a micro-batch; a burst lasts so many seconds."""
+    """Return the milliseconds of a micro-batch, the median of some bursts of so many seconds."""
     seconds_of = partial(_seconds, contender, window, batch)
     windows = repeats(seconds_of, seconds)
     return statistics.median(1000 * seconds_of(windows) / (windows * window) for _ in range(_BURSTS))

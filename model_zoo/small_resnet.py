@@ -1,4 +1,4 @@
-"""Which network for CIFAR-10 can two CPU cores train, and gradient accumulation train exactly?"""
+"""What is a small ResNet whose accumulated gradients are exact?"""
 
 from __future__ import annotations
 

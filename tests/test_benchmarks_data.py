@@ -20,6 +20,7 @@ from benchmarks.runner import Session
 from cifar_files import write_cifar10
 from idx_files import fingerprints, write_mnist, zipped
 from model_zoo import create_dataset
+from programs import settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
@@ -125,6 +126,20 @@ def test_each_program_for_cifar10_learns(program, tmp_path):
     assert rows[-1]["accuracy"] > 0.25, rows  # 10 classes
 
 
+def test_the_recipe_for_cifar10_is_that_of_the_config(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "programs")
+    import cifar10
+
+    settings = settings_of(f"--config={ROOT / 'configs' / 'cifar10_small_resnet.yaml'}", "--data_path=x")
+    assert (settings.batch_size, settings.mini_steps, settings.epochs) == (
+        cifar10.BATCH,
+        cifar10.WINDOW,
+        cifar10.EPOCHS,
+    )
+    assert (settings.momentum, settings.weight_decay) == (cifar10.MOMENTUM, cifar10.WEIGHT_DECAY)
+    assert settings.with_updates(5865).rates == cifar10.rates(5865)
+
+
 @pytest.mark.slow
 def test_losses_are_those_of_the_same_weights_and_batches(tmp_path, monkeypatch):
     monkeypatch.setenv("CIFAR10_DATA", str(write_cifar10(tmp_path / "data")))
@@ -133,6 +148,12 @@ def test_losses_are_those_of_the_same_weights_and_batches(tmp_path, monkeypatch)
     assert 1.5 < row["ours"] < 4
     if python("torch") is not None:
         assert row["torch"] == pytest.approx(row["ours"], rel=1e-4)
+
+
+def test_the_short_form_has_no_cifar10():
+    options = {"windows": None, "rounds": None, "contenders": None, "output": "nowhere"}
+    with pytest.raises(ValueError, match="argument --networks: must be of lenet5, but got small_resnet"):
+        accuracy.run(Namespace(short=True, networks=["small_resnet"], **options))
 
 
 def test_benchmarks_without_cifar10_say_so(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Callable, Literal
 
-from protocol import flags_of, serve, timed
+from protocol import by_epoch, flags_of, serve
 
 WINDOW, BATCH, TEST_BATCH = 4, 32, 100
 
@@ -72,15 +72,7 @@ def build(
     framework: Literal["ours", "torch"], data: str = "", seed: int = 1, workers: int = 0
 ) -> tuple[dict, Callable[[], dict]]:
     """Read the data, a folder with train/ and test/, and build the network. From here on the clock runs when we do."""
-    made = {"ours": ours, "torch": torch}[framework](data, seed, workers)
-    versions = next(made)  # after the imports
-    seconds, epoch = timed(next, made)
-
-    def answer() -> dict:
-        seconds, accuracy = timed(epoch)
-        return {"seconds": seconds, "accuracy": accuracy}
-
-    return {"versions": versions, "seconds": seconds}, answer
+    return by_epoch({"ours": ours, "torch": torch}[framework](data, seed, workers))
 
 
 if __name__ == "__main__":  # PyTorch's workers import this file where they are not forked

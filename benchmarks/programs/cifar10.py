@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, Literal
 
-from protocol import flags_of, serve, timed
+from protocol import by_epoch, flags_of, serve
+
+from ms_accum.program.settings import part_of_rate
 
 # The recipe of configs/cifar10_small_resnet.yaml.
 BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 15, 100
@@ -18,14 +19,13 @@ Norm = Literal["none", "batch"]
 
 
 def rates(updates: int) -> list[float]:
-    """Return the learning rates of a run: they grow, and fall along a cosine."""
-    warm = min(WARM_UP, updates // 4)
-    rest = [LR / 2 * (1 + math.cos(math.pi * update / (updates - warm))) for update in range(updates - warm)]
-    return [*(LR * (update + 1) / warm for update in range(warm)), *rest]
+    """Return the learning rates of a run."""
+    warm_up = min(WARM_UP, updates // 4)
+    return [LR * part_of_rate(update, updates, warm_up, "cosine") for update in range(updates)]
 
 
 def ours(data: str, seed: int, norm: Norm) -> Iterator:
-    """Train with the driver; without `data` on images that the embedded digits make."""
+    """Train with the driver."""
     import mindspore as ms
     from mindspore import nn
     from ours import driver, tuned
@@ -37,10 +37,9 @@ def ours(data: str, seed: int, norm: Norm) -> Iterator:
     yield {"mindspore": ms.__version__}
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(seed)
-    kind = "cifar10" if data else "digits"
-    train = create_dataset(data or None, BATCH, usage="train", seed=seed, dataset=kind)
-    test = create_dataset(data or None, TEST_BATCH, usage="test", dataset=kind)
-    network = tuned(SmallResNet(norm=norm) if data else _grey(SmallResNet(norm=norm)))
+    train = create_dataset(data, BATCH, usage="train", seed=seed, dataset="cifar10")
+    test = create_dataset(data, TEST_BATCH, usage="test", dataset="cifar10")
+    network = tuned(SmallResNet(norm=norm))
     updates = EPOCHS * updates_per_epoch(train.get_dataset_size(), WINDOW)
     how = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     model = driver(network, nn.SGD(network.trainable_params(), rate_by_update(rates(updates)), **how))
@@ -51,21 +50,6 @@ def ours(data: str, seed: int, norm: Norm) -> Iterator:
         return correct / total
 
     yield epoch
-
-
-def _grey(network: object) -> object:
-    """Return a network for images of one channel."""
-    from mindspore import nn, ops
-
-    class Grey(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def construct(self, x: object) -> object:
-            return self.network(ops.cat((x, x, x), 1))
-
-    return Grey()
 
 
 def torch(data: str, seed: int, norm: Norm) -> Iterator:
@@ -106,18 +90,10 @@ def torch(data: str, seed: int, norm: Norm) -> Iterator:
 
 
 def build(
-    framework: Literal["ours", "torch"], data: str = "", seed: int = 1, norm: Norm = "none"
+    framework: Literal["ours", "torch"], data: str, seed: int = 1, norm: Norm = "none"
 ) -> tuple[dict, Callable[[], dict]]:
     """Read the data and build the network. From here on the clock runs when we do."""
-    made = {"ours": ours, "torch": torch}[framework](data, seed, norm)
-    versions = next(made)  # after the imports
-    seconds, epoch = timed(next, made)
-
-    def answer() -> dict:
-        seconds, accuracy = timed(epoch)
-        return {"seconds": seconds, "accuracy": accuracy}
-
-    return {"versions": versions, "seconds": seconds}, answer
+    return by_epoch({"ours": ours, "torch": torch}[framework](data, seed, norm))
 
 
 if __name__ == "__main__":

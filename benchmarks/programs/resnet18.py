@@ -16,7 +16,7 @@ WINDOW, SEED = 4, 1
 RECIPE = {"momentum": 0.9, "weight_decay": 5e-4}
 LR = 0.1
 
-Window = "list[tuple[np.ndarray, np.ndarray]]"
+Window = list[tuple[np.ndarray, np.ndarray]]
 
 
 def windows(data: str, rows: int) -> Iterator[Window]:

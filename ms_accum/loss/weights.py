@@ -46,9 +46,10 @@ class Weight:
             self._weight = _check.positive_number(owner, "weight", plain(weight))
 
     def share(self, micro_batches: int) -> None:
-        """Take a unit in which the weights of so many equal micro-batches add up to 1; 0: near a single one's weight.
+        """Choose the unit anew at the next micro-batch, in a single process.
 
-        In a single process only. The next first micro-batch sets it.
+        Args:
+            micro_batches (int): so many micro-batches of equal weight add up to 1. 0: a power of two near one's weight.
         """
         self._share, self.unit = micro_batches, None
 

@@ -23,6 +23,6 @@ def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> lis
 
 
 def has_half(network: nn.Cell) -> bool:
-    """Return whether some of it computes in float16, as far as MindSpore marks that: a cast in `construct` is not."""
+    """Return whether MindSpore marks some of it as computing in float16; casts in `construct` are not seen."""
     marked = any(cell.get_flags().get("fp16") for _, cell in network.cells_and_names())
     return marked or any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

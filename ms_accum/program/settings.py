@@ -168,16 +168,9 @@ class Settings:
         found, size = [], 0
         for update in range(known if self.lr_decay == "none" else self.updates):
             size = update if update in firsts else size
-            found.append(self.lr * self._factor(self.window_sizes[size]) * self._part(update))
+            part = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay)
+            found.append(self.lr * self._factor(self.window_sizes[size]) * part)
         return found[:1] if len(set(found)) == 1 else found
-
-    def _part(self, update: int) -> float:
-        """Return the part of the learning rate that an update has: it grows while warming up, and may fall then."""
-        warm = self.warmup_updates
-        if update < warm:
-            return (update + 1) / warm
-        gone = (update - warm) / max(1, self.updates - warm)
-        return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[self.lr_decay]
 
     def _factor(self, micro_batches: int | None) -> float:
         """Return what the learning rate is multiplied by for windows of this number of micro-batches."""
@@ -227,6 +220,14 @@ class Settings:
         """The settings that are recorded with a model."""
         last = self.window_sizes[max(self.window_sizes)]
         return {**{name: getattr(self, name) for name in _RECORD}, "mini_steps": last}
+
+
+def part_of_rate(update: int, updates: int, warm_up: int, decay: str) -> float:
+    """Return the part of the learning rate that one of `updates` updates has: it grows first, and may fall then."""
+    if update < warm_up:
+        return (update + 1) / warm_up
+    gone = (update - warm_up) / max(1, updates - warm_up)
+    return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[decay]
 
 
 def best_of(model: str) -> str:

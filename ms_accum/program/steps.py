@@ -65,7 +65,7 @@ def planned(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models)
         batches = train.get_dataset_size()
-        updates = planned_windows("planned_updates", batches, settings.mini_steps, settings.tail, settings.epochs)
+        updates = planned_windows("train_process", batches, settings.mini_steps, settings.tail, settings.epochs)
     if not updates:
         what = f"no window of {settings.mini_steps} would fill in the whole run"
         raise Failure(f"argument --mini_steps: {what}", USAGE)

@@ -45,7 +45,7 @@ def tell(reporter, *records, updates=None):
         (
             0.008,
             32,
-            "hint             a micro-batch takes 2.0 ms, most of it what any call costs; --batch_size auto finds",
+            "hint             a micro-batch takes 2.0 ms, mostly the fixed cost of a call; --batch_size auto finds",
         ),
         (0.008, 64, ""),  # 4 ms are not short
         (0.08, 32, ""),
