@@ -6,9 +6,11 @@ import argparse
 import importlib
 import signal
 import sys
+from typing import Any
 
+from .options import NotAvailable
 from .process import ContenderError
-from .results import RESULTS
+from .results import RESULTS, instructions
 
 # Each module has `run(arguments)`. It is imported when it is asked for: not all of them need the same libraries.
 MODULES = {
@@ -17,27 +19,30 @@ MODULES = {
     "memory": ("memory", "peak memory, beside the peers"),
     "data": ("data", "milliseconds per batch of the input pipelines"),
     "start": ("start", "seconds from the command to the first update"),
-    "accuracy": ("accuracy", "seconds to an accuracy on MNIST or CIFAR-10"),
+    "accuracy": ("accuracy", "seconds to an accuracy of LeNet5 on MNIST"),
+    "cifar10": ("accuracy", "seconds to an accuracy of a small ResNet on CIFAR-10, by train.py"),
     "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, beside PyTorch's"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
     "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),
     "forms": ("forms", "ways to write a block of a network, and what each takes on CPU"),
     "ranks": ("ranks", "what several ranks cost, beside one process"),
-    "scaling": ("scaling_tables", "write the tables of docs/scaling.md: the measured ones, and the model's"),
+    "tables": ("documents", "write the tables of docs/ from the results"),
 }
-_WITHOUT_OPTIONS = ("setup", "scaling")
+ALL, _ALL_HELP = "all", "every benchmark below, then the tables; it takes hours"
+_WITHOUT_OPTIONS = ("setup", "tables")
 
 
 def parse() -> argparse.Namespace:
     """Return the command, and the options that all benchmarks have."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (_, what) in MODULES.items():
+    for name, what in ((ALL, _ALL_HELP), *((name, what) for name, (_, what) in MODULES.items())):
         add = commands.add_parser(name, help=what.replace("%", "%%"), description=what).add_argument
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
-        add("--output", default=str(RESULTS), metavar="DIR", help="for the JSON and the plot, default: %(default)s")
+        here = str(RESULTS / instructions())
+        add("--output", default=here, metavar="DIR", help="for the JSON and the plot, default: %(default)s")
         add("--networks", nargs="+", metavar="NAME", help="default: all that the benchmark is about")
         add("--windows", nargs="+", type=int, metavar="N", help="sizes of the window")
         add("--contenders", nargs="+", metavar="NAME", help="default: all")
@@ -45,15 +50,34 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def run(arguments: argparse.Namespace) -> None:
+    """Run one benchmark, or all and then write the tables; of all, those are left out whose data is not available."""
+    if arguments.command != ALL:
+        _module(arguments.command).run(arguments)
+        return
+    for name in MODULES:
+        if name in _WITHOUT_OPTIONS:
+            continue
+        print(f"\n== {name}", flush=True)
+        try:
+            _module(name).run(argparse.Namespace(**{**vars(arguments), "command": name}))
+        except NotAvailable as missing:
+            print(missing)
+    _module("tables").run(arguments)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f".{MODULES[name][0]}", __package__)
+
+
 def main() -> int:
-    """Run a benchmark and return the exit code."""
+    """Run what the command line says and return the exit code."""
     arguments = parse()
     # SIGTERM alone would end this process only: the contenders are stopped and could not notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    module = importlib.import_module(f".{MODULES[arguments.command][0]}", __package__)
     try:
-        module.run(arguments)
-    except ValueError as error:
+        run(arguments)
+    except (ValueError, NotAvailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ContenderError as error:

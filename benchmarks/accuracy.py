@@ -1,19 +1,18 @@
-"""The benchmark `accuracy`: seconds until a network reaches an accuracy on real data."""
+"""The benchmarks `accuracy` and `cifar10`: seconds until a network reaches an accuracy on real data."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from . import mnist
 from .contenders import OURS, Entry, available
-from .options import known, unused
+from .options import data_of, unused
 from .runner import Session
 from .tables import groups, part
 
@@ -21,6 +20,7 @@ from .tables import groups, part
 class Task(NamedTuple):
     """What a network is trained to do, by programs that train it epoch by epoch and evaluate after each."""
 
+    network: str
     data: str
     goal: float
     epochs: int
@@ -34,8 +34,8 @@ class Task(NamedTuple):
 
 _MNIST, _CIFAR = "accuracy.py", "cifar10.py"
 TASKS = {
-    "lenet5": Task(
-        *("MNIST", 0.985, 10, 3),
+    "accuracy": Task(
+        *("lenet5", "MNIST", 0.985, 10, 3),
         (
             Entry(OURS, "mindspore", _MNIST, ("--framework", "ours")),
             Entry("torch-0-workers", "torch", _MNIST, ("--framework", "torch")),
@@ -44,12 +44,12 @@ TASKS = {
         "MNIST_DATA",
         lambda path: mnist.files(short=False),
     ),
-    "small_resnet": Task(
-        *("CIFAR-10", 0.8, 15, 1),
+    "cifar10": Task(
+        *("small_resnet", "CIFAR-10", 0.8, 12, 1),
         (
-            Entry(OURS, "mindspore", _CIFAR, ("--framework", "ours")),
-            Entry(f"{OURS}-batchnorm", "mindspore", _CIFAR, ("--framework", "ours", "--norm", "batch")),
+            Entry(OURS, "mindspore", _CIFAR, ("--framework", "train.py")),
             Entry("torch", "torch", _CIFAR, ("--framework", "torch")),
+            Entry(f"{OURS}-batchnorm", "mindspore", _CIFAR, ("--framework", "ours", "--norm", "batch")),
         ),
         "CIFAR10_DATA",
         nullcontext,
@@ -66,69 +66,56 @@ TABLES = {
 
 def run(arguments: Namespace) -> None:
     """Train each contender alone on the machine, in turn; print tables and write the results."""
-    unused("accuracy", windows=arguments.windows)
-    known("--networks", arguments.networks, ["lenet5"] if arguments.short else TASKS)  # digits are embedded
-    networks = arguments.networks or ["lenet5"]
-    missing = [TASKS[name] for name in networks if not (arguments.short or _data(TASKS[name]).exists())]
-    for task in missing:
-        print(
-            f"accuracy needs the real {task.data}: set {task.variable} to where it is (train.py --download fetches it)"
-        )
-    if missing:
-        raise SystemExit(2)
-    what = {"rounds": arguments.rounds, "short": arguments.short}
-    session = Session("accuracy", arguments, {**what, "data": "the embedded digits" if arguments.short else "real"})
-    for name in networks:
-        rows = _rows(session, name, arguments)
-        summaries = [_summary(who, each, TASKS[name].goal) for (who,), each in groups(rows, "contender").items()]
-        session.rows += [{"network": name, **row} for row in (*rows, *summaries)]
-        session.save()
-    session.finish(TABLES, draw, size=(1 + 6.0 * len(networks), 5.0))
+    name, short = arguments.command, arguments.short
+    unused(name, windows=arguments.windows, networks=arguments.networks)
+    task = TASKS[name]
+    embedded = short and name == "accuracy"  # the digits
+    record = {"rounds": arguments.rounds, "short": short, "data": "the embedded digits" if embedded else "real"}
+    session = Session(name, arguments, record)
+    with nullcontext() if embedded else task.files(data_of(name, task.variable, task.data)) as folder:
+        rows = []
+        for row in _rows(session, task, arguments, folder):
+            rows.append({"network": task.network, **row})
+            summaries = [_summary(task, who, mine) for (who,), mine in groups(rows, "contender").items()]
+            session.rows = [*rows, *summaries]
+            session.save()  # it takes hours
+    session.finish(TABLES, draw, size=(7.0, 5.0))
 
 
-def _data(task: Task) -> Path:
-    return Path(os.environ.get(task.variable) or "/nowhere")
-
-
-def _rows(session: Session, name: str, arguments: Namespace) -> list[dict[str, Any]]:
-    """Return a row for each epoch of each contender and seed."""
-    task, short = TASKS[name], arguments.short
+def _rows(session: Session, task: Task, arguments: Namespace, folder: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield a row for each epoch of each contender and seed."""
+    short = arguments.short
     epochs, rounds = (1, 1) if short else (task.epochs, arguments.rounds or task.rounds)
-    rows = []
-    with ExitStack() as kept:
-        folder = None if short else kept.enter_context(task.files(_data(task)))
-        for seed in range(1, rounds + 1):
-            for program in available(task.programs, [OURS] if short else arguments.contenders):
-                print(f"{name}, seed {seed}: {program.name} ...", flush=True)
-                rows += _train(session, program, seed, folder, epochs)
-    return rows
+    for seed in range(1, rounds + 1):
+        for program in available(task.programs, [OURS] if short else arguments.contenders):
+            print(f"{task.network}, seed {seed}: {program.name} ...", flush=True)
+            yield from _train(session, program, seed, folder, epochs)
 
 
-def _train(session: Session, program: Entry, seed: int, folder: Path | None, epochs: int) -> list[dict[str, Any]]:
-    """Return a row for each epoch. Its seconds count from the end of the imports; `start_s` is what was before."""
+def _train(session: Session, program: Entry, seed: int, folder: Path | None, epochs: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each epoch. Its seconds count from the end of the imports; `start_s` is what was before."""
     began = time.perf_counter()
     with session.start(program, seed=seed, data=folder) as contender:
         seconds = contender.about["seconds"]
         start_s = time.perf_counter() - began - seconds
-        rows = []
         for epoch in range(1, epochs + 1):
             answer = contender.ask()
             seconds += answer["seconds"]
             row = {"part": "epoch", "contender": program.name, "seed": seed, "epoch": epoch, "start_s": start_s}
-            rows.append({**row, "seconds": seconds, "accuracy": answer["accuracy"]})
-    return rows
+            yield {**row, "seconds": seconds, "accuracy": answer["accuracy"]}
 
 
-def _summary(name: str, rows: list[dict[str, Any]], goal: float) -> dict[str, Any]:
+def _summary(task: Task, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return medians over the seeds; one that never gets to the goal counts as later than any that does."""
     runs = groups(rows, "seed").values()
     last = [run[-1] for run in runs]
-    reached = [next((row["seconds"] for row in run if row["accuracy"] >= goal), float("inf")) for run in runs]
+    reached = [next((row["seconds"] for row in run if row["accuracy"] >= task.goal), float("inf")) for run in runs]
     seconds = statistics.median_high(reached)
     return {
+        "network": task.network,
         "part": "summary",
         "contender": name,
-        "goal": f"{goal:.1%}",
+        "goal": f"{task.goal:.1%}",
         "start_s": statistics.median(row["start_s"] for row in last),
         "goal_s": None if seconds == float("inf") else seconds,
         "reached": f"{sum(one != float('inf') for one in reached)}/{len(reached)}",
@@ -138,17 +125,16 @@ def _summary(name: str, rows: list[dict[str, Any]], goal: float) -> dict[str, An
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the accuracy of each run over its seconds, for each network."""
-    networks = groups(part(rows, "epoch"), "network")
-    panels = figure.subplots(1, len(networks), squeeze=False)[0]
-    for axes, ((network,), mine) in zip(panels, networks.items()):
-        runs = groups(mine, "contender", "seed")
-        names = list(dict.fromkeys(name for name, _ in runs))
-        for (name, seed), run in runs.items():
-            points = [row["seconds"] for row in run], [row["accuracy"] * 100 for row in run]
-            label, colour = name if seed == 1 else None, f"C{names.index(name)}"
-            axes.plot(*points, marker="o", markersize=3, color=colour, label=label)
-        axes.axhline(TASKS[network].goal * 100, color="black", linewidth=0.8)
-        axes.set_xlabel("seconds of training and evaluation")
-        axes.set_ylabel(f"test accuracy of {network} on {TASKS[network].data}, %")
-        axes.legend()
+    """Draw the accuracy of each run over its seconds."""
+    runs = groups(part(rows, "epoch"), "contender", "seed")
+    names = list(dict.fromkeys(name for name, _ in runs))
+    axes = figure.subplots()
+    for (name, seed), run in runs.items():
+        points = [row["seconds"] for row in run], [row["accuracy"] * 100 for row in run]
+        label, colour = name if seed == 1 else None, f"C{names.index(name)}"
+        axes.plot(*points, marker="o", markersize=3, color=colour, label=label)
+    (task,) = [task for task in TASKS.values() if task.network == rows[0]["network"]]
+    axes.axhline(task.goal * 100, color="black", linewidth=0.8)
+    axes.set_xlabel("seconds of training and evaluation")
+    axes.set_ylabel(f"test accuracy of {task.network} on {task.data}, %")
+    axes.legend()

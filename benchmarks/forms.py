@@ -16,7 +16,17 @@ from .tables import groups
 ENTRY = Entry(OURS, "mindspore", "forms_ours.py")
 TABLES = {"": ("", "block form ms:.3f ratio:.2f difference:.0e")}
 NOTE = "ms: forward and backward, median; ratio: to the first form; difference: of the outputs, relative to the first's"
-BLOCKS = ("attention", "norm", "gelu", "cross-entropy", "division", "product", "narrow-product", "pooling")
+BLOCKS = (
+    "attention",
+    "norm",
+    "gelu",
+    "cross-entropy",
+    "division",
+    "product",
+    "narrow-product",
+    "standardised",
+    "pooling",
+)
 _BURST, _ROUNDS = 0.2, 11  # seconds of a form in a round
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .contenders import OURS, Entry, available
-from .options import unused
+from .options import data_of, unused
 from .runner import Session
 
 PROGRAMS = (
@@ -24,10 +23,7 @@ TABLES = {"": ("", "update:d ours:.4f torch:.4f difference:+.4f ours_s:.1f torch
 def run(arguments: Namespace) -> None:
     """Train each contender for some updates; print the losses side by side and write the results."""
     unused("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
-    data = Path(os.environ.get("CIFAR10_DATA") or "/nowhere")
-    if not data.exists():
-        print("losses needs the real CIFAR-10: set CIFAR10_DATA to its folder (train.py --download fetches it)")
-        raise SystemExit(2)
+    data = data_of("losses", "CIFAR10_DATA", "CIFAR-10")
     updates, rows = (1, 8) if arguments.short else (UPDATES, 128)
     session = Session("losses", arguments, {"updates": updates, "rows": rows, "window": 4, "network": "resnet18"})
     with tempfile.TemporaryDirectory() as folder:

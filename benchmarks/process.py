@@ -62,6 +62,7 @@ class Contender:
 
     def __enter__(self) -> Contender:
         self._stderr = tempfile.TemporaryFile()
+        self._scratch = tempfile.TemporaryDirectory()  # it is killed, and could not remove what it made
         # A group of its own, to be stopped and ended with all its children. It stays in our session: should we
         # be killed, the kernel wakes a stopped group with SIGHUP, which ends it.
         self._process = subprocess.Popen(
@@ -69,7 +70,7 @@ class Contender:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=self._environment,
+            env={**self._environment, "TMPDIR": self._scratch.name},
             preexec_fn=os.setpgrp,
         )
         try:
@@ -106,6 +107,7 @@ class Contender:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             stream.close()  # type: ignore[union-attr]
+        self._scratch.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
         try:

@@ -13,9 +13,16 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+def instructions() -> str:
+    """Return the vector instructions of this machine, after which the folder of its results is called."""
+    flags = (_first("/proc/cpuinfo", "flags") or "").split()
+    return next((name for name in ("avx512f", "avx2") if name in flags), platform.machine()).removesuffix("f")
+
+
 def machine() -> dict[str, Any]:
     """Return what the figures depend on, besides the versions."""
     return {
+        "instructions": instructions(),
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
         "cores": len(os.sched_getaffinity(0)),
         "memory": _first("/proc/meminfo", "MemTotal"),

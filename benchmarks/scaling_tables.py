@@ -1,27 +1,21 @@
 """The tables of docs/scaling.md: what was measured, and what the cost model predicts.
 
-What was measured, from `results/ranks.json`, and what the model of `scaling` predicts for machines that were not
-measured here. `python -m benchmarks scaling` writes them between the document's marks; everything else in it is prose.
+What was measured, from `results/avx2/ranks.json`, and what the model of `scaling` predicts for machines that were not
+measured here.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import scaling
-from .process import ROOT
 from .results import RESULTS
 from .scaling import KEPT, WAYS, Link
 from .tables import Lines, groups, markdown, part
-
-DOCUMENT = ROOT / "docs" / "scaling.md"
-_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class Assumed(NamedTuple):
@@ -68,23 +62,16 @@ ON_PAPER = Assumed()
 _RANKS, _WINDOWS = (8, 64, 1024), (1, 4, 16)
 
 
-def run(arguments: Namespace) -> None:
-    """Write the tables into the document."""
-    del arguments
-    DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding="utf-8"), measured()), encoding="utf-8")
-    print(f"tables: {DOCUMENT}")
+def tables() -> dict[str, str]:
+    """Return the tables by the names of their marks."""
+    rows = measured()
+    made = {name: table(part(rows, "time" if name == "error" else name)) for name, table in MEASURED.items()}
+    return {**made, **{name: table(ON_PAPER) for name, table in PAPER.items()}}
 
 
 def measured() -> list[dict]:
     """Return the rows that `ranks` has written."""
-    return json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["rows"]
-
-
-def filled(text: str, rows: Sequence[dict]) -> str:
-    """Return the document with its tables made of these rows."""
-    made = {name: table(part(rows, "time" if name == "error" else name)) for name, table in MEASURED.items()}
-    made.update({name: table(ON_PAPER) for name, table in PAPER.items()})
-    return _MARKED.sub(lambda found: found[1] + made[found[2]] + found[3], text)
+    return json.loads((RESULTS / "avx2" / "ranks.json").read_text(encoding="utf-8"))["rows"]
 
 
 @markdown

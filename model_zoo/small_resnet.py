@@ -43,7 +43,7 @@ class SmallResNet(nn.Cell):
     Examples:
         >>> from ms_accum.zoo import SmallResNet
         >>> sum(parameter.size for parameter in SmallResNet().trainable_params())
-        1923917
+        1923914
     """
 
     def __init__(self, num_class: int = 10, norm: str = "none") -> None:
@@ -66,42 +66,44 @@ class SmallResNet(nn.Cell):
 
 
 class _Block(nn.Cell):
-    """Two convolutions beside the identity, with a factor that begins with 0."""
+    """Two convolutions beside the identity, the second with a gain that begins with 0."""
 
     def __init__(self, channels: int, convolution: Any) -> None:
         super().__init__()
-        self.first, self.second = convolution(channels, channels, 1), convolution(channels, channels, 1)
+        self.first, self.second = convolution(channels, channels, 1), convolution(channels, channels, 1, 0.0)
         self.relu = nn.ReLU()
-        self.factor = Parameter(initializer("zeros", (1,), ms.float32), name="factor")
 
     def construct(self, x: Any) -> Any:
-        return self.relu(x + self.factor * self.second(self.relu(self.first(x))))
+        return self.relu(x + self.second(self.relu(self.first(x))))
 
 
 class _Standardised(nn.Cell):
     """A 3x3 convolution whose weights have mean 0 and variance 1/fan-in in each channel, times a trained gain."""
 
-    def __init__(self, channels: int, out: int, stride: int) -> None:
+    def __init__(self, channels: int, out: int, stride: int, gain: float = _GAIN) -> None:
         super().__init__()
-        shape = (out, channels, 3, 3)
-        self.weight = Parameter(initializer(HeNormal(mode="fan_in"), shape, ms.float32), name="weight")
-        self.gain = Parameter(initializer(Constant(_GAIN), (out, 1, 1, 1), ms.float32), name="gain")
+        self.shape, fan_in = (out, channels, 3, 3), 9 * channels
+        self.weight = Parameter(initializer(HeNormal(mode="fan_in"), self.shape, ms.float32), name="weight")
+        self.gain = Parameter(initializer(Constant(gain), (out, 1), ms.float32), name="gain")
         self.bias = Parameter(initializer("zeros", (out,), ms.float32), name="bias")
-        self.fan_in = 9 * channels
         self.convolution = ops.Conv2D(out, 3, pad_mode="pad", pad=1, stride=stride)
-        # Attributes, as in `fast.LayerNorm`.
-        self.mean, self.square, self.rsqrt, self.add = ops.ReduceMean(True), ops.Square(), ops.Rsqrt(), ops.BiasAdd()
+        # Sums over rows and copies along them are matrix products: the gradients of means are slow kernels on CPU.
+        self.sum, self.copy = ops.ones((fan_in, 1), ms.float32), ops.ones((1, fan_in), ms.float32)
+        self.mean = self.sum / fan_in
+        self.product, self.square, self.rsqrt, self.add = ops.MatMul(), ops.Square(), ops.Rsqrt(), ops.BiasAdd()
 
     def construct(self, x: Any) -> Any:
         """Return the convolution of `x` with the standardised weights."""
-        centred = self.weight - self.mean(self.weight, (1, 2, 3))
-        scale = self.rsqrt(self.mean(self.square(centred), (1, 2, 3)) * self.fan_in + 1e-4)
-        return self.add(self.convolution(x, centred * (scale * self.gain)), self.bias)
+        rows = self.weight.reshape(self.shape[0], -1)
+        centred = rows - self.product(self.product(rows, self.mean), self.copy)
+        scale = self.gain * self.rsqrt(self.product(self.square(centred), self.sum) + 1e-4)
+        weight = centred * self.product(scale, self.copy)
+        return self.add(self.convolution(x, weight.reshape(self.shape)), self.bias)
 
 
-def _normalised(channels: int, out: int, stride: int) -> nn.Cell:
+def _normalised(channels: int, out: int, stride: int, gain: float = 1.0) -> nn.Cell:
     """Return a convolution with a BatchNorm behind it."""
     init = HeNormal(mode="fan_out", nonlinearity="relu")
     padding = {"pad_mode": "pad", "padding": 1}
     convolution = nn.Conv2d(channels, out, 3, stride, **padding, has_bias=False, weight_init=init)
-    return nn.SequentialCell(convolution, nn.BatchNorm2d(out))
+    return nn.SequentialCell(convolution, nn.BatchNorm2d(out, gamma_init=gain))

@@ -107,7 +107,7 @@ def test_help_is_printed(arguments):
     command = [sys.executable, "-m", "benchmarks", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "seconds to an accuracy on MNIST or CIFAR-10" in done.stdout
+    assert "seconds to an accuracy of LeNet5 on MNIST" in done.stdout
 
 
 def test_a_missing_environment_is_said_in_one_line(monkeypatch, capsys):

@@ -15,7 +15,7 @@ from benchmarks import accuracy, data, losses, mnist, start
 from benchmarks.contenders import OURS
 from benchmarks.contenders import start as launch
 from benchmarks.environments import python
-from benchmarks.options import known, unused
+from benchmarks.options import NotAvailable, known, unused
 from benchmarks.runner import Session
 from cifar_files import write_cifar10
 from idx_files import fingerprints, write_mnist, zipped
@@ -105,11 +105,11 @@ def test_accuracy_runs(tmp_path):
 
 @TORCH
 @pytest.mark.slow
-@pytest.mark.parametrize("program", accuracy.TASKS["lenet5"].programs, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", accuracy.TASKS["accuracy"].programs, ids=lambda program: program.name)
 def test_each_program_of_accuracy_learns(program, tmp_path):
     folder = write_mnist(tmp_path, train=640, test=100)
     session = Session("accuracy", Namespace(output=tmp_path), {})
-    rows = accuracy._train(session, program, 1, folder, 15)
+    rows = list(accuracy._train(session, program, 1, folder, 15))
     assert [row["epoch"] for row in rows] == list(range(1, 16)) and session.versions
     assert rows[-1]["accuracy"] > 0.9
     seconds = [row["seconds"] for row in rows]
@@ -117,12 +117,12 @@ def test_each_program_of_accuracy_learns(program, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", accuracy.TASKS["small_resnet"].programs, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", accuracy.TASKS["cifar10"].programs, ids=lambda program: program.name)
 def test_each_program_for_cifar10_learns(program, tmp_path):
     if python(program.environment) is None:
         pytest.skip("no environment of PyTorch (python -m benchmarks setup)")
     folder = write_cifar10(tmp_path / "data", train=128, test=100)
-    rows = accuracy._train(Session("accuracy", Namespace(output=tmp_path), {}), program, 1, folder, 10)
+    rows = list(accuracy._train(Session("cifar10", Namespace(output=tmp_path), {}), program, 1, folder, 10))
     assert rows[-1]["accuracy"] > 0.25, rows  # 10 classes
 
 
@@ -150,27 +150,14 @@ def test_losses_are_those_of_the_same_weights_and_batches(tmp_path, monkeypatch)
         assert row["torch"] == pytest.approx(row["ours"], rel=1e-4)
 
 
-def test_the_short_form_has_no_cifar10():
-    options = {"windows": None, "rounds": None, "contenders": None, "output": "nowhere"}
-    with pytest.raises(ValueError, match="argument --networks: must be of lenet5, but got small_resnet"):
-        accuracy.run(Namespace(short=True, networks=["small_resnet"], **options))
-
-
-def test_benchmarks_without_cifar10_say_so(monkeypatch, capsys):
-    monkeypatch.delenv("CIFAR10_DATA", raising=False)
-    options = {"short": False, "windows": None, "rounds": None, "contenders": None, "output": "nowhere"}
-    for run, networks in ((losses.run, None), (accuracy.run, ["small_resnet"])):
-        with pytest.raises(SystemExit) as ended:
-            run(Namespace(networks=networks, **options))
-        assert ended.value.code == 2 and "CIFAR10_DATA" in capsys.readouterr().out
-
-
-def test_accuracy_without_mnist_says_so(monkeypatch, capsys):
-    monkeypatch.delenv("MNIST_DATA", raising=False)
-    options = Namespace(short=False, networks=None, windows=None, rounds=None, contenders=None, output="nowhere")
-    with pytest.raises(SystemExit) as ended:
-        accuracy.run(options)
-    assert ended.value.code == 2 and "MNIST_DATA" in capsys.readouterr().out
+@pytest.mark.parametrize("name", ["losses", "cifar10", "accuracy"])
+def test_benchmarks_without_their_data_say_so(name, monkeypatch):
+    variable = "MNIST_DATA" if name == "accuracy" else "CIFAR10_DATA"
+    monkeypatch.delenv(variable, raising=False)
+    options = dict.fromkeys(["networks", "windows", "rounds", "contenders"])
+    arguments = Namespace(command=name, short=False, output="nowhere", **options)
+    with pytest.raises(NotAvailable, match=f"{name} needs the real .*: set {variable} to where it is"):
+        (losses if name == "losses" else accuracy).run(arguments)
 
 
 def epochs_of(accuracies, seed):
@@ -189,7 +176,7 @@ def epochs_of(accuracies, seed):
 )
 def test_the_goal_is_the_first_epoch_that_reaches_it(runs, goal, reached):
     rows = [row for seed, accuracies in enumerate(runs) for row in epochs_of(accuracies, seed)]
-    summary = accuracy._summary("x", rows, 0.985)
+    summary = accuracy._summary(accuracy.TASKS["accuracy"], "x", rows)
     assert (summary["goal_s"], summary["reached"]) == (goal, reached)
 
 

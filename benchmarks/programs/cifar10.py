@@ -1,8 +1,16 @@
-"""Train SmallResNet on CIFAR-10 epoch by epoch, and evaluate after each: ours or PyTorch, from the same batches."""
+"""Train SmallResNet on CIFAR-10 epoch by epoch, and evaluate after each: train.py, our driver or PyTorch.
+
+All three take the same batches.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, Literal
@@ -11,9 +19,13 @@ from protocol import by_epoch, flags_of, serve
 
 from ms_accum.program.settings import part_of_rate
 
-# The recipe of configs/cifar10_small_resnet.yaml.
-BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 15, 100
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"
+# Its recipe.
+BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 12, 100
 LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.1, 400, 0.9, 5e-4
+
+_ACCURACY = re.compile(r"accuracy: ([\d.]+) after ")
 
 Norm = Literal["none", "batch"]
 
@@ -22,6 +34,30 @@ def rates(updates: int) -> list[float]:
     """Return the learning rates of a run."""
     warm_up = min(WARM_UP, updates // 4)
     return [LR * part_of_rate(update, updates, warm_up, "cosine") for update in range(updates)]
+
+
+def program(data: str, seed: int, norm: Norm) -> Iterator:
+    """Run train.py with its config, as a user would; it evaluates and saves after each epoch."""
+    import mindspore as ms
+
+    from model_zoo.data.cifar import load_cifar10
+
+    yield {"mindspore": ms.__version__}
+    updates = -(-len(load_cifar10(Path(data), "train").labels) // (BATCH * WINDOW))  # of an epoch
+    # In the folder for temporary files, which goes when the benchmark ends this program; train.py ends with it.
+    flags = [f"--config={CONFIG}", f"--data_path={data}", f"--seed={seed}", f"--output_dir={tempfile.mkdtemp()}"]
+    command = [sys.executable, str(ROOT / "train.py"), *flags, "--keep_best", f"--save_every={updates}"]
+    merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, **merged, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    found = filter(None, map(_ACCURACY.match, process.stdout or ()))
+
+    def epoch() -> float:
+        match = next(found, None)
+        if match is None:
+            raise RuntimeError(f"train.py ended before its last epoch, with exit code {process.wait()}")
+        return float(match[1])
+
+    yield epoch
 
 
 def ours(data: str, seed: int, norm: Norm) -> Iterator:
@@ -90,10 +126,10 @@ def torch(data: str, seed: int, norm: Norm) -> Iterator:
 
 
 def build(
-    framework: Literal["ours", "torch"], data: str, seed: int = 1, norm: Norm = "none"
+    framework: Literal["train.py", "ours", "torch"], data: str, seed: int = 1, norm: Norm = "none"
 ) -> tuple[dict, Callable[[], dict]]:
     """Read the data and build the network. From here on the clock runs when we do."""
-    return by_epoch({"ours": ours, "torch": torch}[framework](data, seed, norm))
+    return by_epoch({"train.py": program, "ours": ours, "torch": torch}[framework](data, seed, norm))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,24 @@ class Scaled(nn.Cell):
         return x * (1 / 3.0) if self.by_reciprocal else x / 3.0
 
 
+class Standardised(nn.Cell):
+    """A matrix whose rows have mean 0 and length 1, by means or by products with columns and rows of ones."""
+
+    def __init__(self, width: int, *, by_products: bool):
+        super().__init__()
+        self.by_products = by_products
+        self.sum, self.copy = ops.ones((width, 1), ms.float32), ops.ones((1, width), ms.float32)
+        self.mean = self.sum / width
+
+    def construct(self, x: Any) -> Any:
+        """Return the standardised matrix."""
+        if self.by_products:
+            centred = x - ops.matmul(ops.matmul(x, self.mean), self.copy)
+            return centred * ops.matmul(ops.rsqrt(ops.matmul(ops.square(centred), self.sum) + 1e-4), self.copy)
+        centred = x - ops.mean(x, 1, True)
+        return centred * ops.rsqrt(ops.mean(ops.square(centred), 1, True) * x.shape[1] + 1e-4)
+
+
 def forms_of(block: str, rows: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
     """Return the forms of a block by name, and its inputs; the first form is the usual one."""
     random = np.random.RandomState(0)
@@ -138,6 +156,9 @@ def forms_of(block: str, rows: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
     if block == "division":
         usual, other = Scaled(by_reciprocal=False), Scaled(by_reciprocal=True)
         return {"by 3": usual, "times 1/3": other}, [numbers(rows, 4 * WIDTH)]
+    if block == "standardised":
+        usual, other = Standardised(1152, by_products=False), Standardised(1152, by_products=True)
+        return {"by means": usual, "by products with ones": other}, [numbers(128, 1152)]
     if block == "pooling":
         relu, pool = nn.ReLU(), nn.MaxPool2d(2, 2)
         return {"pool(relu(x))": Pooled(relu, pool), "relu(pool(x))": Pooled(pool, relu)}, [numbers(32, 1, 32, 32)]

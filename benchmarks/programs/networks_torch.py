@@ -62,11 +62,11 @@ class Transformer(nn.Module):
 class Standardised(nn.Conv2d):
     """A 3x3 convolution as in `model_zoo.SmallResNet`: standardised weights times a trained gain."""
 
-    def __init__(self, channels: int, out: int, stride: int):
+    def __init__(self, channels: int, out: int, stride: int, gain: float = math.sqrt(2 / (1 - 1 / math.pi))):
         super().__init__(channels, out, 3, stride, padding=1)
         nn.init.kaiming_normal_(self.weight)
         nn.init.zeros_(self.bias)
-        self.gain = nn.Parameter(torch.full((out, 1, 1, 1), math.sqrt(2 / (1 - 1 / math.pi))))
+        self.gain = nn.Parameter(torch.full((out, 1, 1, 1), gain))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the convolution."""
@@ -77,16 +77,15 @@ class Standardised(nn.Conv2d):
 
 
 class Residual(nn.Module):
-    """Two convolutions beside the identity, with a factor that begins with 0."""
+    """Two convolutions beside the identity, the second with a gain that begins with 0."""
 
     def __init__(self, channels: int):
         super().__init__()
-        self.first, self.second = Standardised(channels, channels, 1), Standardised(channels, channels, 1)
-        self.factor = nn.Parameter(torch.zeros(1))
+        self.first, self.second = Standardised(channels, channels, 1), Standardised(channels, channels, 1, 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output, of the shape of its input."""
-        return F.relu(x + self.factor * self.second(F.relu(self.first(x))))
+        return F.relu(x + self.second(F.relu(self.first(x))))
 
 
 class SmallResNet(nn.Module):

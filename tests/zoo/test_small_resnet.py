@@ -16,11 +16,11 @@ GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
 
 
 def network(norm="none"):
-    """Return one that uses its blocks: their factors begin with 0."""
+    """Return one that uses its blocks: their gains begin with 0."""
     ms.set_seed(1)
     net, random = SmallResNet(norm=norm), np.random.RandomState(1)
     for name, parameter in net.parameters_dict().items():
-        if name.endswith(("factor", "gain", "bias")):
+        if name.endswith(("gamma", "gain", "bias")):
             parameter.set_data(Tensor(random.uniform(0.5, 1.5, parameter.shape), ms.float32))
     return net.set_train()
 
@@ -48,14 +48,14 @@ def standardised(weight):
 
 def by_numpy(x, weights, standardise=standardised):
     def layer(x, name, stride=1):
-        weight = standardise(weights[f"{name}.weight"]) * weights[f"{name}.gain"]
+        weight = standardise(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
         return convolve(x, weight, stride) + weights[f"{name}.bias"].reshape(-1, 1, 1)
 
     for stage in (0, 3, 6):
         x = np.maximum(layer(x, f"stages.{stage}", 2), 0)
         block = f"stages.{stage + 2}"
         inner = layer(np.maximum(layer(x, f"{block}.first"), 0), f"{block}.second")
-        x = np.maximum(x + weights[f"{block}.factor"] * inner, 0)
+        x = np.maximum(x + inner, 0)
     return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
 
 
