@@ -1,11 +1,14 @@
-"""The tables of docs/: `python -m benchmarks tables` makes them from the results, and writes them between their marks.
+"""The tables of README and docs/: `python -m benchmarks tables` makes them from the results.
 
-Everything else in a document is prose. A test compares the documents with the results.
+It writes them between their marks; everything else in a document is prose. A test compares them with the results.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +16,13 @@ from pathlib import Path
 from . import performance_tables, scaling_tables
 from .process import ROOT
 
-DOCUMENTS = ROOT / "docs"
+PROGRAMS = {
+    "train": ("train.py",),
+    "eval": ("eval.py",),
+    "launch": ("-m", "ms_accum.launch"),
+    "inspect": ("-m", "ms_accum.inspect"),
+    "plot": ("-m", "ms_accum.plot"),
+}
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -27,13 +36,23 @@ def run(arguments: Namespace) -> None:
 
 
 def tables() -> dict[str, str]:
-    """Return all tables by the names of their marks."""
-    return {**scaling_tables.tables(), **performance_tables.tables()}
+    """Return all tables, and the programs' help, by the names of their marks."""
+    helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
+    return {**scaling_tables.tables(), **performance_tables.tables(), **helps}
+
+
+def _help(*command: str) -> str:
+    """Return what a program prints about its flags, in the width of a page."""
+    environment = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return f"```text\n{done.stdout}```\n"
 
 
 def marked() -> Iterator[Path]:
     """Yield the documents that have marks."""
-    for path in sorted(DOCUMENTS.rglob("*.md")):
+    for path in sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")]):
         if MARKED.search(path.read_text(encoding="utf-8")):
             yield path
 

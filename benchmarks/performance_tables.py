@@ -24,6 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 def tables() -> dict[str, str]:
     """Return the tables by the names of their marks, such as avx512/speed."""
     made = {"goals": _goals({machine: partial(rows, machine) for machine in MACHINES})}
+    made.update({name: _readme(words) for name, words in README.items()})
     for machine in MACHINES:
         made[f"{machine}/runs"] = _runs(machine)
         for name, (benchmark, table) in TABLES.items():
@@ -88,7 +89,7 @@ def _cost(found: Rows) -> Lines:
 
 @markdown
 def _memory(found: Rows) -> Lines:
-    """Of the windows; in brackets parameter sets beyond the same contender's window of 1."""
+    """Of the windows; in brackets model sizes beyond the same contender's window of 1."""
     shown = [row for row in found if "more_sets" in row and row["batch"] == found[0]["batch"]]
     yield ["contender", *(f"N={window}, MiB" for (window,) in groups(shown, "window"))]
     for (name,), mine in groups(shown, "contender").items():
@@ -184,6 +185,37 @@ def _forms(found: Rows) -> Lines:
         yield [row["block"], row["form"], f"{row['ms']:.2f}", f"{row['ratio']:.2f}"]
 
 
+README = {
+    "readme": ("{}, {}, {} epochs: test accuracy, minutes", "{}: ms per micro-batch, N=16", "MindSpore's tutorial"),
+    "readme.zh": ("{}，{}，{} 个 epoch：测试精度，分钟", "{}：每个微批次的毫秒数，N=16", "MindSpore 教程"),
+}
+_DATA = {"lenet5": "MNIST", "small_resnet": "CIFAR-10"}
+_BESIDE = ("torch", "tutorial-functional")  # of the tutorials the one that is written today
+
+
+@markdown
+def _readme(words: Sequence[str]) -> Lines:
+    """Accuracy and speed in a few lines, on the first machine."""
+    trained, speed, tutorial = words
+    machine = next(iter(MACHINES))
+    yield ["", OURS, "PyTorch", tutorial]
+    for found in (rows(machine, "accuracy"), rows(machine, "cifar10")):
+        summaries = {row["contender"].replace("-0-workers", ""): row for row in part(found, "summary")}
+        if OURS in summaries:
+            network = summaries[OURS]["network"]
+            epochs = max(row["epoch"] for row in part(found, "epoch"))
+            cells = [_reached(summaries.get(name)) for name in (OURS, *_BESIDE)]
+            yield [trained.format(network, _DATA[network], epochs), *cells]
+    of_sixteen = [row for row in rows(machine, "speed") if row["window"] == _WINDOWS[-1]]
+    for (network,), mine in groups(of_sixteen, "network").items():
+        times = {row["contender"]: f"{row['ms']:,.1f}" for row in mine}
+        yield [speed.format(network), *(times.get(name, "-") for name in (OURS, *_BESIDE))]
+
+
+def _reached(row: Mapping[str, Any] | None) -> str:
+    return f"{row['accuracy']:.1%}, {row['all_s'] / 60:.0f}" if row else "-"
+
+
 class Goal(NamedTuple):
     """A figure that should be at most so large."""
 
@@ -226,7 +258,7 @@ GOALS = (
         for more in ("skip_micro", "dynamic loss scale", "EMA", "noise scale")
         for name in ("lenet5", "mlp", "transformer")
     ),
-    Goal("memory of N=2 beyond N=1, parameter sets", 1.0, _sets),
+    Goal("memory of N=2 beyond N=1, model sizes", 1.0, _sets),
     Goal("start of `train.py` / the slower tutorial's", 1.0, _beside_tutorial),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from argparse import Namespace
@@ -53,6 +54,15 @@ class Session:
                 contenders.append(running.enter_context(self.start(entry, **flags)))
                 contenders[-1].stop()
             yield contenders
+
+    def before(self) -> list[dict[str, Any]]:
+        """Return the rows that an earlier run has written to the same folder; their versions are kept too."""
+        path = Path(self._arguments.output, f"{self._name}.json")
+        if not path.exists():
+            return []
+        record = json.loads(path.read_text(encoding="utf-8"))
+        self.versions.update(record["versions"])
+        return record["rows"]
 
     def save(self) -> Path:
         """Write the rows so far, and return the file's path."""

@@ -11,20 +11,21 @@ from mindspore.common.initializer import Constant, HeNormal, initializer
 
 from ._check import check_int
 
-_WIDTHS = (64, 128, 256)
-# What keeps the variance of a rectified normal number (Brock et al. 2021, arXiv:2101.08692).
+_STEM, _WIDTHS = 32, (48, 96, 192)
+# The gain with which ReLU keeps the variance of a normal number (Brock et al. 2021, arXiv:2101.08692).
 _GAIN = math.sqrt(2 / (1 - 1 / math.pi))
 
 
 class SmallResNet(nn.Cell):
     """A residual network without normalisation of activations, for images of 32x32.
 
-    Three stages of one residual block, with 64, 128 and 256 channels, at 16, 8 and 4 pixels. Its convolutions have
-    standardised weights instead of a BatchNorm behind them: so no row's output depends on another row, and accumulated
-    gradients equal those of the big batch. With ``norm="batch"`` it has BatchNorm, for comparison.
+    A convolution with 32 channels at 32 pixels, then three stages of one residual block, with 48, 96 and 192 channels
+    at 16, 8 and 4 pixels. The weights of the convolutions are standardised, and there is no BatchNorm behind them: no
+    row's output depends on another row, so accumulated gradients equal those of the big batch. With ``norm="batch"`` it
+    has BatchNorm, for comparison.
 
     Args:
-        num_class (int): Number of classes. Default: ``10``.
+        num_class (int): The number of classes. Default: ``10``.
         norm (str): ``"none"`` or ``"batch"``. Default: ``"none"``.
 
     Inputs:
@@ -35,7 +36,7 @@ class SmallResNet(nn.Cell):
 
     Raises:
         TypeError: If `num_class` is not an int.
-        ValueError: If `num_class` is less than 1, or `norm` is neither of the two.
+        ValueError: If `num_class` is less than 1, or `norm` is neither ``"none"`` nor ``"batch"``.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
@@ -43,7 +44,7 @@ class SmallResNet(nn.Cell):
     Examples:
         >>> from ms_accum.zoo import SmallResNet
         >>> sum(parameter.size for parameter in SmallResNet().trainable_params())
-        1923914
+        1096970
     """
 
     def __init__(self, num_class: int = 10, norm: str = "none") -> None:
@@ -52,7 +53,7 @@ class SmallResNet(nn.Cell):
         if norm not in ("none", "batch"):
             raise ValueError(f"For 'SmallResNet', 'norm' must be 'none' or 'batch', but got {norm!r}.")
         convolution = _Standardised if norm == "none" else _normalised
-        channels, cells = 3, []
+        channels, cells = _STEM, [convolution(3, _STEM, 1), nn.ReLU()]
         for out in _WIDTHS:
             cells += [convolution(channels, out, 2), nn.ReLU(), _Block(out, convolution)]
             channels = out
@@ -66,7 +67,7 @@ class SmallResNet(nn.Cell):
 
 
 class _Block(nn.Cell):
-    """Two convolutions beside the identity, the second with a gain that begins with 0."""
+    """Two convolutions and the identity; the gain of the second convolution starts at 0."""
 
     def __init__(self, channels: int, convolution: Any) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class _Block(nn.Cell):
 
 
 class _Standardised(nn.Cell):
-    """A 3x3 convolution whose weights have mean 0 and variance 1/fan-in in each channel, times a trained gain."""
+    """A 3x3 convolution whose weights have mean 0 and variance 1 / fan-in in each channel, times a trained gain."""
 
     def __init__(self, channels: int, out: int, stride: int, gain: float = _GAIN) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class _Standardised(nn.Cell):
         self.gain = Parameter(initializer(Constant(gain), (out, 1), ms.float32), name="gain")
         self.bias = Parameter(initializer("zeros", (out,), ms.float32), name="bias")
         self.convolution = ops.Conv2D(out, 3, pad_mode="pad", pad=1, stride=stride)
-        # Sums over rows and copies along them are matrix products: the gradients of means are slow kernels on CPU.
+        # Sums over rows, and copies along them, are matrix products, because gradients of means are slow on CPU.
         self.sum, self.copy = ops.ones((fan_in, 1), ms.float32), ops.ones((1, fan_in), ms.float32)
         self.mean = self.sum / fan_in
         self.product, self.square, self.rsqrt, self.add = ops.MatMul(), ops.Square(), ops.Rsqrt(), ops.BiasAdd()
@@ -102,7 +103,7 @@ class _Standardised(nn.Cell):
 
 
 def _normalised(channels: int, out: int, stride: int, gain: float = 1.0) -> nn.Cell:
-    """Return a convolution with a BatchNorm behind it."""
+    """Return a convolution followed by BatchNorm."""
     init = HeNormal(mode="fan_out", nonlinearity="relu")
     padding = {"pad_mode": "pad", "padding": 1}
     convolution = nn.Conv2d(channels, out, 3, stride, **padding, has_bias=False, weight_init=init)

@@ -22,8 +22,8 @@ from ms_accum.program.settings import part_of_rate
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"
 # Its recipe.
-BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 12, 100
-LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.1, 400, 0.9, 5e-4
+BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 16, 100
+LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.2, 400, 0.9, 5e-4
 
 _ACCURACY = re.compile(r"accuracy: ([\d.]+) after ")
 

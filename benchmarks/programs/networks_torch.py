@@ -93,8 +93,8 @@ class SmallResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        channels, parts = 3, []
-        for out in (64, 128, 256):
+        channels, parts = 32, [Standardised(3, 32, 1), nn.ReLU()]
+        for out in (48, 96, 192):
             parts += [Standardised(channels, out, 2), nn.ReLU(), Residual(out)]
             channels = out
         self.stages, self.head = nn.Sequential(*parts), nn.Linear(channels, 10)

@@ -51,7 +51,8 @@ def by_numpy(x, weights, standardise=standardised):
         weight = standardise(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
         return convolve(x, weight, stride) + weights[f"{name}.bias"].reshape(-1, 1, 1)
 
-    for stage in (0, 3, 6):
+    x = np.maximum(layer(x, "stages.0"), 0)
+    for stage in (2, 5, 8):
         x = np.maximum(layer(x, f"stages.{stage}", 2), 0)
         block = f"stages.{stage + 2}"
         inner = layer(np.maximum(layer(x, f"{block}.first"), 0), f"{block}.second")
