@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ms_accum import __version__
 from ms_accum.program.flags import Parser, place
-from ms_accum.program.main import CHECKPOINT, DATA, USAGE, Failure, begin, exit_code, run
+from ms_accum.program.main import CHECKPOINT, DATA, DISK, USAGE, Failure, begin, exit_code, run
 from ms_accum.program.settings import ema_of
 from ms_accum.zoo import MODELS
 
 
 def flags() -> Parser:
     """Return the flags and their defaults."""
-    parser = Parser("Evaluate a checkpoint of train.py on the test split.")
+    parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked)
     parser.add_device()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; none for the digits")
@@ -27,22 +28,38 @@ def flags() -> Parser:
         "--use_ema", action="store_true", help="evaluate the averaged weights that train.py --ema has written beside it"
     )
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
+    what = "also write DIR/report.html: accuracy by class, the confusion matrix, the most certain wrong answers"
+    add("--report", type=place, metavar="DIR", help=what)
     return parser
+
+
+def checked(given: dict[str, Any]) -> argparse.Namespace:
+    """Return the flags, if they suit this process."""
+    if given["report"] is not None and "MS_ROLE" in os.environ and os.environ.get("MS_WORKER_NUM") != "1":
+        raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
+    return argparse.Namespace(**given)
 
 
 if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
+import mindspore as ms
 from mindspore import nn
 
-from ms_accum import evaluate, tune_cpu
+from ms_accum import tune_cpu
+from ms_accum.evaluation import evaluate_seen
 from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
 from ms_accum.program.report import show
 from ms_accum.program.steps import choose_device
+from ms_accum.results.diagnosis import Answers
+from ms_accum.results.report_file import place_of, write_page
+from ms_accum.results.report_page import Subject, page
+from ms_accum.results.series import FILE, Metrics, read
 from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
 from ms_accum.saving.model_record import read_record
 from ms_accum.zoo import DataError, create_dataset
+from ms_accum.zoo.data.classes import class_names
 from ms_accum.zoo.recipes import RECIPES, dataset_for
 
 Record = Mapping[str, Any]
@@ -105,34 +122,88 @@ def data_of(record: Record | None, dataset: str, model: str, data_path: str | No
     return test
 
 
-def show_what(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
-    """Print what is evaluated, and on what."""
+def described(args: argparse.Namespace, record: Record | None, test: Any) -> str:
+    """Return the test images in words."""
     facts = test.source.facts
     images = f"{facts['rows']:,} test images of {facts['image_size']}x{facts['image_size']}"
     of = f"{args.data_path} ({record['dataset']})" if record and args.data_path else args.data_path or "embedded digits"
+    return f"{of}, {images}"
+
+
+def show_what(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
+    """Print what is evaluated, and on what."""
     show("file", args.ckpt_path)
     if record is None:
         show("model", f"{model}, because {'--model says so' if args.model else 'its parameters fit'}")
-        show("data", f"{of}, {images}")
+        show("data", described(args, record, test))
         show("record", "none: which data it was trained on is not known")
         return
     show("model", f"{model}, {record['updates']:,} updates, {record['optimizer']}, lr {record['lr']:g}")
-    show("data", f"{of}, {images}")
+    show("data", described(args, record, test))
     if record["total"]:
-        same = "" if record["test_data"] == facts["data"] else " on other images"
+        same = "" if record["test_data"] == test.source.facts["data"] else " on other images"
         show("record", f"{in_percent(record['correct'], record['total'])}{same} after training")
 
 
+def place_of_report(folder: str) -> str:
+    """Return the path of the report, if it can be written."""
+    try:
+        return place_of(folder)
+    except (OSError, ValueError) as error:
+        raise Failure(f"argument --report: {error}", DISK if isinstance(error, OSError) else USAGE) from error
+
+
+def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Record | None, test: Any) -> Subject:
+    """Return what the report says of the model, the data and the software."""
+    facts = test.source.facts
+    return Subject(
+        path=args.ckpt_path,
+        model=model,
+        data=described(args, record, test),
+        names=class_names(dataset),
+        mean=facts["mean"],
+        std=facts["std"],
+        record=record,
+        same_data=record is not None and record["test_data"] == facts["data"],
+        versions={"ms_accum": __version__, "mindspore": ms.__version__, "python": platform.python_version()},
+    )
+
+
+def metrics_beside(path: str) -> Metrics | str:
+    """Return the metrics of the run in whose folder a model is, or why there are none."""
+    try:
+        return read(os.path.dirname(path))
+    except FileNotFoundError:
+        return f"there is no {FILE} beside the model, as there is in the folder of a run"
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def write_report(path: str, subject: Subject, answers: Answers) -> None:
+    """Write the report."""
+    with exit_code(DISK, OSError), exit_code(USAGE, ValueError):
+        write_page(path, page(subject, answers, metrics_beside(subject.path)))
+    show("report", path)
+
+
 def main(args: argparse.Namespace) -> None:
-    """Load the checkpoint's model, find its data, count the right answers."""
+    """Load the checkpoint's model, find its data, count the right answers, and write the report if it is wanted."""
     if args.use_ema:
         args.ckpt_path = averaged(args.ckpt_path)
     choose_device(args.device_target)
     model, network, record = load(args)
-    test = data_of(record, dataset_of(record, model, args.data_path), model, args.data_path)
+    dataset = dataset_of(record, model, args.data_path)
+    test = data_of(record, dataset, model, args.data_path)
+    report = None if args.report is None else place_of_report(args.report)
     show_what(args, model, record, test)
     show_runtime(tune_cpu(network) if args.runtime == "tuned" else keep_cpu_defaults())
-    show_accuracy(*evaluate(network, test))
+    answers = Answers(test.source.facts["classes"])
+    counts = evaluate_seen(network, test, answers.add if report else None)
+    try:
+        if report is not None:
+            write_report(report, subject_of(args, model, dataset, record, test), answers)
+    finally:
+        show_accuracy(*counts)
 
 
 if __name__ == "__main__":

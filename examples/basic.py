@@ -1,4 +1,4 @@
-"""LeNet5 on the embedded digits, by the driver: windows of 4 micro-batches of 32 rows."""
+"""Train LeNet5 on the embedded digits with the driver: windows of 4 micro-batches of 32 rows."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A CNN with BatchNorm on the embedded digits, evaluated after each epoch; the best epoch's weights are kept."""
+"""Train a CNN with BatchNorm on the embedded digits; evaluate it after each epoch, and keep the best weights."""
 
 import argparse
 
@@ -27,8 +27,8 @@ network = nn.SequentialCell(block(1, 8), block(8, 16), nn.Flatten(), nn.Dense(16
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
 
-# BatchNorm normalizes each micro-batch by its own statistics, so a window is not exactly its large batch: a warning
-# says so. GroupNorm has no such difference.
+# BatchNorm normalizes each micro-batch with its own statistics, so a window does not exactly equal the large batch; a
+# warning is printed. With GroupNorm there is no difference.
 model = GradientAccumulation(network, loss_fn, optimizer)
 train, test = (create_dataset(image_size=16, usage=usage) for usage in ("train", "test"))
 model.train_process(

@@ -1,4 +1,4 @@
-"""Two towers see the even and the odd columns of digits, and learn which belong together among all of a window."""
+"""Train two towers, for the even and the odd columns of digits, to find the matching halves within a window."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from ms_accum import CoupledLoss, GradientAccumulation
 
 
 class Towers(nn.Cell):
-    """From the even and the odd columns of digits to unit vectors."""
+    """Map the even and the odd columns of digits to unit vectors."""
 
     def __init__(self):
         super().__init__()
@@ -24,13 +24,13 @@ class Towers(nn.Cell):
 
 
 def info_nce(even, odd):
-    """Return the mean cross entropy of finding the other half of a digit, in both directions."""
+    """Return the mean cross entropy of finding the matching half of a digit, in both directions."""
     scores, own = ops.matmul(even, odd.T) / 0.1, ops.arange(even.shape[0])
     return (ops.cross_entropy(scores, own) + ops.cross_entropy(scores.T, own)) / 2
 
 
 class WithLoss(nn.Cell):
-    """From a batch to its loss: if these are accumulated, a digit is compared with those of its micro-batch only."""
+    """Return the loss of a batch. If it is accumulated, digits are compared only within their micro-batch."""
 
     def __init__(self, towers):
         super().__init__(auto_prefix=False)
@@ -53,7 +53,7 @@ def gradient(network, loss_fn, micro_batches):
 
 
 def show_accuracy(when):
-    """Print how often the nearest of all test digits' odd columns is that of the same digit."""
+    """Print how often the nearest odd half among all test digits belongs to the same digit."""
     even, odd = towers(*map(Tensor, test))
     found = ops.matmul(even, odd.T).argmax(1).asnumpy() == np.arange(360)
     print(f"{when}: {found.mean():.1%} of 360 test digits are put together")

@@ -1,4 +1,4 @@
-"""A small GPT learns to count in float16: windows grow and are weighted by tokens, and the weights are averaged."""
+"""Train a small GPT in float16 to count, with growing windows, weights by tokens, and averaged parameters (EMA)."""
 
 import argparse
 
@@ -45,7 +45,7 @@ def loss_fn(logits, following):
 
 
 def valid_tokens(tokens, following):
-    """Return the number of tokens of a micro-batch: what its mean loss is divided by."""
+    """Return the number of valid tokens of a micro-batch, by which its mean loss is divided."""
     return int((following.asnumpy() != IGNORED).sum())
 
 
@@ -59,8 +59,8 @@ class PrintLoss(Callback):
 
 
 def compare(network, micro_batches):
-    """Print the loss of a window, and how far its gradient is from that of one big batch, for two weights."""
-    optimizer = nn.SGD(network.trainable_params(), 0.1)  # names the parameters; nothing is updated here
+    """Print the loss of a window, and the difference of its gradient from that of one large batch, for two weights."""
+    optimizer = nn.SGD(network.trainable_params(), 0.1)  # only defines the parameters; nothing is updated here
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
     weight_sum = ms.Parameter(Tensor(0.0, ms.float32), name="weight_sum", requires_grad=False)
     with_loss = nn.WithLossCell(network, loss_fn)
@@ -94,7 +94,7 @@ pairs = np.random.RandomState(0).permutation([(first, last) for first in range(2
 sentences = [sentence(*pair) for pair in pairs]
 training, test = sentences[:320], padded(sentences[320:])
 network = GPT(len(WORDS), context=LONGEST, width=32)
-compare(network, in_micro_batches(sorted(training[:32], key=len)))  # sorted, as loaders do that avoid padding
+compare(network, in_micro_batches(sorted(training[:32], key=len)))  # sorted, as in loaders that avoid padding
 
 network = amp.auto_mixed_precision(network, "O2")  # computes in float16; the weights stay float32
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 4e-3)

@@ -1,4 +1,4 @@
-"""An LSTM on the embedded digits, pixel by pixel, in mindspore.train.Model: fit, callbacks, early stopping."""
+"""Train an LSTM on the embedded digits with mindspore.train.Model: fit, callbacks, early stopping."""
 
 import argparse
 
@@ -13,7 +13,7 @@ from ms_accum import AccumulatedTrainStep, FlushTail
 
 
 class Reader(nn.Cell):
-    """Embed the gray level of each pixel, read the image as a sequence of rows, and classify it."""
+    """Embed the gray level of each pixel, process the image as a sequence of rows, and classify it."""
 
     def __init__(self):
         super().__init__()

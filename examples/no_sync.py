@@ -1,4 +1,4 @@
-"""Two micro-batches in a window: a parameter changes only at the window's end, and equally on all ranks.
+"""Print a parameter and its accumulator: the parameter changes only at the end of a window, equally on all ranks.
 
 python -m ms_accum.launch --nproc 2 -m examples.no_sync     (alone: python -m examples.no_sync)
 """

@@ -1,7 +1,7 @@
-"""What is trained in the examples: small networks and their images.
+"""Small networks, recipes and data sets for the examples and the programs.
 
-The networks and what they are trained with are here, their images in `model_zoo.data`. Nothing imports `ms_accum`. The
-public names are written once, in `__init__.pyi`, and imported when they are first used, as in `ms_accum`.
+Networks and recipes are in this package, data sets in `model_zoo.data`. Nothing imports `ms_accum`. The public names
+are listed in `__init__.pyi` only, and imported on first use, as in `ms_accum`.
 """
 
 import ast

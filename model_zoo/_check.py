@@ -1,4 +1,4 @@
-"""How do we word a bad argument?"""
+"""How are errors about arguments worded?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 
 class DataError(ValueError):
-    """A file of the data set is not what it must be; arguments that are wrong raise plain ValueErrors."""
+    """Raised when a file of a data set is damaged, or is not a file of that data set."""
 
 
 def check_int(function: str, name: str, value: Any, *, low: int, high: int | None = None) -> int:
-    """Return `value` as an int, or raise a TypeError (kind) or ValueError (range)."""
+    """Return `value` as an int, or raise a TypeError (wrong type) or a ValueError (out of range)."""
     rule = f"an int >= {low}" if high is None else f"an int in [{low}, {high}]"
-    # A bool is an int in Python, and a batch of True images is a slip of the caller.
+    # A bool is an int in Python, but here it is a mistake.
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(_message(function, name, rule, f"type {type(value).__name__}"))
     if value < low or (high is not None and value > high):
@@ -33,7 +33,7 @@ def check_bool(function: str, name: str, value: Any) -> bool:
 
 
 def check_choice(function: str, name: str, value: Any, *, choices: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of the strings `choices`."""
+    """Raise an error unless `value` is one of the strings `choices`."""
     rule = f"one of {choices}"
     if not isinstance(value, str):
         raise TypeError(_message(function, name, rule, f"type {type(value).__name__}"))
@@ -42,7 +42,7 @@ def check_choice(function: str, name: str, value: Any, *, choices: tuple[str, ..
 
 
 def check_seconds(function: str, name: str, value: Any) -> None:
-    """Raise unless `value` is a positive, finite number."""
+    """Raise an error unless `value` is a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(_message(function, name, "a number > 0", f"type {type(value).__name__}"))
     if not 0 < value < math.inf:
@@ -50,7 +50,7 @@ def check_seconds(function: str, name: str, value: Any) -> None:
 
 
 def check_path(function: str, name: str, value: Any) -> Path:
-    """Return `value` as a path with `~` expanded, or raise."""
+    """Return `value` as a path with `~` expanded, or raise an error."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise TypeError(_message(function, name, "a path", f"type {type(value).__name__}"))
     text = os.fspath(value)
@@ -60,7 +60,7 @@ def check_path(function: str, name: str, value: Any) -> Path:
 
 
 def check_folder(function: str, root: Path, *, fetch: str) -> None:
-    """Refuse a data path that is no folder, naming the way out for an archive."""
+    """Raise an error if a data path is not a folder; for an archive the message contains what to do."""
     if root.is_dir():
         return
     if not root.exists():
@@ -68,7 +68,7 @@ def check_folder(function: str, root: Path, *, fetch: str) -> None:
             f"For '{function}', 'data_path' must be an existing folder, but got {quote(root)}. "
             f"Correct the path, or {fetch}."
         )
-    remedy = "Give the folder that holds it."
+    remedy = "Give the folder that contains it."
     if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
         remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
     raise DataError(f"For '{function}', 'data_path' must be a folder, but got the file {quote(root)}. {remedy}")
@@ -81,7 +81,7 @@ def locate(
     *,
     missing: Callable[[Path, tuple[str, ...]], str],
 ) -> tuple[tuple[Path, ...], str]:
-    """Return the files of a split, of the first that is there without `usage`, and its name; or say what is missing."""
+    """Return the files of a split and its name; without `usage`, of the first split found. Raise an error if none."""
     wanted = ("train", "test") if usage is None else (usage,)
     for candidate in wanted:
         paths = find(root, candidate)
@@ -91,7 +91,7 @@ def locate(
 
 
 def quote(path: Path) -> str:
-    """Show a path on one line, whatever characters it has."""
+    """Return a path as one line of text, whatever characters it contains."""
     return repr(str(path))
 
 

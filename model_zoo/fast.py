@@ -1,4 +1,4 @@
-"""Which forms of layers are fast on MindSpore's CPU, with their gradients?"""
+"""Which implementations of layers, and of their gradients, are fast on MindSpore's CPU?"""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from mindspore.common.initializer import initializer
 
 
 class LayerNorm(nn.Cell):
-    """`nn.LayerNorm` over the last axis, computed in float32; the kernel of its gradient runs on one thread."""
+    """LayerNorm over the last axis, computed in float32. The gradient kernel of `nn.LayerNorm` uses only one thread."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gamma = Parameter(initializer("ones", (width,)), name="gamma")
         self.beta = Parameter(initializer("zeros", (width,)), name="beta")
-        # Attributes: names of the module and functions of `ops` are lost where AMP's O1 rewrites the source.
+        # Attributes, because AMP's O1 rewrites the source, and loses names of the module and functions of `ops`.
         self.cast, self.mean, self.square, self.rsqrt = ops.Cast(), ops.ReduceMean(True), ops.Square(), ops.Rsqrt()
         self.type = ms.float32
 
     def construct(self, x: Any) -> Any:
-        """Return `x`, shifted and scaled so that each row of the last axis has mean 0 and variance 1."""
+        """Return `x`, standardised to mean 0 and variance 1 along the last axis, times gamma plus beta."""
         exact = self.cast(x, self.type)
         centred = exact - self.mean(exact, -1)
         scale = self.rsqrt(self.mean(self.square(centred), -1) + 1e-5)
@@ -29,12 +29,12 @@ class LayerNorm(nn.Cell):
 
 
 class GELU(nn.Cell):
-    """`nn.GELU(approximate=False)`, the exact one, whose gradient divides and raises to powers."""
+    """The exact GELU. The gradient of `nn.GELU(approximate=False)` contains slow divisions and powers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.erf = ops.Erf()
 
     def construct(self, x: Any) -> Any:
-        """Return `x` times the probability that a normal number is below it."""
+        """Return `x` times the probability that a standard normal number is less than `x`."""
         return x * (0.5 + 0.5 * self.erf(x * 0.7071067811865476))

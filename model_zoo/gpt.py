@@ -13,25 +13,25 @@ from .fast import GELU, LayerNorm
 
 
 class GPT(nn.Cell):
-    """A small causal Transformer, as GPT-2: embeddings of tokens and positions, blocks with LayerNorm before attention
-    and before the feed-forward network, and a linear layer to the logits of the next token.
+    """A small causal Transformer with the architecture of GPT-2.
 
-    Attention is written with plain operators: `nn.TransformerEncoder` does not compile on MindSpore's CPU. A token only
-    attends to itself and to those before it, so padding at the end of a sequence changes no logits of its tokens.
-    There is no Dropout.
+    It has embeddings of tokens and positions, blocks with LayerNorm before the attention and before the feed-forward
+    network, and a linear layer to the logits of the next token. Attention is written with plain operators, because
+    `nn.TransformerEncoder` does not compile on MindSpore's CPU. A token attends only to itself and to earlier tokens,
+    so padding at the end of a sequence does not change the logits of its tokens. There is no Dropout.
 
     Args:
-        vocab_size (int): Number of tokens.
-        context (int): Tokens of the longest sequence. Default: ``64``.
-        width (int): Length of the vector of a token, a multiple of `heads`. Default: ``64``.
-        heads (int): Attention heads. Default: ``4``.
-        layers (int): Blocks. Default: ``2``.
+        vocab_size (int): The number of different tokens.
+        context (int): The maximum length of a sequence. Default: ``64``.
+        width (int): The size of a token's embedding, a multiple of `heads`. Default: ``64``.
+        heads (int): The number of attention heads. Default: ``4``.
+        layers (int): The number of blocks. Default: ``2``.
 
     Inputs:
-        - **tokens** (Tensor) - Numbers of tokens, int32 of shape (N, T), T not above `context`.
+        - **tokens** (Tensor) - Token numbers, int32 of shape (N, T) with T at most `context`.
 
     Outputs:
-        Tensor, logits of shape (N, T, vocab_size).
+        Tensor, the logits of the next token, of shape (N, T, vocab_size).
 
     Raises:
         TypeError: If an argument is not an int.
@@ -63,10 +63,10 @@ class GPT(nn.Cell):
         self.head = _dense(width, vocab_size, has_bias=False)
 
     def construct(self, tokens: Any) -> Any:
-        """Return the logits of the next token behind each token."""
+        """Return the logits of the next token after each token."""
         length = tokens.shape[1]
         if length > self.context:
-            raise ValueError(f"For 'GPT', 'tokens' must be at most {self.context} in a row, but got {length}.")
+            raise ValueError(f"For 'GPT', 'tokens' must be at most {self.context} per row, but got {length}.")
         x = self.embedding(tokens) + self.position(ops.arange(length))
         return self.head(self.norm(self.blocks(x)))
 
@@ -87,18 +87,18 @@ class _Block(nn.Cell):
 
 
 class _Attention(nn.Cell):
-    """Return for each token the mean of the values of those before it, weighted by softmax(query key)."""
+    """Causal self-attention: for each token the mean of the values up to it, weighted by softmax(query key)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.scale = heads, 1 / math.sqrt(width / heads)
-        # Three layers: cutting the output of a single one in three is slow on MindSpore's CPU.
+        # Three layers, because splitting the output of a single one is slow on MindSpore's CPU.
         self.query, self.key, self.value = (_dense(width, width) for _ in range(3))
         self.projection = _dense(width, width)
         self.product = ops.BatchMatMul(transpose_b=True)
         # An attribute, as in `LayerNorm`.
         self.softmax = nn.Softmax(-1)
-        self.hidden = -1e4  # within float16, and the softmax of it is 0
+        self.hidden = -1e4  # representable in float16, and its softmax is 0
 
     def construct(self, x: Any) -> Any:
         rows, length, width = x.shape

@@ -12,12 +12,12 @@ from ._check import check_int
 class LeNet5(nn.Cell):
     """LeNet-5 with ReLU and max pooling, as in MindSpore's r1.0 model zoo.
 
-    Two convolutions and three dense layers under the model zoo's names (`conv1`, `conv2`, `fc1`,
-    `fc2`, `fc3`). Weights start from MindSpore's defaults.
+    It has two convolutions and three dense layers, with the names of the model zoo (`conv1`, `conv2`, `fc1`, `fc2`,
+    `fc3`) and MindSpore's default initialization.
 
     Args:
-        num_class (int): Number of classes. Default: ``10``.
-        num_channel (int): Channels of the images. Default: ``1``.
+        num_class (int): The number of classes. Default: ``10``.
+        num_channel (int): The number of channels of the images. Default: ``1``.
 
     Inputs:
         - **x** (Tensor) - Images, float32 of shape (N, num_channel, 32, 32).

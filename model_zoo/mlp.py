@@ -13,7 +13,7 @@ class MLP(nn.Cell):
     """Three dense layers, 784-512-512-num_class: the network of MindSpore's 2.x quickstart.
 
     Args:
-        num_class (int): Number of classes. Default: ``10``.
+        num_class (int): The number of classes. Default: ``10``.
 
     Inputs:
         - **x** (Tensor) - Images, float32 of shape (N, 1, 28, 28).

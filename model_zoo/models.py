@@ -1,4 +1,4 @@
-"""Which networks do the programs know?"""
+"""Which networks do the programs offer?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Model(NamedTuple):
-    """A network, the side and the channels of its images. Flags use these before MindSpore is imported."""
+    """A network, and the size and the channels of its images. Flags use these before MindSpore is imported."""
 
     module: str
     kind: str

@@ -1,4 +1,4 @@
-"""Which optimizers do the programs know?"""
+"""Which optimizers do the programs offer?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ OPTIMIZERS = ("momentum", "sgd", "adam", "adamw")
 
 
 def make_optimizer(name: str, parameters: list, *, lr: float, momentum: float, weight_decay: float) -> nn.Optimizer:
-    """Return an optimizer by name; Adam and AdamW have no momentum of this kind."""
-    from mindspore import nn  # programs use the names for flags, before
+    """Return one of `OPTIMIZERS` by name, for a program's flags.
+
+    Args:
+        name (str): ``"momentum"``, ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        parameters (list): The parameters to train, as for MindSpore's optimizers.
+        lr (Union[float, LearningRateSchedule]): The learning rate.
+        momentum (float): The momentum; not used by Adam and AdamW.
+        weight_decay (float): The weight decay.
+
+    Returns:
+        Optimizer, of `mindspore.nn`.
+    """
+    from mindspore import nn  # here, because flags need the names before MindSpore is imported
 
     if name in ("adam", "adamw"):
         adaptive: Any = nn.Adam if name == "adam" else nn.AdamWeightDecay

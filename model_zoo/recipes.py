@@ -1,4 +1,4 @@
-"""With what is a data set trained, where nobody says otherwise?"""
+"""With which settings is a data set trained by default?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .models import MODELS
 
 
 class Recipe(NamedTuple):
-    """What a data set is trained with; all recipes have windows of 4 and, where there is one, a momentum of 0.9."""
+    """The default settings for a data set. All recipes have windows of 4, and a momentum of 0.9 where it is used."""
 
     model: str
     epochs: int
@@ -19,14 +19,14 @@ class Recipe(NamedTuple):
     weight_decay: float = 0
 
     def rates(self, optimizer: str) -> tuple[float, float]:
-        """Return learning rate and weight decay, which are meant for SGD: Adam gets its usual ones."""
+        """Return the learning rate and the weight decay; those of the recipe are for SGD, Adam gets its usual ones."""
         return (ADAPTIVE_LR, 0.0) if optimizer in ADAPTIVE else (self.lr, self.weight_decay)
 
 
 RECIPES = {
     "mnist": Recipe("lenet5", 10, 32, "momentum", 0.01),  # the r1.0 tutorial's
     "digits": Recipe("lenet5", 25, 32, "momentum", 0.04),  # 40 times fewer images
-    # That of ColossalAI's tutorial on gradient accumulation, which stops after one window; the epochs are those of
+    # From ColossalAI's tutorial on gradient accumulation, which stops after one window; the number of epochs is from
     # its ResNet example.
     "cifar10": Recipe("resnet18", 80, 128, "sgd", 0.1, 5e-4),
 }
@@ -34,7 +34,7 @@ ADAPTIVE, ADAPTIVE_LR = ("adam", "adamw"), 0.001
 
 
 def by_dataset(field: str) -> str:
-    """Return a field's values in words, for a flag's help."""
+    """Return the values of a field as text, for the help of a flag."""
     names: dict[object, list[str]] = {}
     for dataset, recipe in RECIPES.items():
         names.setdefault(getattr(recipe, field), []).append(dataset)
@@ -42,17 +42,17 @@ def by_dataset(field: str) -> str:
 
 
 def dataset_for(model: str | None, data_path: str | None) -> str:
-    """Return the data set that is meant where only the model is given, or the folder, or neither."""
+    """Return the data set if only the model is given, or the folder, or neither."""
     if model is not None and not _fits(model, "mnist"):
         return "cifar10"
     return "digits" if data_path is None else "mnist"
 
 
 def choose(dataset: str | None, model: str | None, data_path: str | None, download: object) -> tuple[str, str]:
-    """Return the data set and the model that the flags mean.
+    """Return the data set and the model that the flags select.
 
     Raises:
-        ValueError: If they contradict each other.
+        ValueError: If the flags contradict each other.
     """
     if dataset is None and model is None and download and data_path is None:
         raise ValueError("argument --download: needs --data_path, the folder to fetch MNIST into")
@@ -64,15 +64,15 @@ def choose(dataset: str | None, model: str | None, data_path: str | None, downlo
     recipe = RECIPES[dataset]
     model = model or recipe.model
     if not _fits(model, dataset):
-        raise ValueError(f"argument --model: {model} does not take the images of {dataset}; {recipe.model} does")
+        raise ValueError(f"argument --model: {model} does not accept the images of {dataset}; {recipe.model} does")
     return dataset, model
 
 
 def filled_in(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a program's flags with what the data set's recipe says of those that were not given.
+    """Return a program's flags, with the values of the data set's recipe for those that were not given.
 
     Raises:
-        ValueError: If they contradict each other.
+        ValueError: If the flags contradict each other.
     """
     dataset, model = choose(flags["dataset"], flags["model"], flags["data_path"], flags["download"])
     recipe = RECIPES[dataset]
@@ -88,5 +88,5 @@ def filled_in(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fits(model: str, dataset: str) -> bool:
-    """Say whether a model takes a data set's images; each recipe's model takes its own."""
+    """Return whether a model accepts the images of a data set; the model of each recipe accepts its own."""
     return MODELS[model].channels == MODELS[RECIPES[dataset].model].channels

@@ -9,22 +9,22 @@ from mindspore.common.initializer import HeNormal
 
 from ._check import check_int
 
-# (channels, stride of the first block) of each stage; a stage is two blocks.
+# The channels of each stage, and the stride of its first block; a stage has two blocks.
 _STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 
 class ResNet18(nn.Cell):
-    """ResNet-18 in its form for images of 32x32: a 3x3 stem of stride 1, and no max pooling.
+    """ResNet-18 for images of 32x32: a 3x3 stem with stride 1, and no max pooling.
 
-    This is the form that people mean by 95 % on CIFAR-10 (published, not run here). The one for ImageNet, a 7x7 stem
-    of stride 2 and max pooling, which some tutorials take as it is, leaves a single pixel of such an image to the last
-    stage; it costs a fifteenth of the arithmetic and ends well below. Layers are named as in torchvision (`conv1`,
-    `bn1`, `layer1.0.conv1`, ..., `fc`). Convolutions start from He's normal distribution over the fan-out.
+    This is the variant for which 95 % on CIFAR-10 is published (not run here). The variant for ImageNet, with a 7x7
+    stem of stride 2 and max pooling, reduces such an image to a single pixel in the last stage: it needs a fifteenth of
+    the arithmetic, and its accuracy is much lower. Layers are named as in torchvision (`conv1`, `bn1`,
+    `layer1.0.conv1`, ..., `fc`). Convolutions are initialized with He's normal distribution over the fan-out.
 
-    BatchNorm normalises each micro-batch by its own statistics, so accumulation does not equal the big batch.
+    BatchNorm normalises each micro-batch by its own statistics, so accumulation does not equal the large batch.
 
     Args:
-        num_class (int): Number of classes. Default: ``10``.
+        num_class (int): The number of classes. Default: ``10``.
 
     Inputs:
         - **x** (Tensor) - Images, float32 of shape (N, 3, 32, 32).
@@ -62,7 +62,7 @@ class ResNet18(nn.Cell):
 
 
 class _Block(nn.Cell):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, channels: int, out: int, *, stride: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Block(nn.Cell):
 
 
 def _stages(channels: int) -> list[nn.SequentialCell]:
-    """Return the four stages, behind a stem of so many channels."""
+    """Return the four stages, after a stem with this number of channels."""
     stages = []
     for out, stride in _STAGES:
         blocks = _Block(channels, out, stride=stride), _Block(out, out, stride=1)
@@ -93,7 +93,7 @@ def _stages(channels: int) -> list[nn.SequentialCell]:
 
 
 def _convolution(channels: int, out: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution that keeps the image's size but for its stride, without a bias: BatchNorm has one."""
+    """Return a convolution without a bias, which BatchNorm has; only the stride changes the size of the image."""
     init = HeNormal(mode="fan_out", nonlinearity="relu")
     padding = {"pad_mode": "pad", "padding": kernel // 2}
     return nn.Conv2d(channels, out, kernel, stride, **padding, has_bias=False, weight_init=init)

@@ -1,7 +1,7 @@
 """Exact gradient accumulation for MindSpore in graph mode.
 
-The public names are written once, in `__init__.pyi`, for type checkers and for this file. Each is imported when it is
-first used: the import of MindSpore takes seconds and hundreds of megabytes, and the launcher does not need it.
+The public names are listed in `__init__.pyi` only, for type checkers and for this file. Each is imported on first use,
+because the import of MindSpore takes seconds and hundreds of megabytes, and the launcher does not need it.
 """
 
 import ast

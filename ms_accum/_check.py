@@ -1,4 +1,4 @@
-"""How are errors about arguments worded, whose line is a warning, and what does `help` show of a record?"""
+"""How are errors about arguments worded, which line does a warning name, and what does `help` show of a record?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INSIDE = ("ms_accum", "contextlib")
 
 
 def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
-    """Warn, with the line outside the package that called it as the source."""
+    """Warn, and name the line outside the package that led to the warning."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
@@ -23,19 +23,19 @@ def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
 
 
 def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
-    """Raise `error` with a message in the form common to this package."""
+    """Raise `error` with a message in the form that all errors of this package have."""
     message = f"For '{owner}', '{name}' must be {rule}, but got {value}."
     raise error(f"{message} {remedy}".rstrip())
 
 
 class Argument(NamedTuple):
-    """An argument, as messages about it name it."""
+    """The name of an argument in messages."""
 
     owner: str
     name: str
 
     def refuse(self, error: type[Exception], rule: str, value: Any, remedy: str = "") -> NoReturn:
-        """Raise an error about it."""
+        """Raise an error about this argument."""
         refuse(error, *self, rule, value, remedy)
 
 
@@ -70,17 +70,17 @@ def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], rule: str) -> Any:
-    """Return `value`, or raise an error if it is not a `kind`, which `rule` describes in words."""
+    """Return `value`, or raise an error if it is not a `kind`; `rule` describes the kind in words."""
     if not isinstance(value, kind):
         refuse(TypeError, owner, name, rule, type(value).__name__)
     return value
 
 
 def documented(record: Record) -> Record:
-    """Make the text below each field of a NamedTuple what `help` shows of it: Python shows a number."""
-    import inspect  # takes as long as all others together
+    """Make `help` show the text below each field of a NamedTuple, instead of the field's number."""
+    import inspect  # takes as long as all other imports together
 
-    with contextlib.suppress(OSError, SyntaxError):  # without its source
+    with contextlib.suppress(OSError, SyntaxError):  # its source is missing
         (found,) = ast.parse(inspect.getsource(record)).body
         lines: list[Any] = getattr(found, "body", [])
         for field, text in zip(lines, lines[1:]):

@@ -24,45 +24,45 @@ from .window.in_graph import GraphCounters, GraphWindow
 
 @ms.jit_class
 class Accumulator:
-    r"""Accumulate the gradients of `accumulate_step` micro-batches, then update once.
+    """Accumulate gradients inside your own compiled train step, and update once per window.
 
-    For the functional pattern: call it with a micro-batch's gradients inside the compiled train step.
-    With ``reduction="sum"``, MindSpore's tutorial pattern, the optimizer gets :math:`\sum_i g_i` and the
-    user divides each loss by `accumulate_step`. With ``reduction="mean"`` it gets
-    :math:`\sum_i w_i g_i / \sum_i w_i`, which is exact for uneven micro-batches and a short last window;
-    the loss is not divided.
-
-    A window whose gradient is not finite is skipped, and counted in `skipped`.
+    For the functional pattern: call it with the gradients of each micro-batch. With ``reduction="sum"``, as in
+    MindSpore's tutorial, the optimizer gets their sum, and you divide each loss by `accumulate_step`. With
+    ``reduction="mean"`` it gets ``sum(w_i * g_i) / sum(w_i)``, which is exact also for uneven micro-batches and a short
+    last window; do not divide the loss. A window whose gradient is not finite is skipped and counted in `skipped`.
 
     Args:
-        optimizer (Optimizer): updates the parameters. Differentiate with respect to
-            ``optimizer.parameters``: with parameter groups their order is not the network's.
-        accumulate_step (Union[int, dict, Callable]): micro-batches in a window; 1 allocates nothing. A dict gives sizes
-            by their first update, such as ``{0: 1, 100: 4}``; a function gets the updates as a Tensor, and is compiled.
-        clip_norm (Optional[float]): bound of the global norm of the window's gradient.
-            Default: ``None``, no clipping.
+        optimizer (Optimizer): updates the parameters. Differentiate with respect to ``optimizer.parameters``: with
+            parameter groups their order differs from the network's.
+        accumulate_step (Union[int, dict, Callable]): the number of micro-batches in a window; 1 needs no accumulators.
+            A dict maps the first update of each size to the size, such as ``{0: 1, 100: 4}``. A function is compiled,
+            and gets the number of updates as a Tensor.
+        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
-        group (Union[str, None, Group]): the ranks that train together: ``"auto"``, all that a launcher started;
-            ``None``, no others. For "sum" divide by all ranks' micro-batches. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether gradients are summed in every call, which all ranks must make; with a
-            `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what you multiply the loss by, with `scale`; the
-            window's gradient is divided by it. A dynamic one is lowered when a window is not finite. Default: ``None``.
-        nonfinite (str): ``"skip_window"``, or ``"skip_micro"``, which leaves a micro-batch whose gradient is not finite
-            out of its window, with its weight. Default: ``"skip_window"``.
-        ema (Optional[Ema]): an average of the weights. Default: ``None``.
+        group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
+            ``None`` for this process alone. With ``"sum"`` divide the loss by the micro-batches of all ranks.
+            Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every call, which all ranks must
+            make, instead of once per window. With a `ZeroOptimizer` each rank then stores only its part of the sums
+            (ZeRO-2). Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor by which you multiply the loss, with
+            `scale`; the window's gradient is divided by it. A dynamic scale is lowered when a window's gradient is not
+            finite. Default: ``None``, no scaling.
+        nonfinite (str): ``"skip_window"`` skips a window whose gradient is not finite; ``"skip_micro"`` leaves out only
+            the micro-batch, with its weight. Default: ``"skip_window"``.
+        ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
 
     Inputs:
-        - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the optimizer's order.
-        - **weight** (Union[Tensor, float], optional) - for ``reduction="mean"``: what the loss of the micro-batch
-          averages over, such as rows or tokens. It multiplies the gradients: 0 times NaN is NaN. Default: ``None``.
+        - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the order of ``optimizer.parameters``.
+        - **weight** (Union[Tensor, float], optional) - with ``reduction="mean"``: the number that the micro-batch's
+          loss averages over, such as rows or tokens. It multiplies the gradients (0 times NaN is NaN).
 
     Outputs:
         Tensor of bool, whether this call updated the parameters.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or weight or gradients do not fit.
+        ValueError: If an argument is out of range, or the weight or the gradients do not match.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -150,10 +150,10 @@ class Accumulator:
         return updated
 
     def add(self, grads: Any, weight: Any, last: Any, figures: Any) -> Any:
-        """Do what a call does, for a step that also ends the window with a micro-batch that is `last`.
+        """Add a micro-batch as a call does; end the window also if `last` is true.
 
         Returns:
-            tuple[Tensor], whether the window ended, and `figures`, at its end summed over the ranks.
+            tuple[Tensor], whether the window ended, and `figures`, summed over the ranks if it ended.
         """
         grads = self._checked(grads, weight)
         if self._window.grad_sum is None:
@@ -168,18 +168,18 @@ class Accumulator:
         return ends, summed
 
     def scale(self, loss: Any) -> Any:
-        """Return the loss times `loss_scale`, to be differentiated; `value_and_grad` returns it so, too."""
+        """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
         return loss * self._loss_scale
 
     def _checked(self, grads: Any, weight: Any) -> Any:
-        """Return the gradients, dense, or raise an error if they or the weight do not fit."""
+        """Return the gradients as dense tensors; raise an error if they or the weight do not match."""
         grads = checks.gradients("Accumulator", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if weight is None and self._mean:
             raise ValueError(
                 "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
-                "accumulator(grads, rows) with what the loss of the micro-batch averages over: its rows, or tokens."
+                "accumulator(grads, rows) with the number that the micro-batch's loss averages over: rows or tokens."
             )
         return grads
 
@@ -198,25 +198,25 @@ class Accumulator:
         return updated, figures
 
     def flush(self) -> bool:
-        """Update with the micro-batches of an open window; call it outside the compiled step.
+        """End an open window early and update. Call it outside the compiled step, for example after an epoch.
 
         With ``reduction="sum"`` a short window has a smaller gradient: the losses were divided by `accumulate_step`.
 
         Returns:
-            bool, whether the parameters were updated; False for an empty window.
+            bool, whether the parameters were updated; False if the window was empty.
         """
         held = total([self.micro_batches], self.group)
         return held != [0] and bool(self._end_compiled())
 
     def clear(self) -> None:
-        """Discard an open window; call it outside the compiled step."""
+        """Discard an open window. Call it outside the compiled step."""
         if self.micro_batches:
             self._window.clear()
             self.numerics.clear()
 
     @property
     def accumulate_step(self) -> int:
-        """int, the window's size. It may be set between two windows, without a new compilation."""
+        """int, the number of micro-batches in a full window. You can set it between windows, without recompiling."""
         return seen(self._window.size, int)
 
     @accumulate_step.setter
@@ -225,7 +225,7 @@ class Accumulator:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that a resumed run must have in common with this one."""
+        """dict, the settings that must be equal in a resumed run."""
         reduction = "mean" if self._mean else "sum"
         size = self.accumulate_step if self._sizes.constant else self._sizes.settings
         held = {"accumulate_step": size, "reduction": reduction, "clip_norm": self.clip_norm}
@@ -233,7 +233,7 @@ class Accumulator:
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, its Parameters by names that are the same in every process; several ranks save between windows only."""
+        """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
         held = {"size": self._window.size, "micro_batches": self._window.micro_batches}
         held |= {**self._counters.state, **self.numerics.state}
         if self.skips is not None:
@@ -242,7 +242,7 @@ class Accumulator:
 
     @property
     def clip_norm(self) -> float | None:
-        """Optional[float], the bound of the window's gradient; a constant of the compiled graph."""
+        """Optional[float], the maximum norm of the window's gradient; constant in the compiled graph."""
         return self._boundary.clip_norm
 
     @property
@@ -252,17 +252,17 @@ class Accumulator:
 
     @property
     def micro_batches(self) -> int:
-        """int, the micro-batches in the window."""
+        """int, the number of micro-batches in the open window."""
         return seen(self._window.micro_batches, int)
 
     @property
     def updates(self) -> int:
-        """int, the updates so far."""
+        """int, the number of updates so far."""
         return seen(self._counters.updates, int)
 
     @property
     def skipped(self) -> int:
-        """int, the windows so far whose gradient was not finite."""
+        """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
         return seen(self._counters.skipped, int)
 
     @property
@@ -272,12 +272,12 @@ class Accumulator:
 
     @property
     def overflows(self) -> int:
-        """int, the windows so far for which a dynamic loss scale was too large."""
+        """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
         return self.numerics.overflows
 
     @property
     def left_out(self) -> int:
-        """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
         return self.numerics.left_out
 
     @property
@@ -287,7 +287,7 @@ class Accumulator:
 
 
 def _holds(sizes: Sizes, optimizer: Any, group: Group | None) -> bool:
-    """Return whether there are accumulators: a window of 1 needs none in a single process with dense gradients."""
+    """Return whether there are accumulators. A window of 1 needs none in a single process with dense gradients."""
     sparse = any(map(tree.gives_rows, networks_of(optimizer.parameters)))
     return sizes.constant != 1 or group is not None or sparse
 

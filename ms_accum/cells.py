@@ -1,8 +1,8 @@
 """Which Cells are compiled?
 
-Three Cells, one graph each. Only the first has a forward: random layers keep their state in the
-compiled graph, so a second forward graph would repeat the masks. They are separate because the
-host decides when a window ends; a branch in the first graph would cost time in every micro-batch.
+Three Cells, one graph each. Only the first contains a forward: random layers keep their state in the compiled graph,
+so a second graph with a forward would repeat the masks. The host decides when a window ends, because a branch in the
+first graph would cost time in every micro-batch.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.running import Accumulating, Immediate
 
-_NO_PARTS = "Its window has one loss, and its micro-batches have none of their own."
+_NO_PARTS = "Its loss is computed once per window, not for each micro-batch."
 _DRIVER, NAN = "GradientAccumulation", float("nan")
 
 
 class TrainForwardBackward(nn.Cell):
-    """Run one micro-batch and add its gradients to `grad_sum`.
+    """Run one micro-batch forward and backward, and add its gradients to `grad_sum`.
 
     Args:
-        network (Cell): from a micro-batch's columns to its loss, a scalar.
+        network (Cell): returns a micro-batch's loss, a scalar, from its columns.
         optimizer (Optimizer): gradients are computed for ``optimizer.parameters``, in that order.
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators, one for each parameter.
-        sens (float): the loss scale; the optimizer's `loss_scale` divides by it. Default: 1.0.
-        weight_sum (Optional[Parameter]): float32 scalar for the sum of the weights; with it gradients are
-            weighted, for the exact mean. Default: ``None``, gradients are added without weights.
-        group (Union[str, None, Group]): see :class:`TrainOptim`. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether each micro-batch's gradients are summed over the ranks before they are
-            added; `TrainOptim` needs the same value. With a `ZeroOptimizer` on several ranks the accumulators have the
-            shapes of this rank's parts, ``optimizer.inner.parameters``. Default: ``False``, once per window.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): as for the driver; `TrainOptim` needs the same
-            one. Default: ``None``.
-        nonfinite (str): ``"skip_micro"`` leaves a micro-batch whose gradient is not finite out, with its weight, and
-            returns NaN as its loss; `TrainOptim` and `TrainClear` need the same value. Default: ``"skip_window"``.
+        sens (float): a constant loss scale; the optimizer divides by its own `loss_scale`. Default: 1.0.
+        weight_sum (Optional[Parameter]): a float32 scalar that accumulates the weights; gradients are then multiplied
+            by the weight, for the exact mean. Default: ``None``, gradients are added without weights.
+        group (Union[str, None, Group]): see `TrainOptim`. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks before they are added. Pass the same
+            value to `TrainOptim`. With a `ZeroOptimizer` on several ranks, make the accumulators from
+            ``optimizer.inner.parameters``, this rank's parts. Default: ``False``, once per window.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): as for `GradientAccumulation`. Pass the same
+            object to `TrainOptim`. Default: ``None``.
+        nonfinite (str): ``"skip_micro"`` leaves out a micro-batch whose gradient is not finite, with its weight, and
+            returns NaN as its loss. Pass the same value to `TrainOptim` and `TrainClear`. Default: ``"skip_window"``.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
-        - **weight** (Union[Tensor, float], optional) - with `weight_sum`, the weight of the
+        - **weight** (Union[Tensor, float], optional) - with `weight_sum`: the weight of the
           micro-batch. Default: ``None``, the rows of the first column.
 
     Outputs:
@@ -130,29 +130,28 @@ class TrainForwardBackward(nn.Cell):
 
 
 class TrainOptim(nn.Cell):
-    """End a window: update with the gradient in `grad_sum` if it is finite.
+    """End a window: update with the gradients in `grad_sum` if they are finite.
 
-    `grad_sum` may be divided in place: clear it before the next window.
+    It may divide `grad_sum` in place, so run `TrainClear` before the next window.
 
     Args:
         optimizer (Optimizer): updates the parameters.
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
-        weight_sum (Optional[Parameter]): the sum of the weights, used as divisor. Default: ``None``,
-            the optimizer gets the sum.
-        clip_norm (Optional[float]): bound of the gradient's global norm. Default: ``None``.
-        group (Union[str, None, Group]): the ranks whose gradients are summed first: ``"auto"``, the process group of
-            this process, or ``None``, only this process. Default: ``"auto"``.
+        weight_sum (Optional[Parameter]): the sum of the weights, the divisor. Default: ``None``, no division.
+        clip_norm (Optional[float]): the maximum global norm of the gradient. Default: ``None``, no clipping.
+        group (Union[str, None, Group]): the ranks whose gradients are summed first: ``"auto"`` for all that a launcher
+            started, ``None`` for this process alone. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether `grad_sum` already holds sums over the ranks. Default: ``False``.
-        loss_scale, nonfinite: see :class:`TrainForwardBackward`.
-        ema (Optional[Ema]): the average of the weights. Default: ``None``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): see `TrainForwardBackward`. Default: ``None``.
+        nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
+        ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
 
     Inputs:
-        - **figures** (Tensor, optional) - float32, to be summed over the ranks in the same communication. For a dynamic
-          `loss_scale` the first one is the sum of the losses: if that is not finite, the scale is not lowered.
+        - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication. With a
+          dynamic `loss_scale` the first is the sum of the losses: if it is not finite, the scale is not lowered.
 
     Outputs:
-        tuple[Tensor], whether the parameters were updated, and the norm before clipping; with figures also their
-        sum.
+        tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `figures` if given.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -162,7 +161,7 @@ class TrainOptim(nn.Cell):
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
-        See :class:`TrainForwardBackward`.
+        See `TrainForwardBackward`.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class TrainClear(nn.Cell):
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
         zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
-        nonfinite (str): see :class:`TrainForwardBackward`.
+        nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
 
     Outputs:
         bool, True.
@@ -213,7 +212,7 @@ class TrainClear(nn.Cell):
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
-        See :class:`TrainForwardBackward`.
+        See `TrainForwardBackward`.
     """
 
     def __init__(
@@ -230,7 +229,7 @@ class TrainClear(nn.Cell):
 
 
 def _shared(nonfinite: Any, grad_sum: Any) -> Any:
-    """Return `nonfinite`, or what leaves micro-batches out in all Cells that share these accumulators."""
+    """Return `nonfinite`, or the `SkipMicro` of all Cells that share these accumulators."""
     return skip_micro_of(grad_sum) if nonfinite == SKIP_MICRO else nonfinite
 
 
@@ -249,7 +248,7 @@ def _check_accumulators(
     sync_every_micro_batch: bool,
     numerics: Numerics,
 ) -> None:
-    """Raise an error unless the accumulators fit this Cell, and the Cells that share them have equal settings."""
+    """Raise an error unless the accumulators match this Cell, and Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
     checks.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
@@ -284,7 +283,7 @@ def runner_of(
     if isinstance(network, LossOfBatch):
         if numerics.skips is not None or numerics.noise is not None:
             name = "noise_scale" if numerics.skips is None else "nonfinite"
-            _check.refuse(ValueError, _DRIVER, name, "left out with a CoupledLoss", "another one", _NO_PARTS)
+            _check.refuse(ValueError, _DRIVER, name, "the default with a CoupledLoss", "another value", _NO_PARTS)
         by_loss = trained_by_loss(network, optimizer.parameters)
         summed = SumOfProducts(network, by_loss)
         third: Any = runner_of(summed, optimizer, "sum", clip_norm, numerics=numerics, wait=wait, **how)

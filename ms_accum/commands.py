@@ -7,27 +7,27 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-# The programs of a wheel; in a clone they are next to the package.
+# The programs in an installed package; in a clone they are next to the package.
 _INSTALLED = Path(__file__).resolve().parent / "scripts"
 _FOLDER = _INSTALLED if _INSTALLED.is_dir() else _INSTALLED.parents[1]
 PROGRAMS = {"ms-accum-train": str(_FOLDER / "train.py"), "ms-accum-eval": str(_FOLDER / "eval.py")}
-"""dict[str, str], the path of each console script's program."""
+"""dict[str, str], the path of the program that each console script runs."""
 
 
 def train() -> None:
-    """Run `train.py` with this process's arguments."""
+    """Run `train.py` with the arguments of this process."""
     _run(PROGRAMS["ms-accum-train"])
 
 
 def evaluate() -> None:
-    """Run `eval.py` with this process's arguments."""
+    """Run `eval.py` with the arguments of this process."""
     _run(PROGRAMS["ms-accum-eval"])
 
 
 def _run(path: str) -> None:
-    """Run a file as `python FILE` does, but keep the name under which it was started for its --help.
+    """Run a file as `python FILE` does, but keep the name of the console script for its --help.
 
-    It becomes the main module: processes that it starts import that one, from its file.
+    The file becomes the main module, which processes that it starts import from its path.
     """
     main = ModuleType("__main__")
     main.__file__ = path

@@ -37,45 +37,45 @@ _OWNER = "GradientAccumulation"
 
 
 class GradientAccumulation:
-    r"""Train a network with windows of micro-batches.
+    """Train a network with gradient accumulation: one update per window of micro-batches.
 
-    The optimizer gets :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the window, also if
-    micro-batches differ in size or the last window is short. A window whose gradient is not finite is skipped and
-    counted; after 10 in a row the run stops with an error.
+    The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
+    if micro-batches differ in size or the last window is short. A window whose gradient is not finite is skipped and
+    counted in `skipped`; after 10 skipped windows in a row the run stops with an error.
 
     Args:
         network (Cell): the network to train.
-        loss_fn (Union[Cell, Callable, None]): from the network's output and the columns after the first, usually one,
-            the label, to a scalar; or a `CoupledLoss`. ``None``: the network returns the loss, from all columns.
+        loss_fn (Union[Cell, Callable, None]): returns a scalar loss from the network's output and all columns after the
+            first, usually the label; or a `CoupledLoss`. ``None``: the network returns the loss, from all columns.
         optimizer (Optimizer): updates the parameters.
-        reduction (str): ``"mean"``, or ``"sum"`` for losses that sum and the tutorial's :math:`\sum_i g_i`. Default:
-            ``"mean"``.
-        tail (str): treatment of a last, shorter window: ``"flush"`` updates with it,
-            ``"carry"`` continues it in the next epoch, ``"drop"`` discards it. Default: ``"flush"``.
-        clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
+        reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, as in the tutorial,
+            or for losses that sum over rows. Default: ``"mean"``.
+        tail (str): what to do with a short last window: ``"flush"`` updates with it, ``"carry"`` continues it in the
+            next epoch, ``"drop"`` discards it. Default: ``"flush"``.
+        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
-            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips it. Default: ``None``, what
-            MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
-        check (str): ``"first"``: two rows of the first micro-batch are tried; if `weight` is a guess, a warning follows
-            unless its loss is the weighted mean of its two parts. ``"off"``: no checks. Default: ``"first"``.
-        wait (bool): whether, on CPU in graph mode, up to 8 micro-batches are run in one call, which is faster. Not for
-            loaders that set Parameters of the network between micro-batches. Default: ``True``.
-        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"``, all that a
-            launcher started; ``None``, only this. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether gradients are summed over them in every micro-batch, not once a window;
-            with a `ZeroOptimizer` each rank keeps only its part of the sums. Default: ``False``.
-        scheduler (Optional[LRScheduler]): MindSpore's experimental one, stepped after each update. Default: ``None``.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): for float16: a number, or one of `mindspore.amp`.
-            If a dynamic one was too large, it is lowered, and the window skipped (`overflows`). Default: ``None``.
-        nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
-            micro-batch out, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
-        save_bad_batches (Optional[str]): a folder for micro-batches that are not finite. Default: ``None``.
-        ema (Optional[Ema]): an average of the weights, which evaluations use. Default: ``None``.
-        noise_scale (Optional[NoiseScale]): estimates how large windows should be. Default: ``None``.
+            columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips the micro-batch. Default:
+            ``None``, what MindSpore's losses average over (elements, or labels by class weight); else the rows.
+        check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
+            not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
+        wait (bool): whether to run up to 8 micro-batches in one call, which is faster (graph mode on CPU only). Set it
+            to False if your loader changes Parameters of the network between micro-batches. Default: ``True``.
+        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
+            that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
+            window. With a `ZeroOptimizer` each rank then stores only its part (ZeRO-2). Default: ``False``.
+        scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped per update. Default: ``None``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
+            an object of `mindspore.amp`. A dynamic one is lowered after an overflow (`overflows`). Default: ``None``.
+        nonfinite (str): what to do with gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves out
+            the micro-batch, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
+        save_bad_batches (Optional[str]): the folder in which to save non-finite micro-batches. Default: ``None``.
+        ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
+        noise_scale (Optional[NoiseScale]): estimates the useful window size. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or the loss does not fit `reduction`.
+        ValueError: If an argument is out of range, or the loss does not match `reduction`.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -158,37 +158,37 @@ class GradientAccumulation:
         ckpt_path: str | None = "gradient_accumulation.ckpt",
         checkpointer: Checkpointer | None = None,
     ) -> None:
-        """Train for some epochs and save the model.
+        """Train for a number of epochs, then save the model.
 
         Args:
-            epoch (int): the last epoch; the number of epochs unless `initial_epoch` is given.
-            train_dataset (Union[Dataset, Iterable]): yields micro-batches, or with `micro_batch_size` batches: tuples,
-                or dicts, whose key order is that of the first dict.
-            mini_steps (Union[None, int, dict, Callable]): micro-batches in a window; 1 accumulates nothing. A dict
-                gives sizes by their first update, such as ``{0: 1, 100: 4}`` or those of :func:`ramp_up`; a function
-                gets the number of updates.
-            micro_batch_size (Optional[int]): instead of `mini_steps`: each batch is a window, split into micro-batches
-                of this number of rows.
-            report (Union[None, Callback, Sequence[Callback]]): shows the run, on rank 0 only. Default: ``None``, a
-                progress bar on a terminal, else one line per update. ``()``: no reports.
+            epoch (int): the last epoch, which is the number of epochs unless `initial_epoch` is given.
+            train_dataset (Union[Dataset, Iterable]): yields micro-batches, or complete batches with `micro_batch_size`:
+                tuples, or dicts in the key order of the first dict.
+            mini_steps (Union[None, int, dict, Callable]): the number of micro-batches in a window; 1 accumulates
+                nothing. A dict maps the first update of each size to the size, such as ``{0: 1, 100: 4}`` or that of
+                `ramp_up`; a function gets the number of updates. Default: ``None``, `micro_batch_size` is given.
+            micro_batch_size (Optional[int]): instead of `mini_steps`, the rows of a micro-batch: each batch of the
+                dataset is a window and is split. Default: ``None``.
+            report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
+                progress bar on a terminal, and elsewhere about 20 lines per epoch. ``()``: no reports.
             callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, called on all ranks. A step is a
-                window: `cur_step_num` counts windows, `net_outputs` is the mean loss of the window, `record` its
-                `UpdateRecord`. `request_stop` ends the run, on several ranks after the epoch. Default: ``None``.
+                window: `cur_step_num` counts windows, `net_outputs` is the window's mean loss, and `record` its
+                `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch. Default: ``None``.
             valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
-                such as ``{"acc"}``; the mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
-            eval_every (int): epochs between two evaluations. Default: 1.
-            initial_epoch (int): the epoch after which the numbering begins, as for `Model.fit`. Default: 0.
-            ckpt_path (Optional[str]): where to save the model, in place of a file that is there. ``None``: not saved.
-                Default: the tutorial's name; an older file becomes ``gradient_accumulation.previous.ckpt``.
-            checkpointer (Optional[Checkpointer]): saves the run's state, or resumes a run. Default: ``None``.
+                such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
+            eval_every (int): the number of epochs between two evaluations. Default: 1.
+            initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
+            ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
+                Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
+            checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. Default: ``None``.
 
         Raises:
             TypeError: If an argument has the wrong type.
-            ValueError: If an argument is out of range, the dataset is empty, or no window would fill.
-            RuntimeError: If the window's size changes inside a window, gradients stay non-finite, or ranks differ.
-            CheckpointError: If the state to resume can't be read, or is of another run.
-            Stopped: If the `checkpointer` got a request to stop; the state is saved.
+            ValueError: If an argument is out of range, the dataset is empty, or no window would ever fill.
+            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ.
+            CheckpointError: If the state to resume can't be read, or belongs to another run.
+            Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
         epochs = epochs_of(epoch, initial_epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: self.updates)
@@ -207,16 +207,15 @@ class GradientAccumulation:
             run = begin_run(closing, self._ways, epochs, data, sizes, how, called, **both)
             run.train(data.epochs(epochs, run.at), ends)
             if ckpt_path is not None and is_first(self._group):
-                save_trained(self._network, ckpt_path)  # before the state, which is larger, for a disk that gets full
+                save_trained(self._network, ckpt_path)  # before the larger state, in case the disk gets full
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: Any = None) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.
 
-        Args:
-            epoch, train_dataset, mini_steps: as for `train_process`. Without `mini_steps` each batch is a window.
+        Without `mini_steps` each batch is a window.
 
         Returns:
-            Optional[int], None for a dataset of unknown size.
+            Optional[int], None if the size of the dataset is unknown.
 
         Raises:
             ValueError: If the dataset is empty, or no window would ever fill.
@@ -226,7 +225,7 @@ class GradientAccumulation:
         return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
-        """Update with the micro-batches left over by ``tail="carry"``; return whether there was an update."""
+        """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated."""
         if total([self.micro_batches], self._group) == [0]:
             return False
         ended = self._end(NO_WISHES)
@@ -239,22 +238,22 @@ class GradientAccumulation:
 
     @property
     def micro_batches(self) -> int:
-        """int, the micro-batches in the window."""
+        """int, the number of micro-batches in the open window."""
         return self._window.micro_batches
 
     @property
     def updates(self) -> int:
-        """int, the updates so far."""
+        """int, the number of updates so far."""
         return self._window.counters.updates
 
     @property
     def skipped(self) -> int:
-        """int, windows without an update: their gradient was not finite, or all their weights were 0."""
+        """int, the number of windows without an update: gradient not finite, or all weights 0."""
         return self._window.counters.skipped
 
     @property
     def updated(self) -> bool:
-        """bool, whether the last micro-batch ended with an update."""
+        """bool, whether the last micro-batch ended a window and updated the parameters."""
         return self._window.counters.updated
 
     @property
@@ -264,22 +263,22 @@ class GradientAccumulation:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """Optional[NoiseScale], the estimate of how large a window should be."""
+        """Optional[NoiseScale], the estimate of the useful window size."""
         return self._numerics.noise
 
     @property
     def loss_scale(self) -> float:
-        """float, the loss scale now; 1 if there is none."""
+        """float, the current loss scale; 1 if there is none."""
         return self._numerics.value
 
     @property
     def overflows(self) -> int:
-        """int, windows for which a dynamic loss scale was too large."""
+        """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
         return self._numerics.overflows
 
     @property
     def left_out(self) -> int:
-        """int, micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
         return self._numerics.left_out
 
     def _end(self, wishes: Sequence[float]) -> Ended:
@@ -289,10 +288,10 @@ class GradientAccumulation:
         return ended
 
     def _open(self, sizes: Sizes | None) -> None:
-        """Prepare for windows of these sizes; None means that each batch is a window."""
+        """Prepare for windows of these sizes; with None each batch is a window."""
         window = None if sizes is None else sizes.constant or 0
         if self._tail != "carry" or self._window.size is None:
-            self.clear()  # left over by an interrupted run; must not enter this run
+            self.clear()  # an interrupted run may have left micro-batches, which must not enter this run
         self._window.open(window)
         self._window.counters.begin()
         start_training(self._network, self._objective.forward)

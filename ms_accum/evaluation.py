@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 from mindspore import nn
@@ -42,13 +42,21 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
         >>> total
         360
     """
+    return evaluate_seen(network, dataset, None)
+
+
+def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] | None) -> tuple[int, int]:
+    """Do what `evaluate` does; `see`, unless None, gets the images, scores and labels of each batch as arrays."""
     correct = rows = 0
     tune("evaluate", network.get_parameters())
     with training_mode(network, False):
         for image, label in next(Data(dataset).epochs(1)):
-            guess, answer = np.argmax(network(image).asnumpy(), axis=1), label.asnumpy()
+            scores, answer = network(image).asnumpy(), label.asnumpy()
+            guess = np.argmax(scores, axis=1)
             if answer.shape != guess.shape:
                 raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
+            if see is not None:
+                see(image.asnumpy(), scores, answer)
             correct += int(np.sum(guess == answer))
             rows += len(guess)
     return correct, rows

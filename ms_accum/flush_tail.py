@@ -15,38 +15,41 @@ from .window.record import SKIPPED_IN_A_ROW
 
 
 class FlushTail(Callback):
-    """End a window with the last micro-batch of each epoch, for :class:`AccumulatedTrainStep` in `Model`.
+    """A callback for `Model` with `AccumulatedTrainStep`: it ends the last window of each epoch.
 
-    So the update with the tail is made before `Model.fit` evaluates and before a checkpoint is saved, in any order of
-    the callbacks. Evaluations use the average of the weights if there is one. It also gives callbacks the optimizer,
-    which `ReduceLROnPlateau` and `LearningRateScheduler` need, checks the first micro-batch, and checks that several
-    processes have the same number of micro-batches. If a callback stops the run inside an epoch, it updates with the
-    open window, unless `SaveStates` keeps it. It discards a window that an interrupted run has left, and warns if
-    windows were skipped.
+    The update with the tail comes before `Model.fit` evaluates and before a checkpoint is saved, in any order of the
+    callbacks. This callback also
+
+    - applies the average of the weights (`ema`) during evaluation,
+    - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
+    - checks the first micro-batch, and that all ranks have the same number of micro-batches,
+    - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
+    - discards an open window of an interrupted run, and warns if windows were skipped.
 
     Raises:
         TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If processes differ in their number of micro-batches, or an epoch had no finite gradient.
+        RuntimeError: If ranks differ in their number of micro-batches, or an epoch had no finite gradient.
+        FloatingPointError: If a gradient is not finite and the step has ``nonfinite="raise"``.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
-        See :class:`AccumulatedTrainStep`.
+        See `AccumulatedTrainStep`.
     """
 
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._step = step_of(args)
         check_not_applied("AccumulatedTrainStep", self._step.ema)
-        self._step.clear()  # left over by a run that was interrupted
+        self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
         agree("AccumulatedTrainStep", self._step.group, {"micro-batches in an epoch": args["batch_num"]})
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
-        done = args.get("batches_done", 0)  # by SaveStates, in a run that was resumed inside an epoch
+        done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
         self._step.epoch_begins(args["batch_num"] - done)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
@@ -61,7 +64,7 @@ class FlushTail(Callback):
             self._raise_if_skipped(run_context, at_once=True)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        self._flush(run_context)  # an epoch may have another number of micro-batches than the data set says
+        self._flush(run_context)  # the number of micro-batches may differ from the data set's size
         self._average = averaged(self._step.ema) if hasattr(self, "_step") else nullcontext()
         self._average.__enter__()
 
@@ -80,7 +83,7 @@ class FlushTail(Callback):
         if skipped > 0 and at_once:
             raise FloatingPointError(f"{who}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
         if skipped > 0:
-            _check.warn(f"{who}, {skipped} windows of epoch {epoch} were skipped: not finite.")
+            _check.warn(f"{who}, {skipped} windows of epoch {epoch} were skipped: their gradients were not finite.")
         if skipped >= SKIPPED_IN_A_ROW and not updated:
             raise RuntimeError(
                 f"{who}, the gradients of all {skipped} windows of an epoch were not finite. "
@@ -91,7 +94,7 @@ class FlushTail(Callback):
         self._flush(run_context)
 
     def _flush(self, run_context: RunContext) -> None:
-        """Update with an open window, unless `SaveStates` keeps it for a run that was asked to stop."""
+        """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
         kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
         if hasattr(self, "_step") and not kept:
             self._step.flush()
@@ -103,6 +106,6 @@ def step_of(args: Any) -> AccumulatedTrainStep:
     alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
     if not alone:
         got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
-        remedy = "Give Model(AccumulatedTrainStep(...)) no loss_fn and no optimizer; the driver needs no FlushTail."
+        remedy = "Use Model(AccumulatedTrainStep(...)) without loss_fn and optimizer; the driver needs no FlushTail."
         _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
     return found[0]

@@ -2,8 +2,8 @@
 
     python -m ms_accum.inspect gradient_accumulation.ckpt
 
-Prints a table: the kind of file, what is recorded of it, and each parameter. The file is checked first. Safetensors are
-read without MindSpore, whose import takes seconds.
+Prints a table: the kind of file, its record, and each parameter. The file is checked first. Safetensors are read
+without MindSpore, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Tensors = Sequence[tuple[str, tuple[int, ...], str]]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line."""
+    """A parser with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `Failure` of one line for wrong flags."""
+        """Raise a one-line `Failure` for wrong flags."""
         raise Failure(message, USAGE)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(argv)
 
     def in_flags(self, message: str) -> str:
-        """Return the message: no argument of the library is set by a flag."""
+        """Return the message unchanged: no flag sets an argument of the library."""
         return message
 
 
@@ -43,13 +43,13 @@ def flags() -> Parser:
     """Return the flags."""
     parser = Parser("python -m ms_accum.inspect", description="Show what is in a checkpoint or a training state.")
     parser.add_argument("file", type=os.path.expanduser, metavar="FILE", help="a .ckpt or .safetensors file")
-    parser.add_argument("--all", action="store_true", help=f"list all parameters, not only the first {_SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"list all parameters instead of the first {_SHOWN}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 def contents(path: str) -> tuple[str, dict[str, Any], Tensors]:
-    """Return the kind of a file, what it says of itself, and its tensors.
+    """Return the kind of a file, its record, and its tensors.
 
     Raises:
         CheckpointError: If it is damaged, or neither a checkpoint nor a training state.
@@ -57,22 +57,22 @@ def contents(path: str) -> tuple[str, dict[str, Any], Tensors]:
     if not os.path.isfile(path):
         raise CheckpointError(f"'{path}' is not a file. Give the path of a checkpoint or of a training state.")
     if os.path.splitext(path)[1] not in (".ckpt", ".safetensors"):
-        raise CheckpointError(f"'{path}' is no checkpoint: its name must end with '.ckpt' or '.safetensors'.")
+        raise CheckpointError(f"'{path}' is not a checkpoint: its name must end with '.ckpt' or '.safetensors'.")
     if is_state(metadata_of(path)):
         arrays, facts = open_state(path)
         tensors = [(name, array.shape, str(array.dtype)) for name, array in arrays.items()]
         return "training state", _of_state(facts), tensors
     fault = fault_of(path)
     if fault:
-        raise CheckpointError(f"'{path}' is not a whole checkpoint: {fault}.")
+        raise CheckpointError(f"'{path}' is not a valid checkpoint: {fault}.")
     tensors = tensors_of(path)
     if not tensors:
-        raise CheckpointError(f"'{path}' holds no parameters.")
+        raise CheckpointError(f"'{path}' contains no parameters.")
     return "model", read_record(path) or {"record": "none"}, tensors
 
 
 def _of_state(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is of interest to a person: not the states of random number generators."""
+    """Return the facts to show: all but the states of random number generators."""
     config = facts.get("config")
     config = dict(config) if isinstance(config, dict) else {}
     notes = config.pop("notes", {})
@@ -108,7 +108,7 @@ def _line(name: str, value: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as text of one line, whatever a stranger's file holds."""
+    """Return a value as one line of printable text, whatever the file contains."""
     text = value if isinstance(value, str) else repr(value)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -2,11 +2,11 @@
 
     python -m ms_accum.launch --nproc 2 train.py --epochs 3
 
-MindSpore's dynamic cluster consists of a scheduler and workers, which find it through environment variables. This
-starts them like `msrun`, but with this interpreter, a free port, and meaningful exit codes: if a rank fails, the
-others are ended and the exit code is that rank's. Each signal is forwarded to the ranks once: they run in their own
-sessions, so Ctrl-C in a terminal reaches only the launcher. One machine only; for several use `msrun`.
-A rank computes on the device of its number, as with `msrun` (Ascend and GPU not run here).
+MindSpore's dynamic cluster consists of a scheduler and workers, which find it through environment variables. The
+launcher starts them like `msrun`, but with this interpreter, a free port, and meaningful exit codes: if a rank fails,
+the launcher ends the others and returns that rank's exit code. It forwards each signal to the ranks once: they run in
+their own sessions, so Ctrl-C in a terminal reaches only the launcher. One machine only; for several use `msrun`.
+A rank computes on the device with its number, as with `msrun` (Ascend and GPU not run here).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .ranks.heartbeat import read
 from .ranks.member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
 from .ranks.relay import Relay, complain, say, terminal
 
-_WITHOUT = "without the scheduler no rank goes on: they are asked to save their state, and to end"
+_WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, and after which a rank is late.
 
-MindSpore's CPU lets a rank wait for half a minute.
+On CPU a rank waits for the others for half a minute, then MindSpore raises an error.
 """
 
 
@@ -75,7 +75,7 @@ class Job:
         self._port.close()
 
     def drain(self) -> None:
-        """Wait until the output of rank 0 is shown."""
+        """Wait until all output of rank 0 is shown."""
         if self._relay:
             self._relay.drain(LAST)
 
@@ -84,17 +84,17 @@ class Job:
         return [worker for worker in self.workers if worker.running()]
 
     def failed(self, asked: bool) -> Member | None:
-        """Return the member that failed, a rank if there is one; ending by a requested signal is no failure.
+        """Return the process that failed, preferably a rank; a process ended by a requested signal has not failed.
 
-        The scheduler's failure counts only while all ranks run, or if they can't end without it: after a rank ends,
-        the scheduler ends, too.
+        A failure of the scheduler counts only while all ranks run, or if they hang without it: the scheduler also ends
+        after a rank has ended.
         """
         alone = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
         left = [*self.workers, *(self._members if alone else ())]
         return next((each for each in left if each.failed() and not (asked and each.code() in WORDS)), None)
 
     def late(self, failed: Member) -> str | None:
-        """Return a text about the rank for which the failed one may have waited in vain: the one farthest behind."""
+        """Return a text about the slowest rank, for which the failed one may have waited; None if there is none."""
         own = read(heartbeat_of(failed.log))
         others = [worker for worker in self.workers if worker is not failed]
         beats = [(beat, worker.name, worker.running()) for worker in others if (beat := read(heartbeat_of(worker.log)))]
@@ -102,21 +102,21 @@ class Job:
             return None
         (done, age, _), name, runs = min(beats)
         if not runs:
-            return f"{name} had ended before, after {done:,} micro-batches, and {failed.name} had done {own.done:,}"
+            return f"{name} had ended before, after {done:,} micro-batches; {failed.name} had finished {own.done:,}"
         if age < PATIENCE:  # the failed rank had another reason
             return None
-        so_far = f"it had done {done:,} micro-batches, the last {age:.0f} s before"
-        return f"{name} was late: {so_far}, and {failed.name} {own.done:,}"
+        so_far = f"it had finished {done:,} micro-batches, the last {age:.0f} s ago"
+        return f"{name} was late: {so_far}; {failed.name} had finished {own.done:,}"
 
     def stranded(self) -> bool:
-        """Return whether the remaining programs have all ended, but their processes hang without the scheduler."""
+        """Return whether all remaining programs have ended, but their processes hang without the scheduler."""
         if self._members[0].running():
             return False
         beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
         return all(beat is not None and beat.over for beat in beats)
 
     def send(self, number: int) -> None:
-        """Send a signal to the ranks, not to processes that they started: ranks must end those."""
+        """Send a signal to the ranks, which must themselves end the processes that they started."""
         for worker in self.running():
             worker.process.send_signal(number)
 
@@ -129,16 +129,16 @@ class Job:
             heartbeat_of(log).unlink(missing_ok=True)
             self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
             self._members.append(self.workers[-1])
-        # Made here, because its threads must start after the last fork.
+        # Created last, because its threads must start after the last fork.
         self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
 
 
 class Ending:
-    """How a job ends: by itself, by signals, or because one of its ranks failed. Each way is written only here.
+    """How a job ends: by itself, by a signal, or because a rank failed.
 
     Args:
         job (Job): the job.
-        grace (float): seconds that the other ranks have to end after a rank has failed.
+        grace (float): seconds in which the other ranks must end after a rank has failed.
     """
 
     def __init__(self, job: Job, grace: float):
@@ -153,7 +153,7 @@ class Ending:
 
     @property
     def overdue(self) -> bool:
-        """bool, whether the time of the remaining ranks is over. After a first signal there is no limit for saving."""
+        """bool, whether the time limit of the remaining ranks is over. After a first signal there is no limit."""
         return time.monotonic() > self._deadline or (self._failed is not None and self._job.stranded())
 
     def look(self) -> None:
@@ -162,12 +162,12 @@ class Ending:
         if failed is None:
             return
         if not self._asked and failed.process.returncode in WORDS:
-            # It received a signal that the launcher did not. The others got it too, or stop with it and may be saving.
+            # It received a signal that the launcher did not receive. The others may be saving their states.
             self._signal = Asked(next(number for number, code in CODES.items() if code == failed.code()))
             return
-        # Read this before ranks are sent a signal: an ending rank writes to its file and would then not look late.
+        # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
         more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
-        if not self._asked:  # after a first signal, a second one would keep our programs from saving their state
+        if not self._asked:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
         self._deadline = min(self._deadline, time.monotonic() + self._grace)
@@ -222,10 +222,10 @@ def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, with errors of one line."""
+    """A parser without abbreviations, with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Print an error of one line for wrong flags, and exit."""
+        """Print a one-line error for wrong flags, and exit."""
         complain(message)
         sys.exit(USAGE)
 
@@ -250,20 +250,20 @@ def flags() -> Parser:
     usage = (
         "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS] (script.py | -m module) [its flags]"
     )
-    parser = Parser(usage=usage, description="Run several processes of one program.", allow_abbrev=False)
+    parser = Parser(usage=usage, description="Run several processes (ranks) of one program.", allow_abbrev=False)
     add, shown = parser.add_argument, "default: %(default)s"
-    add("--nproc", type=whole, metavar="N", default=1, help=f"how many processes, {shown}")
-    what = "folder of the ranks' logs, default: a new one in 'logs'"
+    add("--nproc", type=whole, metavar="N", default=1, help=f"number of processes, {shown}")
+    what = "folder for the logs of the ranks, default: a new folder in 'logs'"
     add("--log_dir", type=os.path.expanduser, metavar="DIR", help=what)
-    what = "what the others have to end in when one has ended badly"
+    what = "time for the other ranks to end after a rank has failed"
     add("--grace", type=seconds, metavar="SECONDS", default=20.0, help=f"{what}, default: 20")
-    add("-m", dest="module", action="store_true", help="the program is a module")
+    add("-m", dest="module", action="store_true", help="run the program as a module")
     add("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
     return parser
 
 
 def log_folder(path: str | None, nproc: int) -> Path:
-    """Create the log folder; remove logs of an earlier job's ranks that this job does not have."""
+    """Create the log folder, and remove logs of an earlier job with more ranks."""
     if path is None:
         os.makedirs("logs", exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *own = args.command
     script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
     if not (args.module or os.path.isfile(script[0])):
-        parser.error(f"argument script.py: '{name}' is no file")
+        parser.error(f"argument script.py: '{name}' is not a file")
     try:
         logs = log_folder(args.log_dir, args.nproc)
         say(f"{'ranks':16} {args.nproc}, logs in {logs}")

@@ -1,4 +1,4 @@
-"""How is a loop of the user's own, or MindSpore's `Model`, resumed?"""
+"""How is the user's own training loop, or MindSpore's `Model`, resumed?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .window.callbacks import warn_about_counters
 
 
 class Accumulates(Protocol):
-    """An `Accumulator`, or an `AccumulatedTrainStep`: its counters, what a resumed run must share, its Parameters."""
+    """An `Accumulator` or an `AccumulatedTrainStep`: its counters, its settings and its Parameters."""
 
     optimizer: Any
     group: Group | None
@@ -41,19 +41,20 @@ class Accumulates(Protocol):
 
 
 class ResumableLoop:
-    """Save the training state of a loop of your own, and resume it exactly, also inside a window.
+    """Save the training state of your own training loop, and resume it exactly, even inside a window.
 
-    You give the position in the data; make the order of the batches a function of the seed and the epoch. A state
-    is also saved at the end of the ``with`` block, but not after an error: the Parameters may then be ahead of the
-    position.
+    Use it in a ``with`` statement. Call `after_micro_batch` with the position in the data, start from `epoch` and
+    `batches`, and make the order of the batches a function of the seed and the epoch. A state is also saved at the end
+    of the ``with`` block, but not after an error, when the Parameters may be ahead of the position.
 
     Args:
-        checkpointer (Checkpointer): when and where states are saved, and from which one to resume.
-        network (Cell): the network that is trained.
-        accumulator (Union[Accumulator, AccumulatedTrainStep]): the window.
+        checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
+        network (Cell): the network to train.
+        accumulator (Union[Accumulator, AccumulatedTrainStep]): accumulates its gradients.
 
     Raises:
-        CheckpointError: If the state to resume can't be read, or is of another run.
+        TypeError: If `checkpointer` or `network` has the wrong type.
+        CheckpointError: If the state to resume can't be read, or belongs to another run.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -95,12 +96,12 @@ class ResumableLoop:
 
     @property
     def epoch(self) -> int:
-        """int, the epoch to go on with, from 1."""
+        """int, the epoch in which to start or resume, from 1."""
         return self._at.epoch
 
     @property
     def batches(self) -> int:
-        """int, the batches of this epoch that are finished."""
+        """int, the number of finished batches of this epoch."""
         return self._at.batches
 
     def __enter__(self) -> ResumableLoop:
@@ -122,27 +123,27 @@ class ResumableLoop:
 
     @property
     def is_resumed(self) -> bool:
-        """bool, whether a state was loaded."""
+        """bool, whether the loop resumed from a state."""
         return self._is_resumed
 
     def begin_with(self, batches: int) -> None:
-        """Set the number of batches of an epoch, which a resumed run must have in common."""
+        """Set the number of batches in an epoch, which must be equal in a resumed run."""
         self._at.total = batches
 
     def move_to(self, epoch: int) -> None:
-        """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the one before."""
+        """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the last one."""
         self._at.epoch, self._at.batches = epoch, 0
         self._states.changed()
 
     def after_micro_batch(self, epoch: int, batches: int) -> None:
-        """Save a state if one is due.
+        """Save a state if one is due. Call it after each micro-batch, and at the end of each epoch.
 
         Args:
-            epoch (int): the epoch, from 1.
-            batches (int): the batches of this epoch that are finished; 0 at its beginning.
+            epoch (int): the current epoch, from 1.
+            batches (int): the number of finished batches of this epoch; 0 at its beginning.
 
         Raises:
-            Stopped: If the `Checkpointer` got a request to stop; the state is saved.
+            Stopped: If the `Checkpointer` received a request to stop; the state is saved.
         """
         self._at.epoch, self._at.batches = epoch, batches
         in_window, wishes = self._window.micro_batches > 0, self._states.wishes()
@@ -163,7 +164,7 @@ class ResumableLoop:
         return capture(self._parameters(), {"at": asdict(self._at), "window": window, **counters, "skips": 0})
 
     def _resume(self) -> None:
-        parameters = self._parameters()  # rejects before training what can not be saved
+        parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
         kind = checks.kind_of(self._window.optimizer)
         found = self._states.find({**self._window.settings, "optimizer": kind, "ranks": ranks})
@@ -173,34 +174,35 @@ class ResumableLoop:
         held = found.state.facts["window"]["micro_batches"]
         if held and (self._group is not None or not any(name.startswith("window.grad_sum") for name in parameters)):
             raise CheckpointError(
-                f"The state holds {held} micro-batches of a window, which windows of 1 and several ranks can't go on "
-                "with. Resume as it was saved, or from one between two windows."
+                f"The state holds {held} micro-batches of an open window, which windows of 1 and several ranks can't "
+                "continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         at = Position(**found.state.facts["at"])
         if at.total != self._at.total:
-            what = f"has epochs of {at.total} batches, and this data set has {self._at.total}"
+            what = f"has epochs of {at.total} batches, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found.path}' {what}. Resume it with batches of the same size.")
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._at, self._is_resumed = at, True
 
 
 class SaveStates(Callback):
-    """Save the training state of a run of `Model`, and resume it exactly, also inside a window.
+    """A callback that saves the training state of a run of `Model` and resumes it exactly, even inside a window.
 
-    The state is loaded when this callback is made, which serves one run and locks the folder until that ends. `Model`
-    skips finished epochs by `initial_epoch`, and rejects a run without epochs that are left: ask
-    ``states.initial_epoch < epochs`` first. The data set skips finished batches by its `set_init_step`. States are
-    saved when the `Checkpointer` says so (`every`, `minutes`, a request to stop) and at the end, but not after an error
-    or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, start anew, and a warning says so. Python
-    functions in the data set must draw their random numbers from the row or the epoch.
+    The state is loaded when the callback is created. A callback serves one run and locks the folder until that run
+    ends. `Model` skips finished epochs with `initial_epoch`, and raises an error if no epoch is left: check
+    ``states.initial_epoch < epochs`` first. The data set skips finished batches with its `set_init_step`.
+
+    States are saved as the `Checkpointer` defines (`every`, `minutes`, a request to stop) and at the end, but not after
+    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning. Python
+    functions in the data set must draw their random numbers as a function of the row or the epoch.
 
     Args:
-        checkpointer (Checkpointer): when and where states are saved, and from which one to resume.
+        checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
         step (AccumulatedTrainStep): the network of `Model`.
-        dataset (Dataset): the data set it is trained on, shuffled by a fixed seed.
+        dataset (Dataset): the data set that `Model` trains on, shuffled with a fixed seed.
 
     Raises:
-        CheckpointError: If the state to resume can't be read, or is of another run.
+        CheckpointError: If the state to resume can't be read, or belongs to another run.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -210,7 +212,7 @@ class SaveStates(Callback):
         >>> from mindspore import nn
         >>> from mindspore.train import Model
         >>> from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates
-        >>> from model_zoo import MLP, create_dataset
+        >>> from ms_accum.zoo import MLP, create_dataset
         >>> def train(epochs, folder):
         ...     net, digits = MLP(), create_dataset(image_size=28)
         ...     step = AccumulatedTrainStep((net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
@@ -235,20 +237,20 @@ class SaveStates(Callback):
         self._epoch, self._batches = self._loop.epoch, self._loop.batches
         step.resumed = bool(step.micro_batches)
         if self._batches == self._size:
-            what = f"ended before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
-            _check.warn(f"For 'SaveStates', the run that is resumed {what}.")
+            what = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
+            _check.warn(f"For 'SaveStates', the resumed run {what}.")
             self._epoch, self._batches = self._epoch + 1, 0
         dataset.set_init_step(self._size * self.initial_epoch + self._batches)
 
     @property
     def initial_epoch(self) -> int:
-        """int, the finished epochs: the argument `initial_epoch` of `Model.train` and `Model.fit`."""
+        """int, the number of finished epochs; pass it to `Model.train` or `Model.fit` as `initial_epoch`."""
         return self._epoch - 1
 
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         if self._over:
-            raise RuntimeError("For 'SaveStates', a run of Model has used it already. Make a new one for another run.")
+            raise RuntimeError("For 'SaveStates', a run of Model has used it already. Create a new one for each run.")
         if args["train_dataset"] is not self._data:
             _check.refuse(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
         if self._is_resumed:
@@ -259,14 +261,14 @@ class SaveStates(Callback):
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         epoch = run_context.original_args()["cur_epoch_num"]
         if epoch < self._epoch:
-            remedy = "Give Model.train or Model.fit initial_epoch=states.initial_epoch."
-            rule = f"{self.initial_epoch}, as many as the resumed run has finished"
+            remedy = "Pass initial_epoch=states.initial_epoch to Model.train or Model.fit."
+            rule = f"{self.initial_epoch}, the number of epochs that the resumed run has finished"
             _check.refuse(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         seen, self._seen = self._seen, args["cur_step_num"]
-        args["batches_done"] += self._seen - seen  # in sink mode a step is several batches
+        args["batches_done"] += self._seen - seen  # in sink mode a step has several batches
         self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

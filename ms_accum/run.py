@@ -27,16 +27,16 @@ from .window.record import UpdateRecord
 
 
 class Ways(NamedTuple):
-    """What a run needs of the driver."""
+    """What a run needs from the driver."""
 
     window: OpenWindow
     objective: Objective
     trained: Trained
     saved: RunState
     end: Callable[[Any], Ended]
-    """Ends the window with these wishes."""
+    """Ends the window, with the requests to stop and to save."""
     settings: dict[str, Any]
-    """The settings that a resumed run must have in common."""
+    """The settings that must be equal in a resumed run."""
     in_step: bool
     """Whether the ranks wait for each other in every micro-batch."""
     tail: str
@@ -49,12 +49,12 @@ class Run:
     """One call of `train_process`.
 
     Args:
-        ways (Ways): the driver's.
+        ways (Ways): the parts of the driver.
         at (Position): where it begins.
         calls (Callbacks): the callbacks.
         states (Optional[Checkpointer]): saves the training states.
         evaluate (Optional[Callable]): gets the epoch and the callbacks; returns the results, or None.
-        before (int): epochs before the first one, in the numbers that are shown.
+        before (int): the number that is added to epoch numbers, `initial_epoch`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Run:
                 self._run_epoch(ends(batches, self._window.micro_batches))
             over = not self._stopping()
             self.at.check(over)
-            # Before the position is in the next epoch: a run that fails here is resumed with this epoch's end.
+            # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
             self._calls.epoch_end(None if self._evaluate is None else self._evaluate(epoch, self._calls))
             if over:
                 self.at.next_epoch()
@@ -105,7 +105,7 @@ class Run:
             if ends:
                 self._end_window()
             elif self._states is not None:
-                wishes = self._states.wishes()  # with several ranks kept until the window ends, where ranks sum them
+                wishes = self._states.wishes()  # with several ranks, kept until they are summed at the window's end
                 if self._window.saved_inside:
                     self._save_if_due(True, wishes)
             if self._stopping() and not self._window.micro_batches:
@@ -126,7 +126,7 @@ class Run:
         heartbeat().beat()
 
     def _stopping(self) -> bool:
-        """Return whether to stop inside the epoch: several ranks agree on it at the epoch's end."""
+        """Return whether to stop inside the epoch; several ranks stop at its end, after they have agreed."""
         return self._ways.group is None and self._calls.stopping
 
     def _end_window(self) -> None:
@@ -146,7 +146,7 @@ class Run:
             self._save_if_due(False, states.wishes() if group is None else ended.wishes)
 
     def _record(self, ended: Ended, seconds: float, held: int) -> UpdateRecord:
-        """Return the record of a window that held this number of micro-batches."""
+        """Return the record of a window with this number of micro-batches."""
         at, counters = self.at, self._window.counters
         before = 0 if self._window.size is None else at.batches - held
         bad = tuple(before + number for number in ended.bad)
@@ -179,7 +179,7 @@ def begin_run(
     states: Checkpointer | None,
     evaluate: Any,
 ) -> Run:
-    """Return the run at its beginning or where it is resumed; `closing` ends what accompanies it."""
+    """Return the run, at its beginning or where it resumes; `closing` closes its callbacks and states."""
     how = {"mini_steps": sizes and sizes.settings, **how, "ranks": ways.group.size if ways.group else 1}
     if states is not None:
         closing.enter_context(states.share(ways.group))
@@ -203,10 +203,10 @@ def _begin(
         wait_for_all(ways.group)  # rank 0 may still be writing the state to resume
         at = _resume(ways, epochs, data, states, how) or at
     batches = data.batches
-    before = max(0, window.counters.updates - at.windows)  # updates before the run: windows may depend on them
+    before = max(0, window.counters.updates - at.windows)  # updates before the run: window sizes may depend on them
     windows = planned("train_process", batches, sizes, ways.tail, epochs, held=at.held, updates=before)
     facts = {"windows": windows, "updates before": window.counters.updates, "windows before": at.windows}
-    if ways.in_step:  # from the dataset: a resumed position has rank 0's number
+    if ways.in_step:  # counted in the dataset: a resumed position has rank 0's number
         facts |= {"batches in an epoch": batches, **window.counts}
     meet("train_process", ways.group, facts, ways.objective.forward)
     return at, windows
@@ -214,13 +214,13 @@ def _begin(
 
 def _resume(ways: Ways, epochs: int, data: Data, states: Checkpointer, how: dict) -> Position | None:
     """Load the state found by the checkpointer, and return its position; None if there is no state."""
-    parameters = ways.saved.parameters()  # rejects before training what can not be saved
+    parameters = ways.saved.parameters()  # raises an error before training if a state can't be saved
     found = states.find({**how, **ways.settings})
     return None if found is None else ways.saved.put_back(found, parameters, epochs, data)
 
 
 def _facts_of(ways: Ways, data: Data, epochs: int, sizes: Sizes | None, at: Position) -> Facts:
-    """Return what callbacks find about a run in `RunContext.original_args`, under the names of MindSpore's `Model`."""
+    """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
     batches, objective = data.batches, ways.objective
     if batches is not None and sizes is not None:
         batches = max(1, windows_in_run(batches, sizes, ways.tail, 1))

@@ -26,47 +26,49 @@ _OWNER = "AccumulatedTrainStep"
 
 
 class AccumulatedTrainStep(nn.Cell):
-    r"""A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
+    """A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
 
-    The optimizer gets :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over the window, also if
-    micro-batches differ in size or the last window is short. Give `Model` this Cell without `loss_fn` and `optimizer`,
-    and use the callback :class:`FlushTail`.
+    The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
+    if micro-batches differ in size or the last window is short. Pass this Cell to `Model` without `loss_fn` and
+    `optimizer`, and add the callback `FlushTail`.
 
     Args:
-        network (Union[Cell, tuple[Cell, Callable]]): a Cell from a micro-batch's columns to its loss; or a network and
-            its loss function, which gets the network's output and the columns after the first.
+        network (Union[Cell, tuple[Cell, Callable]]): a Cell that returns a micro-batch's loss from its columns; or a
+            network and its loss function, which gets the network's output and all columns after the first.
         optimizer (Optimizer): updates the parameters.
-        gradient_accumulation_steps (Union[int, dict, Callable]): micro-batches in a window, which may change, as for
-            :class:`Accumulator`. 1 allocates nothing. Default: 4.
-        clip_norm (Optional[float]): bound of the global norm of the window's gradient. Default: ``None``, no clipping.
-        reduction (str): ``"mean"``, or ``"sum"`` for losses that sum. Default: ``"mean"``.
+        gradient_accumulation_steps (Union[int, dict, Callable]): the number of micro-batches in a window, constant or
+            changing, as for `Accumulator`; 1 needs no accumulators. Default: 4.
+        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
+        reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
+            sum over rows. Default: ``"mean"``.
         weight (Union[None, float, Callable]): the weight of a micro-batch: a number, or a function of its columns,
-            which is compiled and may return ``(y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``, what
-            MindSpore's losses average over (elements, or labels by their class weights), and rows for other losses.
-        check (str): ``"first"``: :class:`FlushTail` splits the first micro-batch in two parts if `weight` is a guess;
-            a warning follows if its loss is not the weighted mean of theirs. ``"off"``: no check. Default: ``"first"``.
-        group (Union[str, None, Group]): the processes that train together: ``"auto"``, all that a launcher started;
-            ``None``, only this. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether gradients are summed over the processes in every micro-batch.
-            Default: ``False``.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): what the loss is multiplied by for float16: a
-            number, or one of `mindspore.amp`. If a dynamic one was too large, it is lowered at the end of the window,
-            and the window is skipped, counted in `overflows`. Default: ``None``.
-        nonfinite (str): what happens to gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves a
-            micro-batch out, with its weight; ``"raise"``: :class:`FlushTail` ends the run with an error.
-            Default: ``"skip_window"``.
-        ema (Optional[Ema]): an average of the weights, with which :class:`FlushTail` lets `Model.fit` evaluate.
+            which is compiled, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``,
+            what MindSpore's losses average over (elements, or labels by class weight), and for other losses the rows.
+        check (str): with ``"first"``, `FlushTail` runs two rows of the first micro-batch to find errors early, and
+            warns if the loss is not the mean that the default `weight` assumes. ``"off"``: no checks.
+            Default: ``"first"``.
+        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
+            that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
+            window. With a `ZeroOptimizer` each rank then stores only its part of the sums (ZeRO-2). Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
+            an object of `mindspore.amp`. A dynamic one is lowered after an overflow; that window is skipped and counted
+            in `overflows`. Default: ``None``, no scaling.
+        nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
+            ``"skip_micro"`` leaves out the micro-batch, with its weight; with ``"raise"`` `FlushTail` ends the run with
+            an error. Default: ``"skip_window"``.
+        ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates.
             Default: ``None``.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
 
     Outputs:
-        Tensor, the mean loss of the window so far; at its end the loss of the window, of all processes.
+        Tensor, the mean loss of the window so far; at the end of the window its mean loss over all ranks.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or the loss does not fit `reduction`.
+        ValueError: If an argument is out of range, or the loss does not match `reduction`.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -75,7 +77,7 @@ class AccumulatedTrainStep(nn.Cell):
         >>> from mindspore import nn
         >>> from mindspore.train import Model
         >>> from ms_accum import AccumulatedTrainStep, FlushTail
-        >>> from model_zoo import MLP, create_dataset
+        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net, loss_fn = MLP(), nn.CrossEntropyLoss()
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> step = AccumulatedTrainStep((net, loss_fn), optimizer, gradient_accumulation_steps=4)
@@ -111,7 +113,7 @@ class AccumulatedTrainStep(nn.Cell):
         check_compiles(weight, "weight", _OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = policy_of(_OWNER, nonfinite) == RAISE
-        """bool, whether the first window that is not finite ends the run."""
+        """bool, whether the first non-finite window ends the run."""
         numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
         sens = scale_of_optimizer(optimizer) * numerics.scale
         self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, sens, numerics.changing)
@@ -123,7 +125,7 @@ class AccumulatedTrainStep(nn.Cell):
         self.own = _own_parameters()
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
-        self.add_flags(training=True)  # of this Cell alone: `Model.predict`, which does not train, sets it to False
+        self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
         if sizes.constant != 1:
             self._objective.warn()
 
@@ -147,10 +149,10 @@ class AccumulatedTrainStep(nn.Cell):
         ops.assign(loss_sums, ops.where(ended, ops.zeros_like(sums), sums))
         if self.may_be_empty and self.accumulator.skips is None:
             ops.assign_add(empty, ops.cast(ops.logical_and(ended, sums[1] == 0), ms.int32))
-        return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if nothing counts so far
+        return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if all weights so far are 0
 
     def epoch_begins(self, micro_batches: int) -> None:
-        """End the window after this number of micro-batches, also if it is not full then."""
+        """Set the number of micro-batches after which the window ends even if it is not full."""
         ops.assign(self.own[1], Tensor(micro_batches, ms.int32))
 
     def clear(self) -> None:
@@ -161,47 +163,47 @@ class AccumulatedTrainStep(nn.Cell):
         self.resumed = False
 
     def flush(self) -> bool:
-        """Update with the micro-batches of an open window; return whether there was an update."""
+        """Update with the micro-batches of an open window; return whether the parameters were updated."""
         ops.assign(self.own[0], Tensor([0.0, 0.0], ms.float32))
         return self.accumulator.flush()
 
     def look_at(self, micro_batch: tuple) -> None:
-        """Reject an invalid micro-batch, and check with the first ones whether the loss is a mean by weight."""
+        """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
         self._objective.look_at(micro_batch, self.accumulator.accumulate_step == 1, self.optimizer.parameters)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that a resumed run must have in common with this one."""
+        """dict, the settings that must be equal in a resumed run."""
         return self.accumulator.settings
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, its Parameters that are saved in a training state, without those of network and optimizer."""
+        """dict, its own Parameters in a training state, without those of the network and the optimizer."""
         return {**self.accumulator.state, "loss_sums": self.own[0]}
 
     @property
     def counts(self) -> tuple[int, int]:
-        """tuple[int], the updates, and the windows skipped because they were not finite, not by the loss scale."""
+        """tuple[int], the updates, and the windows skipped as non-finite, without those that overflowed."""
         return self.updates, self.skipped - self.overflows - int(self.own[2].asnumpy())
 
     @property
     def updated(self) -> bool:
-        """bool, whether the last micro-batch ended with an update."""
+        """bool, whether the last micro-batch ended a window and updated the parameters."""
         return self.accumulator.updated
 
     @property
     def micro_batches(self) -> int:
-        """int, the micro-batches in the window."""
+        """int, the number of micro-batches in the open window."""
         return self.accumulator.micro_batches
 
     @property
     def updates(self) -> int:
-        """int, the updates so far."""
+        """int, the number of updates so far."""
         return self.accumulator.updates
 
     @property
     def skipped(self) -> int:
-        """int, the windows so far whose gradient was not finite."""
+        """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
         return self.accumulator.skipped
 
     @property
@@ -211,17 +213,17 @@ class AccumulatedTrainStep(nn.Cell):
 
     @property
     def loss_scale(self) -> float:
-        """float, the loss scale now; 1 if there is none."""
+        """float, the current loss scale; 1 if there is none."""
         return self.accumulator.numerics.value
 
     @property
     def overflows(self) -> int:
-        """int, the windows so far for which a dynamic loss scale was too large."""
+        """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
         return self.accumulator.numerics.overflows
 
     @property
     def left_out(self) -> int:
-        """int, the micro-batches that ``nonfinite="skip_micro"`` left out; on several ranks those of this one."""
+        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
         return self.accumulator.numerics.left_out
 
     @property
@@ -231,9 +233,9 @@ class AccumulatedTrainStep(nn.Cell):
 
 
 def _own_parameters() -> tuple[Parameter, ...]:
-    """Return the sums of loss and weights, the micro-batches left, and the number of windows in which nothing counts.
+    """Return the sums of loss and weights, the micro-batches left, and the number of windows whose weights are all 0.
 
-    A tuple of them is not saved with the model.
+    They are in a tuple, so that they are not saved with the model.
     """
     name = unique_name("train_step")
     loss_sums = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False)

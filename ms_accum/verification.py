@@ -1,4 +1,4 @@
-"""Is the accumulated gradient that of the large batch, and if not, why?"""
+"""Does the accumulated gradient equal that of the large batch, and if not, why?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .window.ends import split_batch
 _OWNER = "verify"
 _SHOWN = 8
 _BATCH_NORM = (
-    "BatchNorm normalises each micro-batch by its own statistics. batch_to_group_norm or freeze_batch_norm make the "
+    "BatchNorm normalises each micro-batch with its own statistics. batch_to_group_norm or freeze_batch_norm make the "
     "gradients agree."
 )
 _RANDOM = "Random layers draw other masks for micro-batches than for the large batch; without them the gradients agree."
@@ -32,14 +32,14 @@ Gradient = list[np.ndarray]
 
 @_check.documented
 class Verification(NamedTuple):
-    """What `verify` has found. Printed, it is a table of the parameters that differ most."""
+    """The result of `verify`. Printed, it is a table of the parameters that differ most."""
 
     ok: bool
     """Whether the gradients agree."""
     diagnosis: str
-    """Why they do not, and what to do, in a sentence; or that they agree."""
+    """One sentence: that the gradients agree, or why they differ and what to change."""
     table: list[tuple[str, float, float]]
-    """For each parameter its name, the norm of the large batch's gradient, and the relative difference."""
+    """For each parameter: its name, the norm of the large batch's gradient, and the relative difference."""
 
     def __str__(self) -> str:
         worst = sorted(self.table, key=lambda row: -row[2])[:_SHOWN]
@@ -61,19 +61,22 @@ def verify(
     weight: Any = None,
     rtol: float = 1e-3,
 ) -> Verification:
-    """Compare the gradient of micro-batches with that of one large batch, on your network, loss and data.
+    """Compare the accumulated gradient with that of one large batch, on your network, loss and data.
 
-    The batch is split into micro-batches, the last of which is shorter if possible. Both gradients come from
-    :class:`GradientAccumulation`, as it would give them to the optimizer. If they differ, the cause is found by trying:
-    BatchNorm frozen, random layers switched off, the weights for which the micro-batches' gradients would add up to
-    the large batch's. The network is left as it was.
+    The batch is split into micro-batches, the last of which is shorter if possible. Both gradients are those that
+    `GradientAccumulation` would pass to the optimizer. If they differ, `verify` looks for the cause: it freezes
+    BatchNorm, switches off random layers, and solves for the weights with which the gradients of the micro-batches
+    would add up to that of the large batch. The network is not changed.
 
     Args:
-        network (Cell), loss_fn (Union[Cell, Callable, None]): as for the driver.
+        network (Cell): the network, as for `GradientAccumulation`.
+        loss_fn (Union[Cell, Callable, None]): the loss, as for `GradientAccumulation`.
         batch (Union[Tensor, tuple, list]): the columns of one batch.
         gradient_accumulation_steps (int): the number of micro-batches, at least 2.
-        reduction (str), weight: as for the driver.
-        rtol (float): the largest relative difference. Take 0.05 for float16. Default: 1e-3.
+        reduction (str): ``"mean"`` or ``"sum"``, as for `GradientAccumulation`. Default: ``"mean"``.
+        weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch, as for `GradientAccumulation`.
+            Default: ``None``.
+        rtol (float): the largest relative difference that counts as equal; use 0.05 for float16. Default: 1e-3.
 
     Returns:
         Verification, with `ok`, `diagnosis` and `table`.
@@ -108,13 +111,13 @@ def verify(
 
 
 class _Trial:
-    """Computes gradients, and looks for the cause where they differ.
+    """Computes gradients, and finds the cause if they differ.
 
     Args:
         network (Cell), loss_fn: as for `verify`.
         whole (tuple): the columns of the large batch.
         pieces (Sequence[tuple]): the micro-batches.
-        how (dict): the driver's arguments.
+        how (dict): other arguments of the driver.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Any, whole: tuple, pieces: Sequence[tuple], how: dict[str, Any]):
@@ -123,14 +126,14 @@ class _Trial:
         self._trained = network.trainable_params()
 
     def result(self, rtol: float) -> Verification:
-        """Return what was found."""
+        """Return the result."""
         expected, found = self._both()
         table = _differences(self._trained, expected, found)
         ok = self._agree(expected, found, rtol)
         return Verification(ok, "The gradients agree." if ok else self._cause(expected, found, rtol), table)
 
     def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = ()) -> Gradient:
-        """Return what the optimizer gets: the first moment of Momentum. A rate of 0 leaves the weights as they are.
+        """Return the gradient that the optimizer gets, read from Momentum's moments; a rate of 0 keeps the weights.
 
         Args:
             micro_batches (Sequence[tuple]): one window.
@@ -165,7 +168,7 @@ class _Trial:
         return self._of_weights(expected, found, rtol)
 
     def _suspects(self) -> Iterator[tuple[list[nn.Cell], str]]:
-        """Yield layers that may be the cause, and what it means if the gradients agree without them."""
+        """Yield layers that may be the cause, and the diagnosis if the gradients agree without them."""
         cells = dict(self._network.cells_and_names())
         names = [name for name, cell in cells.items() if isinstance(cell, CountedDropout) and cell.p]
         random = [cells[name] for name in (*random_layers(self._network), *names)]
@@ -178,7 +181,7 @@ class _Trial:
             yield [*random, *normalising], f"{_BATCH_NORM} {_RANDOM}"
 
     def _of_weights(self, expected: Gradient, found: Gradient, rtol: float) -> str:
-        """Say by which weights the micro-batches' gradients would add up to the large batch's, if there are any."""
+        """Return the diagnosis from the weights with which the micro-batches' gradients add up to the large batch's."""
         each = np.stack([_flat(self._gradient([piece])) for piece in self._pieces], 1)
         whole = _flat(expected)
         weights = np.linalg.lstsq(each, whole, rcond=None)[0]
@@ -191,9 +194,9 @@ class _Trial:
         shown = ", ".join(f"{weight:.3g}" for weight in weights)
         factor = float(whole @ _flat(found) / (whole @ whole))
         if np.allclose(weights, 1.0, rtol=0.02) and self._how["reduction"] == "mean":
-            return f"The loss sums over rows (off by {factor:.3g}): take reduction='sum', or a loss that averages."
+            return f"The loss sums over rows (off by {factor:.3g}): use reduction='sum', or a loss that averages."
         if self._how["reduction"] == "sum":
-            return f"The loss averages over rows (off by {factor:.3g}): take reduction='mean', or a loss that sums."
+            return f"The loss averages over rows (off by {factor:.3g}): use reduction='mean', or a loss that sums."
         if np.allclose(weights, np.array(rows) / sum(rows), rtol=0.02) and self._how["weight"] is None:
             return f"The accumulated gradient is {factor:.3g} times the large batch's: the window is divided wrongly."
         return (
@@ -207,7 +210,7 @@ def _flat(gradient: Gradient) -> np.ndarray:
 
 
 def _differences(parameters: Sequence[Any], expected: Gradient, found: Gradient) -> list[tuple[str, float, float]]:
-    """Return a row of the table for each parameter; one far below the largest is compared with a part of that."""
+    """Return a row of the table for each parameter; differences are relative, but to 1e-3 of the largest at least."""
     largest = [float(np.abs(each).max(initial=0.0)) for each in expected]
     floor = max(1e-3 * max(largest), 1e-30)
     missed = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(expected, found)]

@@ -66,6 +66,12 @@ def plan(out):
     }
 
 
-def metrics(folder):
+def lines_of(folder):
+    """Return all that a run has written about updates and evaluations."""
     lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
+
+
+def metrics(folder):
+    """Return what a run has written about its updates."""
+    return [line for line in lines_of(folder) if "update" in line]

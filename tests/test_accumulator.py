@@ -623,7 +623,7 @@ def test_a_mean_without_a_weight_is_refused(mode, window):
 @pytest.mark.parametrize(
     ("gradients", "match"),
     [
-        ((np.ones(2),), "'grads' must be as many as the optimizer's 2 parameters, but got 1"),
+        ((np.ones(2),), "'grads' must have one tensor for each of the optimizer's 2 parameters, but got 1"),
         ((np.ones(3), np.ones(2)), r"'grads' must have the shapes .* but got .*3.* for .*2"),
     ],
 )

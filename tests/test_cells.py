@@ -170,7 +170,7 @@ def test_weights_that_one_cell_alone_sums_are_refused():
     optimizer = nn.SGD([network.w], 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
     TrainForwardBackward(network, optimizer, grad_sum, weight_sum=state("weight_sum", 0.0, ms.float32))
-    with pytest.raises(ValueError, match="For 'TrainOptim', 'weight_sum' must be given, as in the other Cell that"):
+    with pytest.raises(ValueError, match="For 'TrainOptim', 'weight_sum' must be given, as in the other Cell with"):
         TrainOptim(optimizer, grad_sum)
 
 

@@ -22,7 +22,8 @@ import model_zoo
 import ms_accum
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in DOCUMENTS.items()}
 COMMANDS = [
     "pip install -r requirements.txt && python train.py",
     "pip install -r requirements.txt && pytest",
@@ -86,7 +87,7 @@ def blocks(text, language):
 
 def execute(programs, folder):
     """Run programs by name, in one process; return what each printed, and its traceback if it failed."""
-    paths = {name: folder / f"{name.replace('.', '_')}.py" for name in programs}
+    paths = {name: folder / f"{re.sub('[./]', '_', name)}.py" for name in programs}
     for name, source in programs.items():
         paths[name].write_text(source, encoding="utf-8")
     runner, results = folder / "run_all.py", folder / "results.json"
@@ -132,7 +133,8 @@ def functions_of(path):
 
 
 DOCTESTS = docstrings()
-PYTHON = {path.name: blocks(path.read_text(encoding="utf-8"), "python") for path in DOCUMENTS}
+# Of the Chinese pages, whose blocks are those of the English ones (tests/test_site.py), none.
+PYTHON = {name: blocks(text, "python") for name, text in TEXTS.items() if not re.search(r"\.zh\.md$|_CN\.md$", name)}
 WITH_PYTHON = [name for name, found in PYTHON.items() if found]
 
 
@@ -153,14 +155,41 @@ def test_docstring(name, printed):
     assert mismatches(DOCTESTS[name], printed[name]) == []
 
 
+def outputs(text):
+    """Return the blocks that show what a program printed: those that follow a block of Python."""
+    both = r"^```python[ \t]*\n(?:(?!^```).)*^```\s*^```text[ \t]*\n(.*?)^```"
+    return re.findall(both, text, re.MULTILINE | re.DOTALL)
+
+
+def not_printed(shown, printed):
+    """Return the blocks whose lines were not printed one after the other, in the order of the page."""
+    wrong, place = [], 0
+    for block in shown:
+        found = f"\n{printed}".find(f"\n{block}", place)
+        place = max(found, place)
+        wrong += [block] if found < 0 else []
+    return wrong
+
+
+def faults(name, found):
+    """Return what is wrong with a document whose program was run."""
+    return [found["error"]] if found["error"] else not_printed(outputs(TEXTS[name]), found["printed"])
+
+
 def test_the_python_of_the_readme(tmp_path):
-    assert of_documents(["README.md"], tmp_path)["README.md"]["error"] is None
+    assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """What the programs of all other documents printed."""
+    return of_documents([name for name in WITH_PYTHON if name != "README.md"], tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.slow
-def test_the_python_of_the_other_documents(tmp_path):
-    found = of_documents([name for name in WITH_PYTHON if name != "README.md"], tmp_path)
-    assert len(found) > 2 and {name: each["error"] for name, each in found.items()} == dict.fromkeys(found)
+@pytest.mark.parametrize("name", [name for name in WITH_PYTHON if name != "README.md"])
+def test_the_python_of_the_other_documents(name, pages):
+    assert faults(name, pages[name]) == []
 
 
 def test_the_examples_are_found():
@@ -170,23 +199,21 @@ def test_the_examples_are_found():
 
 
 def test_readme_begins_with_the_run_and_the_test():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [block.strip() for block in blocks(readme, "bash")[:2]] == COMMANDS
+    assert [block.strip() for block in blocks(TEXTS["README.md"], "bash")[:2]] == COMMANDS
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_point_at_files(path):
-    assert broken_links(path.read_text(encoding="utf-8"), path.parent) == []
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_point_at_files(name):
+    assert broken_links(TEXTS[name], DOCUMENTS[name].parent) == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_tests_that_are_named_exist(path):
-    assert missing_tests(path.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("name", TEXTS)
+def test_tests_that_are_named_exist(name):
+    assert missing_tests(TEXTS[name]) == []
 
 
 def test_each_pitfall_names_its_tests():
-    page = (ROOT / "docs" / "correctness.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\*\*.*)$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (\*\*.*)$", TEXTS["docs/correctness.md"], re.MULTILINE)
     assert len(rows) >= 14 and [row for row in rows if "::test_" not in row] == []
 
 
@@ -236,6 +263,15 @@ def test_examples_that_hold(planted):
 def test_blocks_are_found_by_language():
     text = "```bash\na && b\n```\n```python\nx = 1\n```\ntext `python`\n```python\ny = x\n```\n~~~\n"
     assert blocks(text, "python") == ["x = 1\n", "y = x\n"] and blocks(text, "bash") == ["a && b\n"]
+
+
+def test_an_output_that_was_not_printed_is_found():
+    page = "```python\nprint(1)\n```\n\n```text\n1\n```\n```text\na command\n```\n"
+    page += "```python\nf()\n```\n```text\n2\n3\n```\n"
+    assert outputs(page) == ["1\n", "2\n3\n"]
+    assert not_printed(outputs(page), "1\n2\n3\n") == []
+    assert not_printed(outputs(page), "1\n2\nx\n3\n") == ["2\n3\n"] and not_printed(["1\n"], "21\n") == ["1\n"]
+    assert not_printed(["1\n", "1\n"], "1\n") == []
 
 
 def test_links_that_point_at_nothing_are_found(tmp_path):

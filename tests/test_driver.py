@@ -442,14 +442,14 @@ def test_a_frozen_parameter_is_refused():
     network = nn.Dense(2, 2)
     optimizer = nn.SGD(network.trainable_params(), 1.0)
     network.bias.requires_grad = False
-    with pytest.raises(ValueError, match="'bias', which is frozen. Freeze first"):
+    with pytest.raises(ValueError, match="'bias', which is frozen. Freeze before"):
         GradientAccumulation(network, nn.MSELoss(), optimizer)
 
 
 @pytest.mark.host
 def test_a_micro_batch_that_is_rejected_leaves_its_window_as_it_is():
     model = slope_driver(tail="carry")
-    with pytest.raises(ValueError, match="whose columns the network takes"):
+    with pytest.raises(ValueError, match="whose columns the network accepts"):
         run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor([1.0]))], 2)
     assert model.micro_batches == 1 and model.updates == 0
 
@@ -496,7 +496,7 @@ def test_what_the_loss_averages_over_is_what_counts(rng, options):
 def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1.0)], 3)
-    with pytest.raises(RuntimeError, match="can't change from 3 to whole batches inside a window, which holds 1 "):
+    with pytest.raises(RuntimeError, match="can't change from 3 to complete batches inside a window, which holds 1 "):
         run(model, [micro_batch(2.0, rows=2)], micro_batch_size=1)
     assert model.micro_batches == 1
     run(model, [micro_batch(2.0)] * 2, 3)

@@ -29,6 +29,20 @@ NETWORKS = {
     "batch_norm_cnn": r"12 updates, accuracy \d+\.\d%",
     "lstm_model": r"12 updates, 0 skipped",
 }
+# Each differs from basic.py by one feature.
+EVALUATION = NETWORKS["basic"]
+FEATURES = {
+    "averaged_weights": EVALUATION,
+    "check_gradients": EVALUATION,
+    "clip_and_schedule": EVALUATION,
+    "complete_batches": EVALUATION,
+    "early_stopping": EVALUATION,
+    "growing_windows": EVALUATION,
+    "mixed_precision": EVALUATION,
+    "model_fit": r"\{'accuracy': 0\.\d+\}",
+    "resume": EVALUATION,
+    "several_processes": EVALUATION,
+}
 # Each has a test of its own.
 OTHERS = ("contrastive", "language_model", "no_sync")
 
@@ -44,7 +58,9 @@ def run(program, folder, *flags, launcher=()):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted([*UPDATES, *NETWORKS, *OTHERS])
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted(
+        [*UPDATES, *NETWORKS, *FEATURES, *OTHERS]
+    )
 
 
 @pytest.mark.slow
@@ -64,6 +80,22 @@ def test_a_network_of_ones_own(program, last, tmp_path):
     warned = [line for line in done.stderr.splitlines() if "Warning" in line or "WARNING" in line]
     assert len(warned) == (program == "batch_norm_cnn") and ("normali" in done.stderr) is bool(warned)
     assert len((ROOT / "examples" / f"{program}.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "last"), FEATURES.items())
+def test_a_feature(program, last, tmp_path):
+    done = run(program, tmp_path, "--epochs=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(last, done.stdout.splitlines()[-1])
+    assert "resume" != program or list((tmp_path / "states").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("program", FEATURES)
+def test_a_feature_is_one_difference(program):
+    """Most of its lines are those of basic.py."""
+    basic, mine = ((ROOT / "examples" / f"{name}.py").read_text().splitlines() for name in ("basic", program))
+    assert len(mine) <= 60 and len(set(mine) - set(basic)) <= 10
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
 KILLED = [
     "error: the scheduler was killed by SIGKILL; its log is log/scheduler.log",
-    "error: without the scheduler no rank goes on: they are asked to save their state, and to end",
+    "error: no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end",
 ]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 WORDS = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
@@ -246,7 +246,7 @@ def test_each_job_has_a_folder_of_its_own_by_default(tmp_path):
         ("print('error: full'); print('x'); sys.exit(5)", 5, "ended with exit code 5: full"),
         ("raise ValueError('bad')", 1, "ended with exit code 1: ValueError: bad"),
         ("print('[WARNING] ME(1)'); print('hm'); sys.exit(3)", 3, "ended with exit code 3: hm"),
-        ("sys.exit(4)", 4, "ended with exit code 4: it said nothing"),
+        ("sys.exit(4)", 4, "ended with exit code 4: it printed nothing"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
     ],
 )
@@ -329,7 +329,7 @@ time.sleep(100)
 """
     code, _, err = launch(tmp_path, source.replace("AGE", str(age)))
     assert code == 1 and err[1].startswith("error: rank 0 ended with exit code 1: RuntimeError:; its log")
-    said = r"error: rank 1 was late: it had done 1,000 micro-batches, the last 4\d s before, and rank 0 1,200"
+    said = r"error: rank 1 was late: it had finished 1,000 micro-batches, the last 4\d s ago; rank 0 had finished 1,200"
     assert len(err) == 2 + bool(age) and (not age or re.fullmatch(said, err[2]))
 
 
@@ -405,7 +405,7 @@ time.sleep(1)
 sys.exit("RuntimeError: waited")
 """
     _, _, err = launch(tmp_path, source)
-    assert err[2:] == ["error: rank 1 had ended before, after 3 micro-batches, and rank 0 had done 5"]
+    assert err[2:] == ["error: rank 1 had ended before, after 3 micro-batches; rank 0 had finished 5"]
 
 
 def test_a_scheduler_that_goes_after_a_rank_ends_what_can_not(tmp_path):
@@ -497,7 +497,7 @@ def test_what_ranks_have_started_ends_too(tmp_path):
         (["--nproc=two", "program.py"], "argument --nproc: must be an int >= 1, but got 'two'"),
         (["--grace=nan", "program.py"], "argument --grace: must be a number >= 0, but got 'nan'"),
         (["--np=2", "program.py"], "unrecognized arguments: --np=2"),
-        (["nowhere.py"], "argument script.py: 'nowhere.py' is no file"),
+        (["nowhere.py"], "argument script.py: 'nowhere.py' is not a file"),
         ([], "the following arguments are required: script.py [its flags]"),
     ],
 )

@@ -31,6 +31,7 @@ FLOORS = (
     ("numerics",),
     ("window",),
     ("saving",),
+    ("results",),
     ("program",),
     (TOP,),
 )

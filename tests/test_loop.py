@@ -150,7 +150,7 @@ def test_another_window_on_request(tmp_path):
 def test_a_window_of_one_can_not_go_on_with_an_open_window(tmp_path):
     with pytest.raises(Stopped):
         Own().train(tmp_path, stop=stop_after(4))
-    with pytest.raises(CheckpointError, match="holds 1 micro-batches of a window, which windows of 1"):
+    with pytest.raises(CheckpointError, match="holds 1 micro-batches of an open window, which windows of 1"):
         Own(window=1).train(tmp_path, allow_config_change=True)
 
 

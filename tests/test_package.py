@@ -67,7 +67,9 @@ def test_the_version_is_written_twice_and_is_the_same():
 
 def test_requirements_are_those_of_the_package_its_examples_and_tests():
     assert lines("requirements.txt") == PROJECT["dependencies"] + EXTRAS["examples"] + EXTRAS["test"]
-    assert ["ms-accum[examples,test]", *lines("requirements-dev.txt")] == EXTRAS["dev"]
+    extras, *others = EXTRAS["dev"]
+    assert extras == "ms-accum[examples,test]" and lines("requirements-dev.txt") == others
+    assert EXTRAS["plot"] + EXTRAS["tensorboard"] == EXTRAS["test"][:2]
 
 
 @pytest.mark.skipif(STANDARD is None, reason="Python 3.9 does not list its own modules")
@@ -75,7 +77,8 @@ def test_what_is_imported_is_required():
     at_once = set().union(*(third_party(path, everywhere=False) for path in SOURCES))
     assert at_once == names(PROJECT["dependencies"])
     anywhere = set().union(*(third_party(path, everywhere=True) for path in SOURCES))
-    assert anywhere - at_once == names(EXTRAS["examples"])
+    optional = EXTRAS["examples"] + EXTRAS["plot"] + EXTRAS["tensorboard"]
+    assert anywhere - at_once == names(optional)
 
 
 def test_every_package_is_installed_and_there_is_one_at_the_top():

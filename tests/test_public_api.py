@@ -34,6 +34,7 @@ PUBLIC = [
     "ResumableLoop",
     "SaveStates",
     "Stopped",
+    "TensorBoardLog",
     "TrainClear",
     "TrainForwardBackward",
     "TrainOptim",

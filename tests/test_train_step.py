@@ -352,7 +352,7 @@ def never_stopped(tmp_path_factory):
     return resumable(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.filterwarnings("ignore:For 'SaveStates', the run that is resumed ended before the end of epoch")
+@pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
 @pytest.mark.parametrize("stops", [(5, 3), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 14))])
 def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
@@ -377,7 +377,9 @@ def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
 @pytest.mark.host
 def test_an_epochs_end_that_was_not_reached_is_said(tmp_path):
     resumable(tmp_path, 7)
-    with pytest.warns(RuntimeWarning, match="ended before the end of epoch 1, whose evaluation and callbacks are not"):
+    with pytest.warns(
+        RuntimeWarning, match="stopped before the end of epoch 1, whose evaluation and callbacks are not"
+    ):
         SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers()))
 
 
@@ -413,7 +415,10 @@ def never_stopped_on_host(tmp_path_factory):
     ("options", "message"),
     [
         ({"data": [8] * 7}, "'dataset' must be the one that Model trains on, but got another one"),
-        ({"initial_epoch": 0}, "'initial_epoch' must be 1, as many as the resumed run has finished, but got 0. Give"),
+        (
+            {"initial_epoch": 0},
+            "'initial_epoch' must be 1, the number of epochs that the resumed run has finished, but got 0. Pass",
+        ),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
@@ -429,7 +434,7 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
 @pytest.mark.host
 def test_batches_of_another_size_are_refused(tmp_path):
     resumable(tmp_path, 4)
-    with pytest.raises(CheckpointError, match="has epochs of 7 batches, and this data set has 3"):
+    with pytest.raises(CheckpointError, match="has epochs of 7 batches, but this data set has 3"):
         SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers([8] * 3)))
 
 
@@ -448,7 +453,7 @@ def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
     callbacks = [FlushTail(), states, ReduceLROnPlateau("loss"), EarlyStopping("loss")]
-    with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau start anew in a run that is resumed"):
+    with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau restart in a resumed run"):
         found.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
 
 
@@ -488,7 +493,7 @@ def test_a_loss_is_no_network():
 def test_flush_tail_needs_the_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
-    with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Give Model"):
+    with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Use Model"):
         model.train(1, dataset(numbers()), callbacks=[FlushTail()])
 
 

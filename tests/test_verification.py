@@ -70,8 +70,8 @@ def test_gradients_agree(steps):
 
 
 FAULTS = {
-    "sum": (dense, lambda: summed, {}, "The loss sums over rows .*: take reduction='sum'"),
-    "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: take reduction='mean'"),
+    "sum": (dense, lambda: summed, {}, "The loss sums over rows .*: use reduction='sum'"),
+    "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
     "weights": (
         dense,
         lambda: of_class_2_twice,

@@ -221,7 +221,7 @@ with ResumableLoop(states, network, accumulator) as loop:
     loop.after_micro_batch(loop.epoch, loop.batches + 1)
 step = AccumulatedTrainStep((network, loss_fn), optimizer, 4, clip_norm=1.0)
 saving = SaveStates(states, step, dataset)
-callbacks = [FlushTail(), saving]
+callbacks = [FlushTail(), saving, TensorBoardLog("curves")]
 done: int = saving.initial_epoch + step.updates + step.micro_batches
 model.train_process(3, dataset, 4, callbacks=callbacks, valid_dataset=dataset, metrics={{"acc"}}, initial_epoch=2)
 ema, noise = Ema(0.999, warm_up=100), NoiseScale(every=10)

@@ -1,6 +1,6 @@
 """Where do the images come from?
 
-Exports `create_dataset`, which batches the files of a folder or scikit-learn's digits, and the functions that download
-such a folder. May import MindSpore, NumPy and `model_zoo._check`, but no network and never `ms_accum`; scikit-learn and
-tqdm are imported where they are used.
+Exports `create_dataset`, which batches the files of a folder or the digits of scikit-learn, and the functions that
+download such a folder. It may import MindSpore, NumPy and `model_zoo._check`, but no network and never `ms_accum`;
+scikit-learn and tqdm are imported where they are used.
 """

@@ -1,7 +1,7 @@
-"""What may come out of an archive?
+"""Which files may be unpacked from an archive?
 
-Only the expected files, by name, exact size and, where it is known, SHA-256. All entries are checked before the first
-is unpacked. No name in the archive becomes a path, and reading stops one byte past a known size.
+Only the expected files, by name, exact size and, if it is published, SHA-256. All entries are checked before the first
+is unpacked. No name in the archive is used as a path, and reading stops one byte after the expected size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Any, Callable, NamedTuple, Optional
 
 from .._check import DataError
 
-# Size and SHA-256 of a file; None for a SHA-256 that nobody has published.
+# The size and the SHA-256 of a file; None if the SHA-256 is not published.
 Fingerprint = tuple[int, Optional[str]]
 Files = dict[str, Fingerprint]
 
@@ -38,7 +38,7 @@ _DAMAGE = (*_FORMAT, EOFError, LookupError, OverflowError, RuntimeError, ValueEr
 
 
 class _Entry(NamedTuple):
-    """What an archive claims about a file, and the function that opens it."""
+    """The facts that an archive states about a file, and a function that opens the file."""
 
     name: str
     shown: str
@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
 
 
 def unpack_zip(archive: Path, folder: Path, files: Files) -> Files:
-    """Unpack a zip archive of exactly the expected files, at its root or in `MNIST_Data/`; return fingerprints."""
+    """Unpack a zip archive with exactly the expected files, at its root or in `MNIST_Data/`; return fingerprints."""
     with _sound("zip"), zipfile.ZipFile(archive) as source:
         return _unpack(list(_zip_entries(source, files)), folder, files)
 
@@ -62,14 +62,14 @@ def unpack_tar(archive: Path, folder: Path, files: Files) -> Files:
         if size > limit:
             raise rejected(f"unpack to at most {limit} bytes", "more")
         content.flush()
-        # From a plain file, tarfile would allocate whatever size an entry claims; a map returns no more than it has.
+        # From a plain file, tarfile would allocate any size that an entry states; a memory map returns what it has.
         with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as unpacked:
             source = tarfile.open(fileobj=unpacked, mode="r:")
             return _unpack([entry for entry in _tar_entries(source) if entry.name in files], folder, files)
 
 
 def bound_of(files: Files) -> int:
-    """Return the largest size of an archive of these files, compressed or not."""
+    """Return the maximum size of an archive of these files, compressed or not."""
     return sum(size for size, _ in files.values()) + OVERHEAD
 
 
@@ -93,19 +93,19 @@ def pieces_of(file: Any) -> Iterator[bytes]:
 
 
 def rejected(rule: str, got: str) -> DataError:
-    """Return the error for a bad archive; the caller adds the name of its function."""
+    """Return the error for an invalid archive; the caller adds the name of its function."""
     return DataError(f"the archive must {rule}, but got {got}. Nothing was kept; try again, or give another 'url'.")
 
 
 @contextmanager
 def _sound(kind: str) -> Iterator[None]:
-    """Turn every error of a damaged archive into a DataError."""
+    """Convert all errors of a damaged archive to a DataError."""
     try:
         yield
     except DataError:
         raise
     except _DAMAGE as error:
-        raise rejected(f"be a sound {kind} archive", " ".join(str(error).split())) from error
+        raise rejected(f"be a valid {kind} archive", " ".join(str(error).split())) from error
 
 
 def _zip_entries(source: zipfile.ZipFile, files: Files) -> Iterator[_Entry]:
@@ -116,7 +116,7 @@ def _zip_entries(source: zipfile.ZipFile, files: Files) -> Iterator[_Entry]:
         if name in folders and member.is_dir():
             continue
         if name not in files:
-            raise rejected("hold the known files only", shown)
+            raise rejected("contain only the expected files", shown)
         if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
             raise rejected("be deflated and not encrypted", f"{shown}, which is not")
         plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
@@ -128,7 +128,7 @@ def _tar_entries(source: tarfile.TarFile) -> Iterator[_Entry]:
     end = 0
     for member in source:
         if source.offset <= end:  # a negative size would repeat an earlier entry without end
-            raise rejected("be a sound tar.gz archive", f"{member.name[:100]!r} of a negative size")
+            raise rejected("be a valid tar.gz archive", f"{member.name[:100]!r} with a negative size")
         end = source.offset
         plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
         name, opened = member.name.removeprefix("./"), partial(source.extractfile, member)
@@ -136,20 +136,20 @@ def _tar_entries(source: tarfile.TarFile) -> Iterator[_Entry]:
 
 
 def _unpack(entries: list[_Entry], folder: Path, files: Files) -> Files:
-    """Unpack the files if there is one plain entry of the right size for each."""
+    """Unpack the files if there is exactly one regular entry of the right size for each."""
     chosen: dict[str, _Entry] = {}
     for entry in entries:
         size = files[entry.name][0]
         if entry.name in chosen:
-            raise rejected("hold each file once", f"{entry.shown} twice")
+            raise rejected("contain each file once", f"{entry.shown} twice")
         if not entry.plain:
-            raise rejected("hold plain files only", f"{entry.shown}, a link or device")
+            raise rejected("contain only regular files", f"{entry.shown}, a link or device")
         if entry.size != size:
-            raise rejected(f"hold {size} bytes of {entry.shown}", f"{entry.size}")
+            raise rejected(f"contain {size} bytes of {entry.shown}", f"{entry.size}")
         chosen[entry.name] = entry
     absent = sorted(set(files) - set(chosen))
     if absent:
-        raise rejected("hold the known files", f"none named {', '.join(absent)}")
+        raise rejected("contain the expected files", f"none named {', '.join(absent)}")
     return {name: _write(entry, folder / name, files[name]) for name, entry in chosen.items()}
 
 
@@ -161,5 +161,5 @@ def _write(entry: _Entry, target: Path, expected: Fingerprint) -> Fingerprint:
         unpacked.flush()
         os.fsync(unpacked.fileno())
     if found[0] != expected[0] or expected[1] not in (None, found[1]):
-        raise rejected(f"hold the known {entry.shown}", f"SHA-256 {found[1]} ({found[0]} bytes)")
+        raise rejected(f"contain the published {entry.shown}", f"SHA-256 {found[1]} ({found[0]} bytes)")
     return found

@@ -1,7 +1,7 @@
-"""How are images moved at random, and moved alike whenever their rows are read again?
+"""How are images cropped and mirrored at random, but reproducibly?
 
-Where a row is cropped is drawn for the whole split at once, from (seed, pass), and looked up by the row's own
-number. So it depends neither on the batch a row is in, nor on the shard, nor on what was read before.
+The crops of a pass are drawn for the complete split at once, from (seed, pass), and looked up by the number of the row.
+So they do not depend on the batch of a row, on the shard, or on what was read before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 PADDING = 4
-# Behind seed and pass; the order of the rows is drawn from those two alone, and must stay independent.
+# Added to seed and pass, because the order of the rows is drawn from these two, and must be independent.
 _STREAM = 1
 
 
@@ -21,9 +21,9 @@ class Moves:
     """What happens to each row in one pass.
 
     Attributes:
-        top: Where the crop begins in the padded image, 0 to 2 * PADDING.
-        left: The same from the left.
-        mirrored: Whether left and right are exchanged.
+        top: The first row of the crop in the padded image, 0 to 2 * PADDING.
+        left: Its first column.
+        mirrored: Whether left and right are swapped.
     """
 
     top: np.ndarray
@@ -31,7 +31,7 @@ class Moves:
     mirrored: np.ndarray
 
     def of(self, rows: np.ndarray) -> Moves:
-        """Return those of some rows."""
+        """Return the moves of some rows."""
         return Moves(self.top[rows], self.left[rows], self.mirrored[rows])
 
 
@@ -43,20 +43,20 @@ def draw_moves(rows: int, seed: int, number: int) -> Moves:
 
 
 def move(images: np.ndarray, moves: Moves) -> np.ndarray:
-    """Crop images from their copies with PADDING black pixels around, and mirror some.
+    """Crop images from copies with PADDING black pixels on each side, and mirror some.
 
     Args:
         images (numpy.ndarray): uint8 of shape (N, channels, side, side).
-        moves (Moves): What to do with each of the N.
+        moves (Moves): The crop and the mirroring of each of the N images.
 
     Returns:
-        numpy.ndarray of the same shape, the input is left alone.
+        numpy.ndarray of the same shape; the input is not changed.
     """
     count, channels, side, _ = images.shape
     padded = np.zeros((count, channels, side + 2 * PADDING, side + 2 * PADDING), images.dtype)
     padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
-    # Every possible crop, as a view; taking one an image copies it.
-    slide: Any = np.lib.stride_tricks.sliding_window_view  # its annotations know one axis only
+    # All possible crops, as a view; selecting one per image copies it.
+    slide: Any = np.lib.stride_tricks.sliding_window_view  # its annotations allow only one axis
     crops = slide(padded, (side, side), axis=(2, 3))
     moved = crops[np.arange(count), :, moves.top, moves.left]
     moved[moves.mirrored] = moved[moves.mirrored][..., ::-1]

@@ -1,9 +1,9 @@
 """In which order do the batches come?
 
-The order is a pure function of (seed, epoch). Which epoch it is can't be counted where batches are
-made: an iterator reads ahead, by default without end, and how far is a matter of timing. So a batch
-is addressed by one running number, epoch * batches + batch, and the numbers come from a sampler,
-which MindSpore copies for each iterator: the copy counts that iterator's epochs.
+The order is a pure function of (seed, epoch). The epoch can't be counted where batches are made: an iterator reads
+ahead, by default without end, and how far depends on timing. So a batch is addressed by one running number, epoch *
+batches + batch. The numbers come from a sampler, which MindSpore copies for each iterator: the copy counts the epochs
+of that iterator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAMPLE = 512
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Which rows a pass over the data visits, and in which order.
+    """The rows that a pass over the data visits, and their order.
 
     Attributes:
         rows: Number of rows of the split, over all shards.
@@ -42,7 +42,7 @@ class Order:
         return len(range(self.shard_id, self.rows, self.num_shards))
 
     def of(self, number: int) -> np.ndarray:
-        """Return the rows of pass `number`; of all shards together each row exactly once."""
+        """Return the rows of pass `number`; all shards together contain each row exactly once."""
         rows = np.arange(self.rows)
         if self.seed is not None:
             rows = np.random.default_rng([self.seed, number]).permutation(self.rows)
@@ -50,7 +50,7 @@ class Order:
 
 
 class Batches:
-    """Ready batches under running numbers: what `GeneratorDataset` calls its source.
+    """Batches by their running numbers, the source of a `GeneratorDataset`.
 
     Args:
         split (Split): The images and labels.
@@ -71,8 +71,8 @@ class Batches:
         drop_remainder: bool = False,
         moves_seed: int | None = None,
     ) -> None:
-        # The channel axis is made here: on a batch, np.newaxis leaves a stride of 0, with which
-        # MindSpore copies element by element (0.27 ms per batch instead of 0.06).
+        # The channel axis is added here: on a batch, np.newaxis leaves a stride of 0, with which MindSpore copies
+        # element by element (0.27 ms per batch instead of 0.06).
         self._split, self._images, self._labels = split, split.with_channels(), split.labels
         self._normalise, self._moves_seed = split.normaliser(), moves_seed
         self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
@@ -83,19 +83,19 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """How many rows the split has."""
+        """The number of rows of the split."""
         return self._order.rows
 
     @property
     def fingerprint(self) -> str:
-        """Which data they are: a hash of all labels and of a sample of the images."""
+        """A fingerprint of the data: a hash of all labels and of a sample of the images."""
         digest = hashlib.sha256(np.ascontiguousarray(self._labels).tobytes())
         digest.update(np.ascontiguousarray(self._images[:: max(1, self.rows // _SAMPLE)]).tobytes())
         return digest.hexdigest()[:16]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a model that is trained with them has to know of them, in types that JSON has."""
+        """The facts about the data that are recorded with a model, in types that JSON supports."""
         split, (channels, side) = self._split, self._images.shape[1:3]
         facts = {"rows": self.rows, "data": self.fingerprint, "image_size": side, "channels": channels}
         scale = {name: np.array(getattr(split, name)).tolist() for name in ("mean", "std")}
@@ -103,22 +103,22 @@ class Batches:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next iterator begins with."""
+        """The epoch with which the next iterator begins."""
         return self._epoch
 
     def begin_with_epoch(self, number: int) -> None:
-        """Let the next iterator begin with this epoch."""
+        """Make the next iterator begin with this epoch."""
         self._epoch = check_int("create_dataset", "epoch", number, low=0)
 
     def __len__(self) -> int:
         return self._per_pass * self._repeat_size
 
     def __getitem__(self, number: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return image and label of batch `number % len` of epoch `number // len`."""
+        """Return the images and the labels of batch `number % len` of epoch `number // len`."""
         pass_number, batch = divmod(int(number), self._per_pass)
         kept, rows, moves = self._pass
         if kept != pass_number:
-            # One assignment: two iterators' threads may be here at the same time.
+            # A single assignment, because threads of two iterators may be here at the same time.
             self._pass = _, rows, moves = self._pass_of(pass_number)
         rows = rows[self._begin(batch) : self._begin(batch + 1)]
         images = self._images[rows]
@@ -131,7 +131,7 @@ class Batches:
         begin = batch * self._batch_size
         if self._drop_remainder:
             return begin
-        # Each batch behind it gets a row at least, and the last one what is left: another shard may have a row more.
+        # Each later batch gets at least one row, and the last one the rest: another shard may have one row more.
         rest = self._per_pass - batch
         return min(begin, len(self._order) - rest) if rest else len(self._order)
 
@@ -142,7 +142,7 @@ class Batches:
 
 
 def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
-    """Return the number of batches of a pass: the same for all shards, or some would wait for others without end."""
+    """Return the number of batches in a pass; it is equal for all shards, or some would wait for others forever."""
     if drop_remainder:
         return len(range(order.num_shards - 1, order.rows, order.num_shards)) // batch_size
     largest = len(range(0, order.rows, order.num_shards))
@@ -150,10 +150,10 @@ def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
 
 
 class Epochs:
-    """The numbers of each epoch's batches: what `GeneratorDataset` calls its sampler.
+    """The numbers of each epoch's batches, the sampler of a `GeneratorDataset`.
 
     Args:
-        source (Batches): The batches; its `next_epoch` is taken, and advanced, by each new iterator.
+        source (Batches): The batches; each new iterator reads and increments its `next_epoch`.
     """
 
     def __init__(self, source: Batches) -> None:
@@ -169,7 +169,7 @@ class Epochs:
 
     def __iter__(self) -> Iterator[int]:
         """Yield one epoch's numbers."""
-        # A generator, so that nothing happens when MindSpore calls `iter` to see whether it can.
+        # A generator, so that nothing happens when MindSpore calls `iter` only to find out whether it works.
         if self._next is None:
             self._next = self._source.next_epoch
             self._source.begin_with_epoch(self._next + 1)

@@ -32,45 +32,43 @@ def create_dataset(
     shard_id: int = 0,
     dataset: str | None = None,
 ) -> GeneratorDataset:
-    """Create batches of handwritten digits, MNIST from a folder or the embedded ones, or of CIFAR-10.
+    """Create a dataset of batches of MNIST, the embedded digits, or CIFAR-10.
 
-    The columns are `image`, float32 of shape (N, 1, image_size, image_size), or (N, 3, 32, 32) of
-    CIFAR-10, normalised, and `label`, int32 of shape (N,). CIFAR-10's training images are cropped at
-    random from their padded copies, and mirrored at random; how is a function of (seed, pass, row),
-    so that each row is moved alike whatever the batch size, the shards, and where a run is resumed.
+    The columns are `image`, normalised float32 of shape (N, 1, image_size, image_size), or (N, 3, 32, 32) for CIFAR-10,
+    and `label`, int32 of shape (N,). Training images of CIFAR-10 are cropped from padded copies and mirrored at random.
+    This is a function of (seed, pass, row), so it does not depend on the batch size, the shards, or where a run
+    resumes.
 
-    The first iterator made from the dataset begins with epoch 0, the next one with epoch 1, and so on;
-    an iterator over several epochs counts on from its first. `dataset.source.next_epoch` is the epoch the
-    next iterator begins with; to resume, set it with `dataset.source.begin_with_epoch(number)`.
+    The first iterator of the dataset begins with epoch 0, the next with epoch 1, and so on; an iterator over several
+    epochs counts from its first. `dataset.source.next_epoch` is the epoch with which the next iterator begins; to
+    resume, set it with `dataset.source.begin_with_epoch(number)`.
 
     Args:
-        data_path (str): Folder of MNIST's four IDX files, as MindSpore's tutorials (``train/`` and
-            ``test/``, or one of the two), torchvision or gunzip leave them, or of CIFAR-10's binary
-            files. Default: ``None``, the 1,797 digits that scikit-learn ships.
-        batch_size (int): Rows per batch. Default: ``32``.
-        repeat_size (int): Passes over the rows per epoch. Default: ``1``.
-        num_parallel_workers (int): Accepted for the tutorials' sake; one is enough. Default: ``1``.
-        usage (str): ``"train"`` or ``"test"``. Default: ``None``, the split the folder holds (of
-            both, train).
-        image_size (int): Side of the images: 32 for LeNet5, 28 for MLP; CIFAR-10's are
-            always 32. Default: ``32``.
-        shuffle (bool): Whether each epoch has an order of its own. Default: ``None``, the training
-            split only.
-        seed (int): Seed of the order, and of crops and mirrorings. Default: ``None``,
-            `mindspore.get_seed()`, or 0 without one.
-        drop_remainder (bool): Whether a last, shorter batch is left out. Default: ``False``.
-        num_shards (int): Number of shards of the rows. Default: ``1``.
-        shard_id (int): The shard to take: every num_shards-th row of the epoch's order, so each row
-            is in exactly one shard and sizes differ by at most one. Default: ``0``.
-        dataset (str): ``"mnist"``, ``"digits"`` or ``"cifar10"``. Default: ``None``, MNIST with a
-            `data_path`, the digits without.
+        data_path (str): The folder of MNIST's four IDX files, in the layout of MindSpore's tutorials (``train/`` and
+            ``test/``, or one of the two), of torchvision or of gunzip, or the folder of CIFAR-10's binary files.
+            Default: ``None``, the 1,797 digits in scikit-learn.
+        batch_size (int): The number of rows in a batch. Default: ``32``.
+        repeat_size (int): The number of passes over the rows in an epoch. Default: ``1``.
+        num_parallel_workers (int): Not used; accepted for compatibility with the tutorials. Default: ``1``.
+        usage (str): ``"train"`` or ``"test"``. Default: ``None``, the split that the folder contains (train if both).
+        image_size (int): The side of the images: 32 for LeNet5, 28 for MLP, always 32 for CIFAR-10. Default: ``32``.
+        shuffle (bool): Whether each epoch has a different random order. Default: ``None``, for the training split only.
+        seed (int): The seed of the order, and of crops and mirroring. Default: ``None``, `mindspore.get_seed()`, or 0
+            if it is not set.
+        drop_remainder (bool): Whether a shorter last batch is dropped. Default: ``False``.
+        num_shards (int): The number of shards of the rows. Default: ``1``.
+        shard_id (int): The shard to use: every num_shards-th row of the epoch's order. Each row is in exactly one
+            shard, and the sizes of shards differ by at most one. Default: ``0``.
+        dataset (str): ``"mnist"``, ``"digits"`` or ``"cifar10"``. Default: ``None``, MNIST with a `data_path`, the
+            digits without one.
 
     Returns:
         GeneratorDataset, the batches.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is out of range; its kind DataError: if a file is damaged.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+        DataError: If a file is damaged; a subclass of ValueError.
         FileNotFoundError: If the folder or one of its files is missing.
 
     Supported Platforms:
@@ -106,7 +104,7 @@ def create_dataset(
         moves_seed=seed if dataset == "cifar10" and split.usage == "train" else None,
     )
     batches = GeneratorDataset(source, ["image", "label"], sampler=Epochs(source), num_parallel_workers=1)
-    # To MindSpore each of our batches is one row: get_batch_size() would answer 1.
+    # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
     batches.copy_batch_size(batch_size)
     return batches
 
@@ -124,7 +122,7 @@ def _check_split(usage: str | None, shuffle: bool | None) -> None:
 
 
 def _check_dataset(dataset: str | None, data_path: object, image_size: int) -> str:
-    """Return which data set is meant, or refuse arguments that contradict each other."""
+    """Return the name of the data set, or raise an error if arguments contradict each other."""
     if dataset is None:
         return "digits" if data_path is None else "mnist"
     check_choice(_NAME, "dataset", dataset, choices=("mnist", "digits", "cifar10"))
@@ -137,7 +135,7 @@ def _check_dataset(dataset: str | None, data_path: object, image_size: int) -> s
 
 
 def _load(dataset: str, data_path: str | PathLike[str] | None, usage: str | None) -> Split:
-    """Return the split asked for, at its own size."""
+    """Return the requested split, with images of their original size."""
     if dataset == "digits":
         return load_digits_split(usage)
     load = {"mnist": load_mnist, "cifar10": load_cifar10}[dataset]
@@ -145,14 +143,14 @@ def _load(dataset: str, data_path: str | PathLike[str] | None, usage: str | None
 
 
 def _check_rows(split: Split, batch_size: int, *, num_shards: int, drop_remainder: bool) -> None:
-    """Refuse a batch larger than the data, with the smallest shard's answer on every rank."""
+    """Raise an error for a batch larger than the data; the smallest shard decides, so that all ranks agree."""
     rows = len(split.labels) // num_shards
     if rows < 1:
         raise ValueError(
             f"For '{_NAME}', 'num_shards' must be <= {len(split.labels)}, the number of "
             f"{split.usage} images, but got {num_shards}."
         )
-    # A test split is only read: one short batch of all there is does no harm, unless it is dropped.
+    # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
     if batch_size > rows and (split.usage == "train" or drop_remainder):
         whose = f"{split.usage} images" + (" of a shard" if num_shards > 1 else "")
         raise ValueError(

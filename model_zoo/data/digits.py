@@ -1,7 +1,7 @@
 """What are the embedded digits?
 
-scikit-learn ships 1,797 handwritten digits of 8x8 pixels (the test set of UCI's "Optical
-Recognition of Handwritten Digits"): real images that need no network.
+scikit-learn contains 1,797 handwritten digits of 8x8 pixels (the test set of UCI's "Optical Recognition of Handwritten
+Digits"): real images that need no download.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 from .images import Split
 
 TEST_ROWS = 360
-# Mean and standard deviation of the 1,437 training images. MNIST's constants would not do: these
-# digits fill their frame and are 2.3 times as bright, so the inputs would average 0.57, not 0.
+# Mean and standard deviation of the 1,437 training images. MNIST's constants are not suitable: these digits fill their
+# frame and are 2.3 times as bright, so the inputs would have a mean of 0.57 instead of 0.
 _MEAN, _STD = 0.3056, 0.3763
 
 
 def load_digits_split(usage: str | None) -> Split:
     """Return the embedded digits' training split (1,437 images) or test split (360).
 
-    The split never changes: `RandomState` is the one generator whose numbers NumPy has frozen.
+    The split never changes, because NumPy guarantees that the numbers of `RandomState` stay the same.
 
     Args:
         usage (str): ``"train"`` or ``"test"``; None means train.
@@ -37,7 +37,7 @@ def load_digits_split(usage: str | None) -> Split:
     digits = _digits()
     order = np.random.RandomState(0).permutation(len(digits))
     rows = digits[order[:TEST_ROWS] if usage == "test" else order[TEST_ROWS:]]
-    # Gray values are 0 to 16 there.
+    # scikit-learn's gray values are 0 to 16.
     images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return Split(usage or "train", images, rows[:, -1].astype(np.int32), mean=_MEAN, std=_STD)
 
@@ -45,7 +45,7 @@ def load_digits_split(usage: str | None) -> Split:
 @lru_cache(1)
 def _digits() -> np.ndarray:
     """Return the rows of scikit-learn's file: 64 gray values, and the digit."""
-    found = find_spec("sklearn")  # which imports nothing: `load_digits` takes a second, for all of SciPy
+    found = find_spec("sklearn")  # imports nothing: `load_digits` would import all of SciPy, which takes a second
     file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
     if file is not None and file.is_file():
         return np.loadtxt(file, delimiter=",")
@@ -53,7 +53,7 @@ def _digits() -> np.ndarray:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "For 'create_dataset', 'data_path' must be given where scikit-learn, which holds the "
+            "For 'create_dataset', 'data_path' must be given if scikit-learn, which contains the "
             "embedded digits, is not installed. Run: pip install scikit-learn"
         ) from error
     return np.column_stack(load_digits(return_X_y=True))

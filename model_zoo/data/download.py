@@ -1,7 +1,7 @@
-"""How does a data set get into a folder, verified?
+"""How is a data set downloaded into a folder, and verified?
 
-Everything happens in a staging folder on the destination's file system; a file appears under its
-name only after it was verified, and after an error there is none.
+Files are unpacked in a staging folder on the file system of the destination. A file appears under its name only after
+all files have been verified; after an error there is none.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .fetch import fetch
 
 
 class Source(NamedTuple):
-    """A data set that can be fetched.
+    """A data set that can be downloaded.
 
     Attributes:
-        caller: The function that fetches it, for the wording of errors.
+        caller: The name of the function that downloads it, for error messages.
         title: Its name.
-        files: The files that come out, in the order in which `find` gives those of a split.
+        files: Its files, in the order in which `find` returns those of a split.
         unpack: The function that unpacks them.
-        sha256: Of the archive, if only that is published, or None.
+        sha256: The SHA-256 of the archive, if only that is published, or None.
         find: The function that finds the files of a split in a folder.
     """
 
@@ -50,7 +50,7 @@ _MNIST_FILES: Files = {
 MNIST = Source("download_mnist", "MNIST", _MNIST_FILES, unpack_zip, None, mnist.find_split)
 
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-# As published; not compared with the archive itself, which was not available here.
+# As published; not compared with the archive itself, which could not be downloaded here.
 _CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 _CIFAR10_FILES: Files = {
     f"{cifar.TOP}/{name}": (cifar.ROWS * cifar.RECORD, None) for split in cifar.FILES.values() for name in split
@@ -59,24 +59,24 @@ CIFAR10 = Source("download_cifar10", "CIFAR-10", _CIFAR10_FILES, unpack_tar, _CI
 
 
 def download_mnist(data_path: str | PathLike[str], url: str = DEFAULT_URL, *, stall_seconds: float = 60.0) -> str:
-    """Fetch MNIST into `data_path`/train and `data_path`/test, verified by SHA-256.
+    """Download MNIST into `data_path`/train and `data_path`/test, verified by SHA-256.
 
-    Does nothing where the folder holds MNIST already, in any layout `create_dataset` reads, and
-    never replaces a file that is not MNIST's.
+    It does nothing if the folder already contains MNIST in any layout that `create_dataset` reads, and never replaces a
+    file that does not belong to MNIST.
 
     Args:
-        data_path (str): The folder; made if it does not exist.
-        url (str): Address of the tutorials' archive. Default: MindSpore's own.
-        stall_seconds (float): How long the server may take for the next 8 KiB. Default: ``60.0``.
+        data_path (str): The folder; it is created if it does not exist.
+        url (str): The address of the tutorials' archive. Default: that of MindSpore.
+        stall_seconds (float): The maximum number of seconds to wait for the next 8 KiB. Default: ``60.0``.
 
     Returns:
         str, the folder.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is out of range; its kind DataError: if the archive is not MNIST's,
-            or the folder holds other files under these names.
-        OSError: If the archive can't be fetched, or the disk can't hold it.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+        DataError: If the archive is not that of MNIST, or the folder contains other files under these names.
+        OSError: If the archive can't be downloaded, or the disk is full.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
@@ -85,20 +85,23 @@ def download_mnist(data_path: str | PathLike[str], url: str = DEFAULT_URL, *, st
 
 
 def download_cifar10(data_path: str | PathLike[str], url: str = _CIFAR10_URL, *, stall_seconds: float = 60.0) -> str:
-    """Fetch CIFAR-10's binary form into `data_path`/cifar-10-batches-bin, from an archive verified by SHA-256.
+    """Download CIFAR-10's binary version into `data_path`/cifar-10-batches-bin; the archive is verified by SHA-256.
 
-    Does nothing where the folder holds six files of its sizes already, and never replaces a file.
+    It does nothing if the folder already contains its six files in the right sizes, and never replaces a file.
 
     Args:
-        data_path (str): The folder; made if it does not exist.
-        url (str): Address of the official archive. Default: its author's.
-        stall_seconds (float): How long the server may take for the next 8 KiB. Default: ``60.0``.
+        data_path (str): The folder; it is created if it does not exist.
+        url (str): The address of the official archive. Default: that of its author.
+        stall_seconds (float): The maximum number of seconds to wait for the next 8 KiB. Default: ``60.0``.
 
     Returns:
         str, the folder.
 
     Raises:
-        TypeError, ValueError, OSError: As `download_mnist` does.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+        DataError: If the archive is not that of CIFAR-10, or the folder contains other files under these names.
+        OSError: If the archive can't be downloaded, or the disk is full.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
@@ -131,7 +134,7 @@ def _download(source: Source, data_path: str | PathLike[str], url: str, stall_se
 
 
 def _check_url(caller: str, url: str) -> None:
-    """Reject an address that urllib would read from the disk, or can't read."""
+    """Raise an error for an address that urllib would read from the disk, or can't read."""
     if not isinstance(url, str):
         raise TypeError(f"For '{caller}', 'url' must be a str, but got type {type(url).__name__}.")
     try:
@@ -144,7 +147,7 @@ def _check_url(caller: str, url: str) -> None:
 
 
 def _is_complete(source: Source, root: Path) -> bool:
-    """Return whether the folder holds exactly the data set where `create_dataset` would find it."""
+    """Return whether the folder contains the data set, unchanged, where `create_dataset` would find it."""
     for usage in ("train", "test"):
         found = source.find(root, usage)
         # In both data sets, only names of test files contain "test".
@@ -155,7 +158,7 @@ def _is_complete(source: Source, root: Path) -> bool:
 
 
 def _matches(path: Path, expected: Fingerprint) -> bool:
-    """Compare sizes first, because hashing a long file takes time."""
+    """Return whether a file has the expected size and, if it is published, SHA-256; the size is compared first."""
     size, sha256 = expected
     if sha256 is None or path.stat().st_size != size:
         return path.stat().st_size == size
@@ -164,7 +167,7 @@ def _matches(path: Path, expected: Fingerprint) -> bool:
 
 
 def _reject_other_files(source: Source, root: Path, files: Files) -> None:
-    """Raise if a file of another data set is in the place of an expected one: it may be the only copy."""
+    """Raise an error if there is another file under the name of an expected one: it may be the only copy."""
     for folder in _folders(root, files):
         if folder.exists() and not folder.is_dir():
             rule, got = "be a folder", f"the file {quote(folder)}. Choose another one."
@@ -173,8 +176,8 @@ def _reject_other_files(source: Source, root: Path, files: Files) -> None:
         target = root / name
         if os.path.lexists(target) and not (target.is_file() and _matches(target, expected)):
             raise DataError(
-                f"For '{source.caller}', 'data_path' must hold {source.title} or no such files, but got "
-                f"{quote(target)}, which is not {source.title}'s. Remove it, or choose another folder."
+                f"For '{source.caller}', 'data_path' must contain {source.title} or no such files, but got "
+                f"{quote(target)}, which does not belong to {source.title}. Remove it, or choose another folder."
             )
 
 
@@ -184,7 +187,7 @@ def _folders(root: Path, files: Files) -> list[Path]:
 
 
 def _nearest_folder(root: Path) -> Path:
-    """Return the deepest existing folder of the path: it is on the same disk."""
+    """Return the deepest existing folder of the path, which is on the same disk."""
     return next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
 
 

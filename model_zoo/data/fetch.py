@@ -1,7 +1,7 @@
-"""How does one file come over the network in bounded time?
+"""How is a file downloaded in bounded time?
 
-urllib has no timeout for DNS, nor for a server that sends a byte now and then. So it runs in a daemon thread, and the
-caller waits at most `stall_seconds` for each piece. Only the caller writes. An abandoned thread ends at its next piece.
+urllib has no timeout for DNS, nor for a server that sends single bytes. So it runs in a daemon thread, and the caller
+waits at most `stall_seconds` for each piece. Only the caller writes. An abandoned thread ends at its next piece.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from .archive import Fingerprint, copy
 
-# Must arrive within `stall_seconds`; with single bytes, a slow server could take years.
+# The bytes that must arrive within `stall_seconds`; if it were one byte, a slow server could take years.
 _PIECE = 8192
 _QUEUED = 64  # pieces
-# On Windows Ctrl-C interrupts `sleep`, but no wait for a queue.
+# On Windows Ctrl-C interrupts `sleep`, but not the wait for a queue.
 _POLL_SECONDS = 0.01
 # Sockets raise an error for much longer timeouts.
 _LONGEST_SECONDS = 86_400.0
 
 
 def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int, caller: str) -> Fingerprint:
-    """Fetch `url` into the new file `target`, of `max_bytes` at most, and return its fingerprint.
+    """Download `url` to the new file `target` of at most `max_bytes`, and return its fingerprint.
 
     Raises:
         TimeoutError: If 8 KiB, or the rest, take longer than `stall_seconds`.
-        OSError: If the file can't be fetched or written, or is too long.
+        OSError: If the file can't be downloaded or written, or is too long.
     """
     try:
         with open(target, "xb") as file, contextlib.closing(_pieces(url, stall_seconds)) as pieces:
@@ -41,14 +41,14 @@ def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int, calle
         if found[0] > max_bytes:
             raise OSError(f"it is longer than {max_bytes} bytes")
         return found
-    except Exception as error:  # urllib raises more than OSErrors
-        rule, reason = "must be a file that can be fetched", " ".join(str(error).split())
+    except Exception as error:  # urllib also raises errors that are not OSErrors
+        rule, reason = "must be a file that can be downloaded", " ".join(str(error).split())
         message = f"For '{caller}', 'url' {rule}, but got {url!r}: {reason}. Try again, or give a mirror's address."
         raise (TimeoutError if isinstance(error, TimeoutError) else OSError)(message) from error
 
 
 def _pieces(url: str, stall_seconds: float) -> Generator[bytes, None, None]:
-    """Yield what the thread reads; show a progress bar in a terminal."""
+    """Yield what the thread reads; show a progress bar on a terminal."""
     from tqdm import tqdm
 
     arrived: queue.Queue = queue.Queue(_QUEUED)
@@ -64,7 +64,7 @@ def _pieces(url: str, stall_seconds: float) -> Generator[bytes, None, None]:
         if length not in (None, size):
             raise OSError(f"it ended after {size} of {length} bytes")
     except queue.Empty:
-        raise TimeoutError(f"nothing came for {stall_seconds:g} seconds, after {size} bytes") from None
+        raise TimeoutError(f"no data arrived for {stall_seconds:g} seconds, after {size} bytes") from None
     finally:
         over.set()
         with contextlib.suppress(queue.Empty):
@@ -72,7 +72,7 @@ def _pieces(url: str, stall_seconds: float) -> Generator[bytes, None, None]:
 
 
 def _next(arrived: queue.Queue, seconds: float) -> Any:
-    """Return the thread's next item, or raise its error; raise `queue.Empty` after that time."""
+    """Return the thread's next item, or raise its error; raise `queue.Empty` after this number of seconds."""
     end = time.monotonic() + seconds
     while arrived.empty() and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
@@ -83,9 +83,9 @@ def _next(arrived: queue.Queue, seconds: float) -> Any:
 
 
 def _read(url: str, stall_seconds: float, arrived: queue.Queue, over: threading.Event) -> None:
-    """Put the announced length or None, then all pieces and an empty one; after a failure, the error."""
-    request = Request(url, headers={"User-Agent": "Mozilla/5.0"})  # some servers reject urllib's own
-    timeout = min(2 * stall_seconds, _LONGEST_SECONDS)  # the caller's ends first
+    """Put the announced length or None, then all pieces and an empty one; or the error after a failure."""
+    request = Request(url, headers={"User-Agent": "Mozilla/5.0"})  # some servers reject that of urllib
+    timeout = min(2 * stall_seconds, _LONGEST_SECONDS)  # longer than the timeout of the caller
     try:
         with build_opener(_KeepTls).open(request, timeout=timeout) as response:
             arrived.put(getattr(response, "length", None))  # FTP gives none
@@ -103,7 +103,7 @@ class _KeepTls(HTTPRedirectHandler):
     """Rejects redirects from https to an unencrypted scheme, which urllib follows."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        fp.close()  # or all of its body would be read, without a limit
+        fp.close()  # otherwise its complete body would be read, without a limit
         if req.full_url.lower().startswith("https:") and not newurl.lower().startswith("https:"):
-            raise HTTPError(newurl, code, "the server redirects from https to an open connection", headers, fp)
+            raise HTTPError(newurl, code, "the server redirects from https to an unencrypted connection", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)

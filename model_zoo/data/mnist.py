@@ -1,7 +1,7 @@
-"""Where does a folder keep MNIST, and is each of its files sound?
+"""Where are the files of MNIST in a folder, and is each of them valid?
 
-Every number in the header of an IDX file is a claim. Nothing is allocated or returned before it agrees with the size
-that the file really has, so a header of 2**32-1 images costs 16 bytes.
+The numbers in the header of an IDX file are not trusted: nothing is allocated or returned before they agree with the
+size of the file. So a header of 2**32-1 images costs 16 bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = {"train": "train", "test": "t10k"}
 _GZIP = b"\x1f\x8b"
 _KINDS = {b"\x00\x00\x08\x03": "images", b"\x00\x00\x08\x01": "labels"}
 _FETCH = "for example with 'train.py --download'"
-_REMEDY = f"Remove it and fetch MNIST again, {_FETCH}."
+_REMEDY = f"Remove it and download MNIST again, {_FETCH}."
 
 
 def load_mnist(root: Path, usage: str | None) -> Split:
@@ -32,32 +32,32 @@ def load_mnist(root: Path, usage: str | None) -> Split:
 
     Args:
         root (Path): The folder.
-        usage (str): ``"train"``, ``"test"``, or None for the split it holds (of both, train).
+        usage (str): ``"train"``, ``"test"``, or None for the split that the folder contains (train if both).
 
     Returns:
         Split, checked.
 
     Raises:
         FileNotFoundError: If the folder or a file of the split is missing.
-        DataError: If `root` is a file, or a file is damaged, or the two do not belong together.
+        DataError: If `root` is a file, or a file is damaged, or the files do not belong together.
     """
-    check_folder("create_dataset", root, fetch=f"fetch MNIST into it, {_FETCH}")
+    check_folder("create_dataset", root, fetch=f"download MNIST into it, {_FETCH}")
     (images_path, labels_path), usage = locate(root, usage, find_split, missing=_missing)
     images, labels = _read(images_path, "images", item=(SIDE, SIDE)), _read(labels_path, "labels", item=())
     if labels.max() >= CLASSES:
         where = int(labels.argmax())
-        raise _bad(labels_path, f"hold labels 0 to {CLASSES - 1}", f"label {labels[where]} at row {where}")
+        raise _bad(labels_path, f"contain labels from 0 to {CLASSES - 1}", f"label {labels[where]} in row {where}")
     if len(images) != len(labels):
         raise DataError(
             f"For 'create_dataset', the files {quote(images_path)} and {quote(labels_path)} must "
-            f"hold equally many items, but got {len(images)} images and {len(labels)} labels. "
-            "One of them belongs to another data set: fetch both again."
+            f"contain the same number of items, but got {len(images)} images and {len(labels)} labels. "
+            "One of them belongs to another data set: download both again."
         )
     return Split(usage, images, labels.astype(np.int32), mean=_MEAN, std=_STD)
 
 
 def find_split(root: Path, usage: str) -> tuple[Path, ...] | None:
-    """Return the split's image and label file, or None where one of them is missing."""
+    """Return the image file and the label file of a split, or None if one of them is missing."""
     for folder in _folders(root, usage):
         images, labels = _find(folder, usage, "images-idx3"), _find(folder, usage, "labels-idx1")
         if images and labels:
@@ -66,7 +66,7 @@ def find_split(root: Path, usage: str) -> tuple[Path, ...] | None:
 
 
 def _missing(root: Path, wanted: tuple[str, ...]) -> str:
-    """Word what is missing: one file of a pair, unpacked files, or everything."""
+    """Return the message about what is missing: one file of a pair, unpacked files, or everything."""
     folders = [(folder, usage) for usage in wanted for folder in _folders(root, usage)]
     for folder, usage in folders:
         for there, absent in (("images-idx3", "labels-idx1"), ("labels-idx1", "images-idx3")):
@@ -74,8 +74,8 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             if present:
                 path = folder / f"{_PREFIX[usage]}-{absent}-ubyte"
                 return (
-                    f"For 'create_dataset', the file {quote(path)} is missing beside "
-                    f"'{present.name}'. Fetch MNIST again, {_FETCH}."
+                    f"For 'create_dataset', the file {quote(path)} is missing next to "
+                    f"'{present.name}'. Download MNIST again, {_FETCH}."
                 )
     for folder, usage in folders:
         packed = folder / f"{_PREFIX[usage]}-images-idx3-ubyte.gz"
@@ -86,25 +86,25 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             )
     if holds_cifar10(root):
         return (
-            f"For 'create_dataset', 'data_path' must hold MNIST, but got {quote(root)} with CIFAR-10. "
-            "Say so: dataset='cifar10', or '--dataset cifar10'."
+            f"For 'create_dataset', 'data_path' must contain MNIST, but got {quote(root)} with CIFAR-10. "
+            "Give dataset='cifar10', or '--dataset cifar10'."
         )
     names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
     return (
-        f"For 'create_dataset', 'data_path' must hold MNIST's {names} (in the folder itself, in "
+        f"For 'create_dataset', 'data_path' must contain MNIST's {names} (in the folder itself, in "
         f"train/ and test/, or in MNIST/raw/), but got {quote(root)} without it. "
-        f"Fetch MNIST, {_FETCH}."
+        f"Download MNIST, {_FETCH}."
     )
 
 
 def _folders(root: Path, usage: str) -> tuple[Path, ...]:
-    """Return where a split may be: tutorial, flat, torchvision (three ways in), unzipped here."""
+    """Return the folders where a split may be: tutorial, flat, torchvision (two levels), unzipped here."""
     places = (usage, "", "raw", "MNIST/raw", f"MNIST_Data/{usage}")
     return tuple(root / place for place in places)
 
 
 def _find(folder: Path, usage: str, kind: str) -> Path | None:
-    """Return the file under its name with a dash (the original) or a dot (some unpackers)."""
+    """Return the path of a file, whose name may have a dash (the original) or a dot (some unpackers)."""
     stem = f"{_PREFIX[usage]}-{kind}-ubyte"
     for name in (stem, stem.replace("-idx", ".idx")):
         if (folder / name).is_file():
@@ -113,7 +113,7 @@ def _find(folder: Path, usage: str, kind: str) -> Path | None:
 
 
 def _read(path: Path, kind: str, *, item: tuple[int, ...]) -> np.ndarray:
-    """Return the items, when header and size agree that there are that many."""
+    """Return the items of a file if its header and its size agree."""
     length = 8 + 4 * len(item)
     with open(path, "rb") as file:
         header = file.read(length)
@@ -122,17 +122,17 @@ def _read(path: Path, kind: str, *, item: tuple[int, ...]) -> np.ndarray:
             raise _bad(path, f"begin with a header of {length} bytes", f"{len(header)}")
         count, *shape = struct.unpack(f">{1 + len(item)}I", header[4:])
         if tuple(shape) != item:
-            raise _bad(path, f"hold images of {SIDE}x{SIDE}", "x".join(map(str, shape)))
+            raise _bad(path, f"contain images of {SIDE}x{SIDE}", "x".join(map(str, shape)))
         behind = os.fstat(file.fileno()).st_size - length
         _check_count(path, kind, claimed=count, size=math.prod(item), behind=behind)
         items = np.fromfile(file, np.uint8, count=behind)
-    # Short only if the file shrank in this moment.
+    # Fewer only if the file was truncated meanwhile.
     _check_count(path, kind, claimed=count, size=math.prod(item), behind=len(items))
     return items.reshape(count, *item)
 
 
 def _check_magic(path: Path, kind: str, *, header: bytes) -> None:
-    """Refuse a file that is empty or of another kind, saying what it is where that is known."""
+    """Raise an error for a file that is empty or of another kind."""
     if not header:
         raise _bad(path, f"be an IDX file of {kind}", "an empty file")
     if header.startswith(_GZIP):
@@ -144,12 +144,12 @@ def _check_magic(path: Path, kind: str, *, header: bytes) -> None:
 
 
 def _check_count(path: Path, kind: str, *, claimed: int, size: int, behind: int) -> None:
-    """Compare the header's count with the bytes that are behind it."""
+    """Compare the count in the header with the number of bytes after it."""
     if claimed == 0:
-        raise _bad(path, f"hold at least one of its {kind}", "a header that announces 0")
+        raise _bad(path, f"contain at least one of its {kind}", "a header with the number 0")
     if behind != claimed * size:
-        rule = f"hold the {claimed} {kind} its header announces ({claimed * size} bytes)"
-        raise _bad(path, rule, f"{behind} bytes behind the header")
+        rule = f"contain the {claimed} {kind} of its header ({claimed * size} bytes)"
+        raise _bad(path, rule, f"{behind} bytes after the header")
 
 
 def _bad(path: Path, rule: str, got: str, *, remedy: str = _REMEDY) -> DataError:

@@ -1,4 +1,4 @@
-"""How is an amount of memory read and printed?"""
+"""How is an amount of memory parsed and printed?"""
 
 from __future__ import annotations
 

@@ -18,28 +18,28 @@ MARGIN = 0.02
 
 SPEED, MEMORY = "speed", "memory"
 
-# Peak memory is nearly affine in the rows: up to this many trials use a line, the rest bisects.
+# Peak memory is nearly affine in the rows: up to this number of trials interpolate linearly, later ones bisect.
 _ON_A_LINE = 8
 
 
 @_check.documented
 class MicroBatch(NamedTuple):
-    """The fastest or the largest micro-batch that fits, and how it was found."""
+    """The result of `find_micro_batch_size`: the fastest or the largest micro-batch that fits into memory."""
 
     micro_batch_size: int
-    """int, the rows of the micro-batch."""
+    """int, the number of rows of the micro-batch."""
     mini_steps: int
-    """int, micro-batches in a window of the effective batch; the last may be shorter."""
+    """int, the number of micro-batches in a window of the effective batch; the last may be shorter."""
     peak: int
-    """int, the peak memory of its trial in bytes: of the process on CPU, else of the device's memory."""
+    """int, the peak memory of its trial in bytes: of the process on CPU, else of the device."""
     trials: tuple[Trial, ...]
-    """tuple[Trial], all trials in order: rows, peak, whether it fits, seconds of a window."""
+    """tuple[Trial], all trials in order: rows, peak, whether it fits, seconds per window."""
     effective_batch: int = 0
-    """int, the rows of the window."""
+    """int, the number of rows of the window."""
 
     @property
     def table(self) -> str:
-        """str, a line for each trial: rows, micro-batches in the window, time of the window, rows a second, peak."""
+        """str, a line for each trial: rows, micro-batches per window, time per window, rows per second, peak."""
         lines = [f"{'rows':>8} {'N':>6} {'ms/window':>10} {'rows/s':>8}  peak"]
         for tried in self.trials:
             count, peak = _pieces(self.effective_batch, tried.rows), amounts.short(tried.peak) if tried.peak else ""
@@ -51,7 +51,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """str, a sentence if there is no need to accumulate; else empty."""
+        """str, a sentence if accumulation is not needed; else empty."""
         if self.mini_steps > 1:
             return ""
         why = "and is the fastest" if self.trials[0].seconds is not None else "into memory"
@@ -59,7 +59,7 @@ class MicroBatch(NamedTuple):
 
 
 def _pieces(rows: int, micro_batch: int) -> int:
-    """Return the micro-batches in a window of this many rows."""
+    """Return the number of micro-batches in a window with this number of rows."""
     return len(range(0, rows, micro_batch))
 
 
@@ -70,36 +70,37 @@ def find_micro_batch_size(
     memory_budget: int | str | None = None,
     prefer: str = "speed",
 ) -> MicroBatch:
-    """Find the fastest, or the largest, micro-batch whose training fits into a memory budget, by trial runs.
+    """Find the fastest or the largest micro-batch that fits into a memory budget, by trial runs.
 
-    A trial runs in another process, which is killed when it exceeds the budget, so it cannot harm this process.
-    Peaks vary by 1 % from run to run, so 2 % of the budget is kept free.
+    Trials run in another process, which is killed when it exceeds the budget. Peaks vary by 1 % from run to run, so
+    2 % of the budget is kept free.
 
-    For ``"speed"`` the window is timed in 1, 2, 4, ... to 32 parts, or in more parts where these do not fit. The
-    fastest is mostly not the largest: a call has a cost of its own, and small micro-batches stay in the cache.
+    With ``"speed"``, the window is timed in 1, 2, 4, ... to 32 parts, or in more parts if these do not fit. The fastest
+    split usually does not have the largest micro-batches: each call has a cost, but small micro-batches stay in the
+    cache.
 
-    For ``"memory"`` the first trial uses the complete effective batch. The next sizes come from a line through the
-    measured peaks, or from bisection where the peaks are not on a line: mostly 4 to 7 trials in total. A size larger
-    by at most a 16th (below 32 rows: by 1 row) was tried and does not fit.
+    With ``"memory"``, the first trial uses the complete effective batch. The next sizes are found by linear
+    interpolation of the measured peaks or by bisection, mostly 4 to 7 trials in total. The result is at most a 16th
+    (below 32 rows: 1 row) smaller than a size that was tried and does not fit.
 
     Args:
-        trial (Callable[[int], Any]): builds a network, trains one window, with an update, in micro-batches of the
-            given number of rows, and returns a function that trains the window once more; for ``"memory"`` it need not
-            return one. Another process imports it, so it must be a function (or a `functools.partial`
-            of one) at a module's top level, in a program whose main code is below
-            ``if __name__ == "__main__":``.
-        effective_batch (int): rows of a window.
-        memory_budget (Union[int, str, None]): bytes, or a text such as ``"2GiB"`` or ``"512 MB"``. On CPU it
-            limits the complete process, including Python and MindSpore, and is required, because the
-            memory that other programs need is unknown. Default: ``None``, the memory of the device.
+        trial (Callable[[int], Any]): gets the number of rows of a micro-batch, builds a network, trains one window in
+            such micro-batches, with an update, and returns a function that trains the window once more (not needed for
+            ``"memory"``). Another process imports it, so it must be a function at a module's top level, or a
+            `functools.partial` of one, in a program whose main code is below ``if __name__ == "__main__":``.
+        effective_batch (int): the number of rows of a window.
+        memory_budget (Union[int, str, None]): bytes, or a text such as ``"2GiB"`` or ``"512 MB"``. On CPU it is
+            required, and limits the complete process, including Python and MindSpore. Default: ``None``, the memory of
+            the device.
         prefer (str): ``"speed"`` or ``"memory"``. Default: ``"speed"``.
 
     Returns:
-        MicroBatch, for ``train_process(..., micro_batch_size=found.micro_batch_size)``.
+        MicroBatch; use it as ``train_process(..., micro_batch_size=found.micro_batch_size)``.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or not even 1 row fits; the message has the memory that 1 row needs.
+        ValueError: If an argument is out of range, or a micro-batch of 1 row does not fit; the message contains the
+            memory that 1 row needs.
         RuntimeError: If a trial fails for another reason than memory, a launcher started this process, or the
             device is the CPU and the system is not Linux.
 
@@ -132,7 +133,7 @@ def find_micro_batch_size(
         _check.refuse(TypeError, owner, "trial", "a function of the rows", type(trial).__name__)
     rows = _check.positive_int(owner, "effective_batch", effective_batch)
     if is_launched():  # otherwise all ranks would run trials at once, in the same memory
-        raise RuntimeError(f"For '{owner}', the process must be alone. Run it once, and give all ranks what it finds.")
+        raise RuntimeError(f"For '{owner}', there must be a single process. Run it once, and give its result to all.")
     if on_host() and not peak_of("self"):
         raise RuntimeError(f"For '{owner}', the system must be Linux, to measure the memory of a process on CPU.")
     fast = _check.one_of(owner, "prefer", prefer, (SPEED, MEMORY)) == SPEED
@@ -147,17 +148,17 @@ def find_micro_batch_size(
 
 
 def _limit(owner: str, budget: int | str | None) -> int | None:
-    """Return the largest peak that fits, or None for the memory of the device."""
+    """Return the largest allowed peak, or None for the memory of the device."""
     if budget is not None:
         return int(amounts.amount(owner, "memory_budget", budget) * (1 - MARGIN))
     if on_host():
-        rule = "given on CPU, where a process may take all the machine has"
+        rule = "given on CPU, where a process could use all memory of the machine"
         _check.refuse(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
     return None
 
 
 def search(attempt: Callable[[int], Trial], most: int, limit: int | None) -> tuple[Trial, ...]:
-    """Try sizes from 1 to `most` until the largest that fits is known to within a 16th; return all trials.
+    """Try sizes from 1 to `most` until the largest that fits is found to within a 16th; return all trials.
 
     Args:
         attempt (Callable[[int], Trial]): tries a size.
@@ -173,7 +174,7 @@ def search(attempt: Callable[[int], Trial], most: int, limit: int | None) -> tup
 
 
 def _next_rows(trials: Sequence[Trial], limit: int | None) -> int | None:
-    """Return the size to try next, or None if the largest that fits is known."""
+    """Return the size to try next, or None if the largest that fits has been found."""
     fitting = sorted((tried.rows, tried.peak) for tried in trials if tried.fits)
     failing = [tried.rows for tried in trials if not tried.fits]
     low, high = (fitting[-1][0] if fitting else 0), min(failing, default=0)
@@ -185,13 +186,13 @@ def _next_rows(trials: Sequence[Trial], limit: int | None) -> int | None:
     if limit is None or len(trials) >= _ON_A_LINE:
         guess = math.isqrt(low * high)
     elif len(fitting) == 1:
-        # A line needs a second point: a smaller size fits and runs quickly, but the smallest sizes are not on the line.
+        # Interpolation needs a second point: a smaller size, which fits and runs fast; the smallest are off the line.
         if low >= 8:
             return low >> 2
         guess = math.isqrt(low * high)
     else:
         guess = _on_the_line(fitting[-2:], limit) or math.isqrt(low * high)
-    # Keep the required distance from known sizes: then a line with a small error ends the search.
+    # Keep the required distance from sizes already tried: then interpolation with a small error ends the search.
     return max(min(guess, high - max(1, high >> 4)), low + step)
 
 
@@ -209,6 +210,6 @@ def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: Any) -
         smallest = run_trial(owner, trial, 1, available_memory() >> 1)
     above = "at least" if smallest.fits else "above"
     takes = "more than the device has" if smallest.peak is None else amounts.short(int(smallest.peak / (1 - MARGIN)))
-    rule = f"{above} {takes}, what training with a micro-batch of 1 row takes"
+    rule = f"{above} {takes}, which training with a micro-batch of 1 row needs"
     got = None if budget is None else amounts.short(amounts.amount(owner, "memory_budget", budget))
     _check.refuse(ValueError, owner, "memory_budget", rule, got)

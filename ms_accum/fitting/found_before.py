@@ -1,4 +1,4 @@
-"""What has an earlier search found?"""
+"""What did an earlier search find?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .trials import Trial
 
 
 class FoundBefore:
-    """The results of searches in a file, by what they depend on.
+    """A file of search results, by the settings that they depend on.
 
-    A file that can't be read or written holds nothing: the search is then made again.
+    If the file can't be read or written, the search is repeated.
 
     Args:
-        path (str): the file, JSON; its folder is created when a result is kept.
+        path (str): the JSON file; its folder is created when a result is stored.
         **key (Any): what the result depends on, besides the machine, the device and the version of MindSpore.
     """
 
@@ -32,7 +32,7 @@ class FoundBefore:
         self._key = json.dumps({**key, **here, "mindspore": ms.__version__}, sort_keys=True)
 
     def get(self) -> MicroBatch | None:
-        """Return the result of an equal search, or None."""
+        """Return the result of an earlier search with the same settings, or None."""
         try:
             fields = self._all()[self._key]
             return MicroBatch(**{**fields, "trials": tuple(Trial(*tried) for tried in fields["trials"])})
@@ -40,7 +40,7 @@ class FoundBefore:
             return None
 
     def keep(self, found: MicroBatch) -> None:
-        """Add a result."""
+        """Store a result."""
         results = {**self._all(), self._key: found._asdict()}
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

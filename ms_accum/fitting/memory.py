@@ -20,7 +20,7 @@ _FLOAT32 = 4
 
 @_check.documented
 class MemoryReport(NamedTuple):
-    """The memory that training needs, in bytes. Printed, it is a table in MiB."""
+    """The memory that training needs, in bytes, by purpose. Printed, it is a table in MiB."""
 
     parameters: int
     """int, all parameters of the network, trained or not."""
@@ -29,11 +29,11 @@ class MemoryReport(NamedTuple):
     accumulators: int
     """int, one float32 accumulator for each of these parameters; 0 for a window of 1."""
     optimizer_state: int
-    """int, all else that the optimizer keeps: moments, counters, a schedule."""
+    """int, everything else in the optimizer: moments, counters, a schedule."""
     activations: int | None
-    """Optional[int], tensors that a forward keeps for its backward. None: not requested, or not measurable."""
+    """Optional[int], tensors stored in the forward pass for the backward pass; None if they were not measured."""
     total: int
-    """int, the sum of the known amounts."""
+    """int, the sum of the amounts above, without unknown ones."""
 
     def __str__(self) -> str:
         rows = {name: "unknown" if size is None else amounts.mib(size) for name, size in self._asdict().items()}
@@ -49,23 +49,23 @@ def memory_report(
     micro_batch: Any = None,
     loss_fn: Callable | None = None,
 ) -> MemoryReport:
-    """Report the memory that training needs, before it begins. Nothing is trained or changed.
+    """Report the memory that training needs, before training. Nothing is trained or changed.
 
-    To measure activations, one micro-batch runs forward and backward in PyNative mode, with a hook that gets
-    the tensors kept in between. This is a lower bound of the memory that grows with the micro-batch: gradients flowing
-    back need more, and the executor frees memory late. Measured peaks on CPU are in docs/memory.md.
+    To measure activations, one micro-batch runs forward and backward in PyNative mode, with a hook that gets the stored
+    tensors. The result is a lower bound of the memory that grows with the micro-batch: intermediate gradients need
+    more, and the executor frees memory late.
 
     Args:
         network (Cell): the network to train.
         optimizer (Optimizer): its optimizer.
-        mini_steps (int): micro-batches in a window. A window of 1 has no accumulators.
+        mini_steps (int): the number of micro-batches in a window; a window of 1 has no accumulators.
         micro_batch (Union[None, Tensor, tuple, list]): the columns of a sample micro-batch. Default: ``None``,
-            activations stay unknown.
-        loss_fn (Union[Cell, Callable, None]): from the network's output and the label to the loss.
+            activations are not measured.
+        loss_fn (Union[Cell, Callable, None]): returns the loss from the network's output and the label.
             Default: ``None``, the network returns the loss itself.
 
     Returns:
-        MemoryReport, bytes by purpose.
+        MemoryReport, the bytes by purpose.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -114,15 +114,15 @@ def _columns(micro_batch: Any) -> tuple:
 
 
 def _kept_for_backward(network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence) -> int | None:
-    """Return the bytes kept between forward and backward, each storage counted once; None if the hook was not called.
+    """Return the bytes stored between forward and backward; None if the hook was not called, as under `ms.jit`.
 
-    Parameters and the micro-batch itself are not counted. Under `ms.jit` MindSpore does not call the hook.
+    Each storage is counted once; Parameters and the micro-batch itself are not counted.
     """
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> int:
         saved.append(tensor)
-        return len(saved) - 1  # returning the tensor would make a reference cycle with the graph
+        return len(saved) - 1  # returning the tensor would create a reference cycle with the graph
 
     def forward(*inputs: Any) -> Any:
         with ms.saved_tensors_hooks(pack, saved.__getitem__):

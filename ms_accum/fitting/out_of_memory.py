@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Messages of MindSpore's memory pools, kernels and graph compiler, on devices and on the host, and of C++.
+# Messages of C++, and of MindSpore's memory pools, kernels and graph compiler, on devices and on the host.
 _TEXTS = re.compile(
     r"bad_alloc|out of memory|memory (is )?not enough|not enough memory|"
     r"alloc\w*( \w+)* memory( \w+)*,? fail|fail\w* to alloc\w*( \w+)* memory|memory alloc\w*( \w+)* fail",
@@ -30,20 +30,20 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     Args:
         error (BaseException): the error that ended the run.
         rows (int): rows of a micro-batch.
-        window (Optional[int]): micro-batches in a window. ``None``: each batch is a window, split.
+        window (Optional[int]): micro-batches in a window. ``None``: each batch is a window and is split.
     """
     if not is_out_of_memory(error):
         return None
     failed = f"out of memory with micro-batches of {rows} rows" + (f" in windows of {window}" if window else "")
     if rows == 1:
-        rest = "so take a smaller network, an optimizer with less state or more memory"
+        rest = "so use a smaller network, an optimizer with less state or more memory"
         return f"{failed}: a micro-batch can't be smaller, {rest}"
     half = rows >> 1
     if window is None:
-        return f"{failed}: take 'micro_batch_size' {half}, or let 'find_micro_batch_size' find the largest that fits"
+        return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find the largest that fits"
     halved = len(range(0, rows * window, half))
     return (
-        f"{failed}: take micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
+        f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
         f"(train.py --batch_size auto --effective_batch {rows * window}) find the largest that fits"
     )
 

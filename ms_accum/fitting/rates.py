@@ -16,7 +16,7 @@ RULES = ("linear", "sqrt")
 
 
 class _ScaledSchedule(LearningRateSchedule):
-    """A schedule times a constant. Optimizers accept only subclasses of MindSpore's schedule."""
+    """A schedule times a constant; a subclass, because optimizers accept nothing else."""
 
     def __init__(self, schedule: LearningRateSchedule, factor: float):
         super().__init__()
@@ -33,16 +33,16 @@ def scale_learning_rate(lr: Any, base_batch: int, batch: int, rule: str = "linea
     Args:
         lr (Union[float, list, tuple, LearningRateSchedule]): the learning rate for `base_batch`.
         base_batch (int): the batch size for which `lr` was chosen.
-        batch (int): the effective batch: micro-batch times window.
+        batch (int): the effective batch: rows of a micro-batch times micro-batches in a window times ranks.
         rule (str): ``"linear"`` multiplies by ``batch / base_batch`` (usual for SGD and Momentum),
             ``"sqrt"`` by its square root (usual for the Adam family). Default: ``"linear"``.
 
     Returns:
-        The scaled learning rate, of the same kind as `lr`.
+        Union[float, list, tuple, LearningRateSchedule], the scaled learning rate, of the same kind as `lr`.
 
     Raises:
         TypeError: If `lr` has another type, or a batch size is not an int.
-        ValueError: If a batch size is less than 1, or `rule` is neither of the two.
+        ValueError: If a batch size is less than 1, or `rule` is neither ``"linear"`` nor ``"sqrt"``.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -65,7 +65,7 @@ def scale_learning_rate(lr: Any, base_batch: int, batch: int, rule: str = "linea
 
 
 class _RateByUpdate(LearningRateSchedule):
-    """The rates of the first updates, and the last one for all that follow."""
+    """A schedule with one rate per update; the last rate is used for all later updates."""
 
     def __init__(self, rates: Sequence[float]):
         super().__init__()
@@ -76,5 +76,5 @@ class _RateByUpdate(LearningRateSchedule):
 
 
 def rate_by_update(rates: Sequence[float]) -> Any:
-    """Return an optimizer's `learning_rate` with these rates for the first updates; the last one stays."""
+    """Return an optimizer's `learning_rate` with one rate per update; the last is used for all later updates."""
     return rates[0] if len(rates) == 1 else _RateByUpdate(rates)

@@ -1,6 +1,6 @@
 """Which environment variables make MindSpore's CPU runtime fast?
 
-The runtime reads them when it runs its first kernel, so they can be set after MindSpore is imported, by constructors.
+The runtime reads them when it runs its first kernel, so constructors can set them after MindSpore is imported.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mindspore import Parameter, nn
 from .. import _check
 from ..ranks.parallel import networks_of
 
-# On AVX-512 machines the wheel's oneDNN runs convolutions in a slow reference kernel; limited to AVX2 it uses a fast
-# one. Matrix products are faster without the limit, so it is set only for networks with convolutions.
+# On AVX-512 machines the oneDNN in the wheel runs convolutions in a slow reference kernel; limited to AVX2 it uses a
+# fast one. Matrix products are faster without the limit, so it is set only for networks with convolutions.
 _KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 _SHOWN = "ONEDNN_MAX_CPU_ISA=AVX2"
-_AVX512 = 0x20  # bit of AVX-512's first level in oneDNN's effective instruction set
+_AVX512 = 0x20  # the bit of AVX-512's first level in oneDNN's effective instruction set
 
-# The host thread busy-waits and so takes a core from the kernels. With this setting it runs the kernels itself.
+# The host thread busy-waits, which takes a core from the kernels. With this setting it runs the kernels itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
 
 _DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
@@ -37,18 +37,18 @@ _logged: set[str] = set()
 
 
 def tune_cpu(network: nn.Cell) -> dict[str, str]:
-    """Set environment variables that make MindSpore's CPU runtime fast for a network; your own settings are kept.
+    """Set environment variables that make MindSpore's CPU runtime fast for a network.
 
-    `GradientAccumulation`, `Accumulator`, `TrainForwardBackward` and `evaluate` do the same and log it with level INFO.
-    Call it yourself if the network runs before one of them is made. Results differ by rounding only. On other devices
-    it does nothing. ``MS_DEV_HOST_BLOCKING_RUN=0 ONEDNN_MAX_CPU_ISA=DEFAULT`` in the environment keeps MindSpore's
-    defaults.
+    `GradientAccumulation`, `Accumulator`, `TrainForwardBackward` and `evaluate` do this automatically and log it with
+    level INFO. Call it yourself if the network runs before you create one of them. Results differ by rounding only. On
+    other devices it does nothing. Variables that are already set are kept:
+    ``MS_DEV_HOST_BLOCKING_RUN=0 ONEDNN_MAX_CPU_ISA=DEFAULT`` in the environment keeps MindSpore's defaults.
 
     Args:
         network (Cell): the network that will run.
 
     Returns:
-        dict[str, str], the environment variables that were set, with their values.
+        dict[str, str], the environment variables that were set, and their values.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -67,11 +67,11 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
 
 
 def tune(owner: str, parameters: Iterable[Parameter]) -> None:
-    """Do what `tune_cpu` does for a network with these parameters; log it instead of returning it or warning.
+    """Do what `tune_cpu` does for a network with these parameters, but log instead of returning or warning.
 
     Args:
         owner (str): the name used in messages.
-        parameters (Iterable[Parameter]): read only if needed.
+        parameters (Iterable[Parameter]): the network's parameters, read only if needed.
     """
     chosen, late = _set(parameters)
     if chosen:
@@ -83,21 +83,21 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
 
 
 def parameters_around(parameters: Iterable[Parameter]) -> Iterable[Parameter]:
-    """Yield these parameters, then all of the networks that contain them, such as a frozen backbone's."""
+    """Yield these parameters, then all parameters of the networks that contain them, such as a frozen backbone."""
     parameters = tuple(parameters)
     yield from parameters
     yield from chain.from_iterable(network.get_parameters() for network in networks_of(parameters))
 
 
 def keep_cpu_defaults() -> dict[str, str]:
-    """Set the variables to MindSpore's defaults where they are not set, so that they stay; return no settings."""
+    """Set the variables that are not set to MindSpore's defaults, so that they are kept; return no settings."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     return {}
 
 
 def _set(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:
-    """Set what makes a network with these parameters fast; return that, and whether it is too late for a part of it."""
+    """Set the variables for a network with these parameters; return them, and whether it was too late for some."""
     if ms.get_context("device_target") != "CPU":
         return {}, False
     version = tuple(int(part) for part in ms.__version__.split(".")[:2])
@@ -114,7 +114,7 @@ def _set(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:
 
 
 def _uses_avx512() -> bool:
-    """Return whether oneDNN uses AVX-512 kernels. If oneDNN has not read the variable yet, this call makes it do so."""
+    """Return whether oneDNN uses AVX-512 kernels. This call makes oneDNN read the variable, unless it has already."""
     try:
         library = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3"))
         return bool(library.dnnl_get_effective_cpu_isa() & _AVX512)
@@ -123,7 +123,7 @@ def _uses_avx512() -> bool:
 
 
 def _convolves(parameters: Iterable[Parameter]) -> bool:
-    return any(parameter.ndim > 3 for parameter in parameters)  # in one dimension, too, kernels have four axes
+    return any(parameter.ndim > 3 for parameter in parameters)  # kernels of 1-D convolutions have four axes, too
 
 
 def _has_avx512() -> bool:

@@ -12,13 +12,13 @@ from .. import _check
 from .trials import Trial, peak_so_far, run_apart
 
 _MOST = 5  # doublings: from 32 micro-batches in a window to 1
-_WINDOWS, _LEAST, _MUCH = 3, 0.4, 5.0  # a split is timed for so many windows, at least and at most for so many seconds
-_CLOSE = 1.1  # splits that are at most so much slower than the fastest are timed once more
+_WINDOWS, _LEAST, _MUCH = 3, 0.4, 5.0  # windows per split, and the minimum and maximum of their seconds in total
+_CLOSE = 1.1  # splits at most this much slower than the fastest are timed once more
 _NOTHING = "nothing"
 
 
 def sizes(rows: int, most: int) -> list[int]:
-    """Return the micro-batches to try, from few rows to many: the window in 1, 2, 4, ... parts, up to `most` rows."""
+    """Return the micro-batch sizes to try, smallest first: the window in 1, 2, 4, ... parts, up to `most` rows."""
     parts = [-(-rows >> doublings) for doublings in range(rows.bit_length() + 1)]
     fitting = [size for size in dict.fromkeys(parts) if size <= most]
     return fitting[: _MOST + 1][::-1]
@@ -30,9 +30,9 @@ def fastest_first(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def race(owner: str, trial: Callable[[int], Any], rows: int, limit: int | None) -> tuple[Trial, ...]:
-    """Time a window in different splits, in a process of its own; return all trials, from few rows to many.
+    """Time different splits of a window in a separate process; return all trials, smallest micro-batch first.
 
-    Where even the smallest of them does not fit, smaller ones are tried.
+    If even the smallest does not fit, smaller ones are tried.
     """
     most = rows
     failed: list[Trial] = []
@@ -52,14 +52,14 @@ def _round(owner: str, trial: Callable, candidates: list[int], limit: int | None
 
     done = run_apart(owner, partial(_time_all, trial, candidates), limit, rows_at)
     if done.results and done.results[-1][0] == _NOTHING:
-        rule = "a function that returns another one, which trains the window once more"
-        remedy = "Return it, or take prefer='memory'."
+        rule = "a function that returns a function, which trains the window once more"
+        remedy = "Return one, or use prefer='memory'."
         _check.refuse(TypeError, owner, "trial", rule, f"one that returns {done.results[-1][1]}", remedy)
     seconds: dict[int, float] = {}
     peaks: dict[int, int] = {}
     for size, took, peak in done.results:
         seconds[size] = min(took, seconds.get(size, took))
-        peaks.setdefault(size, peak)  # of the first pass: the second begins with the largest
+        peaks.setdefault(size, peak)  # of the first pass: the second pass begins with the largest size
     trials = [Trial(size, peaks[size], limit is None or peaks[size] <= limit, seconds[size]) for size in peaks]
     if len(peaks) < len(candidates):
         trials.append(Trial(candidates[len(peaks)], done.peak, False))
@@ -67,7 +67,7 @@ def _round(owner: str, trial: Callable, candidates: list[int], limit: int | None
 
 
 def _time_all(trial: Callable[[int], Any], candidates: list[int], send: Callable[[tuple], None]) -> None:
-    """Time each size, from few rows to many, because the peak of a process only rises; then the fastest once more."""
+    """Time each size, smallest first because a process's peak only rises; then time the fastest once more."""
     seconds: dict[int, float] = {}
     for rows in candidates:
         window = trial(rows)
@@ -75,7 +75,7 @@ def _time_all(trial: Callable[[int], Any], candidates: list[int], send: Callable
             return send((_NOTHING, type(window).__name__))
         seconds[rows] = _time(window)
         del window
-        gc.collect()  # a network is a cycle, and keeps its memory until then
+        gc.collect()  # a network has reference cycles, and keeps its memory until collected
         send((rows, seconds[rows], peak_so_far()))
     limit = _CLOSE * min(seconds.values())
     again = [rows for rows in reversed(candidates) if seconds[rows] <= limit]
@@ -86,7 +86,7 @@ def _time_all(trial: Callable[[int], Any], candidates: list[int], send: Callable
 
 
 def _time(window: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest window: what else the machine does can only slow one down."""
+    """Return the seconds of the fastest window: other load on the machine can only slow a window down."""
     took: list[float] = []
     while sum(took) < _LEAST or (len(took) < _WINDOWS and sum(took) < _MUCH):
         start = time.perf_counter()

@@ -23,8 +23,8 @@ from .out_of_memory import is_out_of_memory, says_out_of_memory
 
 # Seconds between two checks of a trial's memory: at 5 GB/s it can exceed its limit by 50 MB.
 _SECONDS = 0.01
-# Bytes above the limit at which a trial ends itself, in case its parent does not; and bytes above the limit that it may
-# map: this counts also unused memory, such as MindSpore's pools of a gigabyte each, and stacks.
+# Bytes above the limit at which a trial kills itself, in case its parent does not; and bytes above the limit that it
+# may map, which include unused memory, such as MindSpore's pools of a gigabyte each, and stacks.
 _SLACK, _MAPPED = 2**28, 2**32
 _RESULT = "result"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
@@ -35,24 +35,24 @@ class Trial(NamedTuple):
     """The result of a trial."""
 
     rows: int
-    """int, the rows of its micro-batch."""
+    """int, the number of rows of a micro-batch."""
     peak: int | None
-    """Optional[int], bytes: the peak, or the memory used when it was killed. None: out of memory, amount unknown."""
+    """Optional[int], bytes: the peak, or the memory in use when it was killed. None: out of memory, amount unknown."""
     fits: bool
     """bool, whether it succeeded within its limit."""
     seconds: float | None = None
-    """Optional[float], of a window; None if it was not timed."""
+    """Optional[float], seconds per window; None if it was not timed."""
 
 
 class Apart(NamedTuple):
-    """What became of a function that ran in a process of its own."""
+    """The result of a function that ran in a separate process."""
 
     end: str
     """str, ``"peak"`` if it returned, else ``"killed"`` or ``"memory"``."""
     peak: int | None
-    """Optional[int], bytes: the peak, or the memory used when it was killed."""
+    """Optional[int], bytes: the peak, or the memory in use when it was killed."""
     results: list[tuple]
-    """list[tuple], what it has sent."""
+    """list[tuple], the tuples that it sent."""
 
 
 def on_host() -> bool:
@@ -61,7 +61,7 @@ def on_host() -> bool:
 
 
 def peak_of(process: int | str) -> int:
-    """Return the peak memory of a process so far, in bytes; 0 if it has ended, and on other systems than Linux."""
+    """Return the peak memory of a process so far, in bytes; 0 if it has ended, or if the system is not Linux."""
     # Not ru_maxrss: a child process inherits its parent's value.
     return _kilobytes(f"/proc/{process}/status", "VmHWM")
 
@@ -72,7 +72,7 @@ def peak_so_far() -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes of the machine's memory that are available now."""
+    """Return the bytes of the machine's memory that are currently available."""
     return _kilobytes("/proc/meminfo", "MemAvailable")
 
 
@@ -83,7 +83,7 @@ def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | N
         owner (str): the name used in error messages.
         trial (Callable): the function to run. The new process imports it, so it must be at a module's top level.
         rows (int): rows of a micro-batch.
-        limit (Optional[int]): bytes of the process on CPU, else of the device's memory. ``None``: all of the device's.
+        limit (Optional[int]): bytes of the process on CPU, else of the device. ``None``: all memory of the device.
 
     Raises:
         TypeError: If the trial can't be sent to another process.
@@ -107,7 +107,7 @@ def run_apart(
         owner (str): the name used in error messages.
         work (Callable): the function to run; it may send tuples.
         limit (Optional[int]): as for `run_trial`.
-        rows_at (Callable): from what was sent to the rows that were tried when it failed, for the error message.
+        rows_at (Callable): returns, from the tuples sent so far, the rows that were tried, for the error message.
 
     Raises:
         TypeError: If `work` can't be sent to another process.
@@ -139,11 +139,11 @@ def _start(owner: str, process: Any) -> None:
         process.start()
     except Exception as error:  # Python versions raise different errors for what can't be pickled
         rule = "a function at a module's top level, which a new process can import"
-        _check.refuse(TypeError, owner, "trial", rule, f"one that can't be sent there ({error})")
+        _check.refuse(TypeError, owner, "trial", rule, f"one that can't be sent to it ({error})")
 
 
 def _watch(process: Any, receiver: Any, limit: int | None, results: list[tuple]) -> tuple:
-    """Collect results until the child's last report, and return that; if there is none, return how the child ended."""
+    """Collect results until the child's last report, and return this report, or how the child ended without one."""
     while True:
         while not receiver.poll(_SECONDS):
             used = peak_of(process.pid) if limit is not None else 0
@@ -160,9 +160,9 @@ def _watch(process: Any, receiver: Any, limit: int | None, results: list[tuple])
 
 
 def _child(work: Callable[[Callable], None], limit: int | None, log: str, report: Any, parent: int) -> None:
-    """Run `work` and report the peak, an out-of-memory error or another error; what it prints goes into a log.
+    """Run `work` and report the peak, an out-of-memory error or another error; its output is written to a log.
 
-    The child ends with its parent, and also limits its own memory, in case the parent cannot stop it.
+    The child ends with its parent, and also limits its own memory, in case the parent cannot kill it.
     """
     ask = end_with(parent)
     if ask is not None:
@@ -192,7 +192,7 @@ def _keep_below(limit: int) -> None:
 
 
 def _map_no_more_than(limit: int) -> None:
-    """Let allocations fail after `limit` more bytes, if the system can: the thread that checks may not get to run."""
+    """Make allocations fail after `limit` more bytes, if the system can: the checking thread may not get to run."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # Windows has none
 

@@ -10,27 +10,28 @@ from .. import _check
 from .replaced import forget_graphs, replaced
 
 FLAT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-"""The layers with Parameters of their own; that of BatchNorm3d is a BatchNorm2d inside."""
+"""The layers that have Parameters; a BatchNorm3d contains a BatchNorm2d."""
 
 
 def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
-    """Replace the BatchNorm layers of a network, in place, by GroupNorm, with which accumulation is exact.
+    """Replace the BatchNorm layers of a network by GroupNorm, in place, so that accumulation is exact.
 
-    GroupNorm normalises each row by itself. The new layers have the Parameters gamma and beta of the old ones, and no
-    running statistics; train the network again, or fine-tune it. A layer gets the largest number of groups up to
-    `groups` that divides its channels. `nn.BatchNorm1d` gets one group, which is LayerNorm over all channels: with
-    inputs of shape (N, C), groups of one channel would give zeros.
+    GroupNorm normalises each row separately. The new layers keep the Parameters gamma and beta of the old ones, but
+    have no running statistics: train the network again, or fine-tune it. A layer gets the largest number of groups, up
+    to `groups`, that divides its number of channels. `nn.BatchNorm1d` gets one group, which is LayerNorm over all
+    channels: with inputs of shape (N, C), groups of one channel would give zeros.
 
     Args:
         network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
-        groups (int): the largest number of groups. Default: 32.
+        groups (int): the maximum number of groups. Default: 32.
 
     Returns:
         Cell, the same network.
 
     Raises:
         TypeError: If `network` is not a Cell, or is itself a BatchNorm, or `groups` is not an int.
-        ValueError: If the network contains no BatchNorm, a `nn.BatchNorm1d` of one channel, or `groups` is less than 1.
+        ValueError: If the network contains no BatchNorm, or a `nn.BatchNorm1d` with one channel, or `groups` is less
+            than 1.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -57,7 +58,7 @@ def _is_batch_norm(cell: Any) -> bool:
 
 
 def _check_channels(owner: str, network: nn.Cell) -> None:
-    """Raise an error before the first layer is replaced, not after it."""
+    """Raise an error before any layer is replaced."""
     for name, cell in network.cells_and_names():
         if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
             rule = "without a BatchNorm1d of one channel"
@@ -75,10 +76,10 @@ def _group_norm(layer: Any, largest: int) -> nn.Cell:
 
 
 def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
-    """Make the BatchNorm layers of a network, in place, use their running statistics in training too.
+    """Make the BatchNorm layers of a network use their running statistics also in training, in place.
 
-    Then accumulation is exact, and the statistics do not change any more; gamma and beta are trained. Meant for
-    networks that are trained already. Call it before the driver is made.
+    Accumulation is then exact. The statistics no longer change, but gamma and beta are still trained. This is meant for
+    pretrained networks. Call it before you create the driver, the step or the `Accumulator`.
 
     Args:
         network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
@@ -115,7 +116,7 @@ def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
 
 
 def contained(owner: str, network: Any, remedy: str) -> None:
-    """Raise an error if `network` is not a Cell, or is a BatchNorm, which can't be replaced inside itself."""
+    """Raise an error if `network` is not a Cell, or is itself a BatchNorm, which can't be replaced in place."""
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if _is_batch_norm(network):
         rule = "one that contains BatchNorm layers"
@@ -123,6 +124,6 @@ def contained(owner: str, network: Any, remedy: str) -> None:
 
 
 def without(owner: str, network: nn.Cell) -> NoReturn:
-    """Raise the error about a network without BatchNorm."""
+    """Raise the error for a network without BatchNorm."""
     rule = "one with BatchNorm layers of mindspore.nn"
     _check.refuse(ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call.")

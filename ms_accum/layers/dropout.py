@@ -1,4 +1,4 @@
-"""How does Dropout resume with the masks that it would have drawn?"""
+"""How does Dropout draw the same masks in a resumed run?"""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ _KINDS = (nn.Dropout, mint.nn.Dropout)
 
 
 class CountedDropout(nn.Cell):
-    r"""Dropout whose mask is a function of seed, layer, rank, a counter and the element's position.
+    """Dropout whose masks are the same in a resumed run.
 
-    The counter is a Parameter that goes up by one with each training forward. A training state contains it, so a
-    resumed run draws the masks that it would have drawn; the state of `nn.Dropout` is in MindSpore's kernel and can't
-    be saved. Elements are kept with probability :math:`1-p` and divided by it. Without training, or with :math:`p=0`,
-    the input is returned and nothing is counted. The numbers are those of SplitMix64, with a generator for each row,
-    whose second multiplication is by a random odd number of the column.
+    The mask is a function of seed, layer, rank, a counter and the element's position. The counter is a Parameter that
+    each forward pass in training increments. A training state contains it, so a resumed run draws the same masks as an
+    uninterrupted one; the state of `nn.Dropout` is inside MindSpore's kernel and can't be saved.
 
-    It is as fast as `nn.Dropout` on CPU. Do not `recompute` it: the second forward has another count, another mask.
-    With several ranks a state holds rank 0's counters: a resumed run repeats all masks if each rank has the same number
-    of micro-batches.
+    Elements are kept with probability ``1 - p`` and divided by it. In evaluation, or with ``p = 0``, the input is
+    returned and nothing is counted. The random numbers are those of SplitMix64, with one generator per row; its second
+    multiplication is by a random odd number per column.
+
+    It is as fast as `nn.Dropout` on CPU. Do not `recompute` it: the second forward pass would draw another mask. With
+    several ranks a state contains the counters of rank 0: a resumed run repeats all masks if all ranks have the same
+    number of micro-batches.
 
     Args:
         p (float): the probability of dropping an element, 0 <= p < 1. Default: 0.5.
-        seed (int): where the masks start, 0 <= seed < 2**63. Default: 0.
+        seed (int): the seed of the masks, 0 <= seed < 2**63. Default: 0.
         layer (int): the number of the layer; layers with different numbers draw different masks. Default: 0.
 
     Inputs:
@@ -80,13 +82,13 @@ class CountedDropout(nn.Cell):
     def construct(self, x: Any) -> Any:
         if not self.training or self.p == 0:
             return x
-        count = self.dropout_counter + 1  # not `assign_add`, which returns the Parameter: at a second place it changes
+        count = self.dropout_counter + 1  # `assign_add` would return the Parameter, which changes if used twice
         count = ops.depend(count, ops.assign(self.dropout_counter, count))
         kept = ops.stop_gradient(ops.cast(numbers(self.place, count, x.shape) >= self.least, x.dtype) * self.scale)
         return x * kept
 
     def draw_apart(self, rank: int) -> None:
-        """Draw the masks of this rank; it is not in the counter, which all ranks load from rank 0's state."""
+        """Draw different masks on each rank; the counter can't contain the rank: all ranks load that of rank 0."""
         self.place = self.place._replace(rank=rank)
 
     def extend_repr(self) -> str:
@@ -95,7 +97,7 @@ class CountedDropout(nn.Cell):
 
 
 class Place(NamedTuple):
-    """Which of all generators draw for a layer."""
+    """The layer and the rank for which random numbers are drawn."""
 
     seed: int
     layer: int
@@ -103,17 +105,17 @@ class Place(NamedTuple):
 
 
 def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
-    """Replace each `nn.Dropout` and `mint.nn.Dropout` of a network, in place, by a `CountedDropout`.
+    """Replace each `nn.Dropout` and `mint.nn.Dropout` of a network by a `CountedDropout`, in place.
 
-    They are numbered in the order of `network.cells_and_names()`, so another order of layers draws other masks. One
-    layer at two places stays one. Call it before the driver is made and a training state is loaded. A model is saved
-    with the counters: load one that was trained with `nn.Dropout` before this call. Calls of `ops.dropout` and layers
-    such as `nn.Dropout2d` are not replaced.
+    Layers are numbered in the order of `network.cells_and_names()`, so another order of layers gives other masks. A
+    layer that is used at two places remains one layer. Call this before you create the driver and load a training
+    state. A saved model contains the counters: load a model that was trained with `nn.Dropout` before this call. Calls
+    of `ops.dropout` and layers such as `nn.Dropout2d` are not replaced.
 
     Args:
         network (Cell): the network.
-        seed (Optional[int]): where the masks start. Default: ``None``, MindSpore's global seed (`ms.set_seed`), or 0 if
-            there is none.
+        seed (Optional[int]): the seed of the masks. Default: ``None``, MindSpore's global seed (`ms.set_seed`), or 0 if
+            it is not set.
 
     Returns:
         Cell, the same network.
@@ -153,15 +155,16 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
 
 
 def _dropped(cell: Any) -> float:
-    """Return the probability of dropping; `nn.Dropout` may have been given that of keeping."""
+    """Return the probability of dropping; `nn.Dropout` may have that of keeping instead."""
     return 1.0 - cell.keep_prob if cell.p is None else cell.p
 
 
 def numbers(place: Place, count: Any, shape: tuple) -> Any:
-    """Return uniform uint64 numbers of this shape for a count; their upper bits are random, the lower ones less so.
+    """Return uniform uint64 numbers of this shape for a count; the upper bits are random, the lower ones less so.
 
-    Products of two random numbers, modulo 2**64: shifts, and operators with a scalar, are slow on MindSpore's CPU, so
-    Dropout with a hash of each element (lowbias32) takes 2.5 times as long as `nn.Dropout`, with this 0.8 to 1 times.
+    They are products of two random numbers, modulo 2**64. Shifts, and operators with a scalar, are slow on MindSpore's
+    CPU: Dropout with a hash of each element (lowbias32) takes 2.5 times as long as `nn.Dropout`, this one 0.8 to 1
+    times.
     """
     rows, columns = _starts(*place, shape)
     step, bits, factor, last_bits = _words()
@@ -176,7 +179,7 @@ def _folded(x: Any, shift: Any) -> Any:
 
 @ops.constexpr
 def _words() -> tuple:
-    """Return the constants as tensors: a graph takes no int above 2**63."""
+    """Return the constants as tensors: a graph can't contain an int above 2**63."""
     (shift, factor), (last_shift, _) = _ROUNDS
     return tuple(map(_word, (_STEP, shift, factor, last_shift)))
 
@@ -187,7 +190,7 @@ def _word(value: int) -> Tensor:
 
 @ops.constexpr
 def _starts(seed: int, layer: int, rank: int, shape: tuple) -> tuple:
-    """Return where each row's generator starts, as a column, and each column's number, as a row."""
+    """Return the start of each row's generator, as a column, and the number of each column, as a row."""
     here = min(range(len(shape) + 1), key=lambda axis: math.prod(shape[:axis]) + math.prod(shape[axis:]))
     key = np.uint64(0)
     for part in (seed, layer, rank):
@@ -200,7 +203,7 @@ def _starts(seed: int, layer: int, rank: int, shape: tuple) -> tuple:
 
 
 def _numbered(start: Any, number: Any) -> Any:
-    with np.errstate(over="ignore"):  # modulo 2**64 is what is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         return start + number * np.uint64(_STEP)
 
 

@@ -1,4 +1,4 @@
-"""How do running statistics of BatchNorm become those of the large batch?"""
+"""How do BatchNorm's running statistics become those of the large batch?"""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .replaced import replaced
 
 SUMS = "window_sums"
 _made: dict[int, PooledStatistics] = {}
-"""By the id of the first layer, while it exists."""
+"""The objects made so far, by the id of their first layer while it exists."""
 
 
 class PooledBatchNorm(nn.Cell):
-    """BatchNorm that sums the statistics of micro-batches for `PooledStatistics`, instead of averaging them itself.
+    """A BatchNorm that sums the statistics of micro-batches for `PooledStatistics`, instead of averaging them itself.
 
     Args:
-        layer (Cell): the `nn.BatchNorm1d` or `nn.BatchNorm2d` whose Parameters it takes.
+        layer (Cell): the `nn.BatchNorm1d` or `nn.BatchNorm2d` whose Parameters it uses.
 
     Inputs and Outputs as for that layer.
     """
@@ -37,8 +37,8 @@ class PooledBatchNorm(nn.Cell):
         self.num_features, self.eps, self.momentum = layer.num_features, layer.eps, layer.momentum
         self.use_batch_statistics = layer.use_batch_statistics
         self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
-        # With momentum 1 the kernel writes the micro-batch's own statistics, and it computes them anyway. Its outputs
-        # for them are not set on CPU. In a tuple: they are zero between two calls, so nobody saves them.
+        # With momentum 1 the kernel writes the statistics of the micro-batch, which it computes anyway. (Its outputs
+        # for them are not set on CPU.) They are in a tuple, so that they are not saved: between calls they are zero.
         self.own = tuple(_scratch(self.num_features, unique_name(kind)) for kind in ("own_mean", "own_variance"))
         self.bn_train = ops.BatchNorm(is_training=True, epsilon=self.eps, momentum=1.0)
         self.bn_infer = ops.BatchNorm(is_training=False, epsilon=self.eps)
@@ -48,7 +48,7 @@ class PooledBatchNorm(nn.Cell):
             return self._infer(x)
         out = self.bn_train(x, self.gamma, self.beta, *self.own)[0]
         added = self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features)
-        # The kernel adds 0 times the statistics of before: NaN would stay.
+        # The kernel adds 0 times the earlier statistics, so NaN would remain.
         return ops.depend(out, tree.clear(ops.depend(self.own, added)))
 
     def _infer(self, x: Any) -> Any:
@@ -59,7 +59,7 @@ class PooledBatchNorm(nn.Cell):
     def _add(self, own: Any, count: float) -> Any:
         """Add the micro-batch's statistics, relative to the running mean: sums of large squares would be imprecise."""
         mean = own[0] - self.moving_mean
-        # Of a single value the kernel's variance is NaN.
+        # For a single value the kernel's variance is NaN.
         variance = own[1] * ((count - 1) / count) if count > 1 else ops.zeros_like(mean)
         row = ops.stack((ops.ones_like(mean), mean, variance + ops.square(mean)))
         return ops.assign_add(self.window_sums, ops.stop_gradient(row * count))
@@ -75,7 +75,7 @@ def _scratch(size: int, name: str) -> Parameter:
 
 @ms.jit_class
 class PooledStatistics:
-    """Updates the running statistics of `PooledBatchNorm` layers once a window. `pool_batch_norm` makes it.
+    """Updates the running statistics of `PooledBatchNorm` layers once per window. Created by `pool_batch_norm`.
 
     Args:
         layers (Sequence[PooledBatchNorm]): the layers.
@@ -86,12 +86,12 @@ class PooledStatistics:
     def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None, of: Sequence[Parameter] = ()):
         self.of = {id(parameter) for parameter in of}
         self.state: dict[str, Parameter] = {}
-        """The sums are Parameters of the network, and saved and restored with it."""
+        """Empty: the sums are Parameters of the network, and are saved and restored with it."""
         self.sums = tuple(layer.window_sums for layer in layers)
         self.means = tuple(layer.moving_mean for layer in layers)
         self.variances = tuple(layer.moving_variance for layer in layers)
         self.parameters = (*self.sums, *self.means, *self.variances)
-        """What the condition of a branch around `after_window` must depend on, for the reason in `Boundary.touch`."""
+        """The Parameters on which the condition of a branch around `after_window` must depend: see `Boundary.touch`."""
         shares = np.concatenate([np.full(layer.num_features, layer.momentum) for layer in layers])
         self.share = Tensor(shares, ms.float32)
         self.all_reduce = None if group is None else ops.AllReduce()
@@ -104,7 +104,7 @@ class PooledStatistics:
     def after_window(self, updated: Any) -> Any:
         """Update the running statistics if the weights were updated, clear the sums, and return `updated`.
 
-        To be called in a compiled graph after the optimizer, once a window, on all ranks.
+        Call it in a compiled graph after the optimizer, once per window, on all ranks.
         """
         sums = ops.depend(ops.cat(self.sums, 1) if len(self.sums) > 1 else self.sums[0] + 0.0, updated)
         if self.all_reduce is not None:
@@ -119,8 +119,8 @@ class PooledStatistics:
         pooled = ops.relu(second / count - ops.square(moved)) * (
             count / ops.maximum(count - 1, Tensor(1.0, ms.float32))
         )
-        # A channel of a window without its layer has 0 / 0; with what is not finite, statistics would stay so for ever.
-        good = ops.logical_and(ops.isfinite(moved + second), updated)  # of NaN relu makes 0
+        # A layer that did not run in the window gives 0 / 0. Non-finite statistics would never become finite again.
+        good = ops.logical_and(ops.isfinite(moved + second), updated)  # relu turns NaN into 0
         new = (mean + self.share * moved, variance + self.share * (pooled - variance))
         return ops.where(good, new[0], mean), ops.where(good, new[1], variance)
 
@@ -133,29 +133,32 @@ class PooledStatistics:
 
 
 def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistics:
-    """Make the running statistics of BatchNorm layers those of the complete window, as a large batch has them.
+    """Compute the running statistics of BatchNorm layers over the complete window, as for a large batch.
 
-    The layers are replaced in place by layers with the same Parameters. Each micro-batch is still normalised by its own
-    statistics, so the gradient is not exactly the large batch's, and only a layer that no other BatchNorm precedes gets
-    exactly its running statistics: the inputs of later ones were normalised by micro-batch. Means and variances
-    (within and between micro-batches) are pooled over the window and over the ranks, then averaged into the running
-    statistics with the layer's momentum, once a window. Without it each micro-batch is averaged, with its own variance.
-    A skipped window leaves them as they are. Call this before the driver, the step or the `Accumulator` is made: that
-    finds the layers, and updates the statistics at the end of each window.
+    The layers are replaced in place by layers with the same Parameters. Means and variances (within and between
+    micro-batches) are pooled over the window and the ranks, and averaged into the running statistics with the layer's
+    momentum, once per window. Without this function each micro-batch is averaged in, with its own variance. A skipped
+    window does not change the statistics.
 
-    For mixed precision call it after `mindspore.amp.auto_mixed_precision`. A model is saved with the sums, which
-    are zero between windows: load one that was trained with `nn.BatchNorm2d` before this call.
+    Each micro-batch is still normalised with its own statistics, so the gradient is not exactly that of the large
+    batch. The running statistics are exact only for layers without an earlier BatchNorm, because the inputs of later
+    layers were normalised by micro-batch.
+
+    Call this before you create the driver, the step or the `Accumulator`, which then updates the statistics. For mixed
+    precision call it after `mindspore.amp.auto_mixed_precision`. A saved model contains the sums, which are zero
+    between windows: load a model that was trained with `nn.BatchNorm2d` before this call.
 
     Args:
         network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d` or `nn.BatchNorm3d`.
-        group (Union[str, Group, None]): the ranks that train together, as for the driver. Default: ``'auto'``.
+        group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
+            ``None`` for this process alone. Default: ``"auto"``.
 
     Returns:
-        PooledStatistics. Only in a loop without this package its `after_window(updated)` is called by you.
+        PooledStatistics. Call its `after_window(updated)` yourself only in a loop without this package.
 
     Raises:
         TypeError: If `network` is not a Cell, or is itself a BatchNorm.
-        ValueError: If the network contains no such layer that is not frozen.
+        ValueError: If the network contains no such layer, or all of them are frozen.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -188,12 +191,12 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
 
 
 def pooled_of(parameters: Iterable[Parameter]) -> list[PooledStatistics]:
-    """Return the statistics of the networks that have some of these Parameters."""
+    """Return the statistics of all networks that contain some of these Parameters."""
     if not _made:
         return []
     parameters = list(parameters)
     found = [*parameters, *(each for network in networks_of(parameters) for each in network.get_parameters())]
-    wanted = set(map(id, found))  # also where only another part of the network is trained
+    wanted = set(map(id, found))  # all of the network, of which only another part may be trained
     return [each for each in _made.values() if each.of & wanted]
 
 

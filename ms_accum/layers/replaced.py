@@ -1,4 +1,4 @@
-"""How is one layer of a network replaced by another, in place?"""
+"""How is a layer of a network replaced by another, in place?"""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mindspore import nn
 
 
 def replaced(network: nn.Cell, wanted: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
-    """Replace each layer that is wanted by `make(layer, number)`, and return the new ones.
+    """Replace each layer for which `wanted` is true by `make(layer, number)`, and return the new layers.
 
-    A layer at several places becomes one layer at these places. The names of its Parameters are those that they would
-    have if it had been there from the start, and its training mode is that of the layer that was there.
+    A layer that is used at several places is replaced by one layer at these places. Its Parameters get the names that
+    they would have if the network had been built with it, and it gets the training mode of the old layer.
     """
     old: list[nn.Cell] = []
     new: dict[int, nn.Cell] = {}
     for path, parent, name in list(_places(network, "", set(), wanted)):
         cell = parent._cells[name]
         if id(cell) not in new:
-            old.append(cell)  # an id is unique while its object exists
+            old.append(cell)  # keeps the object alive, so that its id stays unique
             new[id(cell)] = _in_place_of(cell, make(cell, len(new)), f"{path}{name}.")
         _put(parent, name, new[id(cell)])
     forget_graphs(network)
@@ -27,14 +27,14 @@ def replaced(network: nn.Cell, wanted: Callable[[Any], bool], make: Callable[[An
 
 
 def forget_graphs(network: nn.Cell) -> None:
-    """Let MindSpore compile the network again: it would run the graph of what was there before."""
+    """Make MindSpore compile the network again; otherwise it would run the graph of the old layers."""
     network.compile_cache.clear()
 
 
 def _places(
     cell: nn.Cell, path: str, seen: set[int], wanted: Callable[[Any], bool]
 ) -> Iterator[tuple[str, nn.Cell, str]]:
-    """Yield each place of a wanted layer: the path of the Cell that contains it, that Cell, and the name there."""
+    """Yield each place of a wanted layer: the path of its parent Cell, the parent, and the layer's name in it."""
     if id(cell) in seen:
         return
     seen.add(id(cell))
@@ -54,6 +54,6 @@ def _in_place_of(old: nn.Cell, cell: nn.Cell, prefix: str) -> nn.Cell:
 
 
 def _put(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
-    parent._cells[name] = cell  # by its attribute, MindSpore would add a prefix to the names of Parameters
+    parent._cells[name] = cell  # with `setattr` MindSpore would add a prefix to the names of Parameters
     if isinstance(parent, nn.SequentialCell):
         parent.cell_list = list(parent._cells.values())

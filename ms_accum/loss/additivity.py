@@ -13,7 +13,7 @@ from .. import _check
 from ..network.as_found import can_be_left_as_found, left_as_found
 from .averages import why_not_additive
 
-# The rounding of a row's loss depends on the other rows of its batch.
+# The rounding error of a row's loss depends on the other rows of its batch.
 _TOLERANCE, _TOLERANCE_NARROW = 1e-4, 1e-2
 
 
@@ -22,19 +22,19 @@ def warn_unless_additive(
 ) -> bool:
     """Warn if a micro-batch's loss is not the weighted mean of the losses of two parts of it. Nothing is changed.
 
-    Runs the forward only, in evaluation mode, in PyNative mode, or in a graph if PyNative has no kernel. Return whether
-    the check had a result. It has none if neither mode runs, a loss is not finite or not reproducible, a column has
-    not one entry per row, the weights are 0, or the untrained Parameters, which must be restored, are large.
+    Runs only the forward, in evaluation mode, in PyNative mode, or in a graph if PyNative has no kernel. Returns
+    whether the check had a result. It has none if neither mode runs, a loss is not finite or not reproducible, a column
+    does not have one entry per row, the weights are 0, or the untrained Parameters, which must be restored, are large.
 
     Args:
         owner (str): the name used in the warning.
-        forward (Cell): from a micro-batch's columns to its loss.
+        forward (Cell): returns a micro-batch's loss from its columns.
         micro_batch (tuple): its columns, with at least two rows.
         weigh (Callable): returns the weight of a micro-batch.
         trained (Collection[Parameter]): Parameters that a forward does not change.
     """
     rows = micro_batch[0].shape[0]
-    cut = max(1, rows >> 2)  # parts of different sizes, so that their plain mean is not the weighted one
+    cut = max(1, rows >> 2)  # parts of different sizes, so that their plain and weighted means differ
     parts = [tuple(column[:cut] for column in micro_batch), tuple(column[cut:] for column in micro_batch)]
     if not can_be_left_as_found(forward, trained) or any(column.shape[0] != rows for column in micro_batch):
         return False
@@ -55,10 +55,10 @@ def warn_unless_additive(
 
 
 def warn_about_shapes(owner: str, one: tuple, other: tuple) -> None:
-    """Warn about labels whose rows differ in size: rows alone may then be the wrong weight."""
+    """Warn about labels whose rows differ in size: the number of rows may then be the wrong weight."""
     _check.warn(
-        f"For '{owner}', labels of the shapes {one} and {other} count by their rows alone. If the loss averages over "
-        "more, give 'weight', what it divides by; else check='off'."
+        f"For '{owner}', labels of the shapes {one} and {other} are weighted by their rows only. If the loss averages "
+        "over more, give 'weight', the number that it divides by; else check='off'."
     )
 
 
@@ -67,8 +67,8 @@ def warn_about_loss(owner: str, loss_fn: Any) -> None:
     why = why_not_additive(loss_fn)
     if why:
         _check.warn(
-            f"For '{owner}', {type(loss_fn).__name__} is {why}: over a window it is no mean of its micro-batches', "
-            "so accumulating trains another loss than a large batch does. Take one that is a mean.",
+            f"For '{owner}', {type(loss_fn).__name__} is {why}: the loss of a window is not the mean over its "
+            "micro-batches, so accumulation trains another loss than a large batch. Use a loss that is a mean.",
         )
 
 

@@ -1,4 +1,4 @@
-"""By what is a mean loss divided?"""
+"""By which number is a mean loss divided?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Average(NamedTuple):
     counted: Count
     """Returns this number for a micro-batch's columns."""
     known: bool
-    """Whether the loss is known to divide by it. Otherwise it is a guess: the rows."""
+    """Whether it is certain that the loss divides by it. Otherwise it is a guess, the rows."""
 
 
 def average_of(loss_fn: Any) -> Average:
@@ -30,7 +30,7 @@ def average_of(loss_fn: Any) -> Average:
 
 
 def why_not_additive(loss_fn: Any) -> str | None:
-    """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or if unknown."""
+    """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or is unknown."""
     return _NOT_ADDITIVE.get(kind_and_options(loss_fn)[0] or "")
 
 
@@ -52,7 +52,7 @@ def option_of(loss_fn: Any, name: str) -> Any:
 def kind_and_options(loss_fn: Any) -> tuple[str | None, Callable[[str], Any]]:
     """Return the name of MindSpore's loss, and a function that returns the value of one of its arguments."""
     if isinstance(loss_fn, nn.Cell):
-        # A subclass with its own `construct` is another loss.
+        # A subclass that overrides `construct` is another loss.
         own = type(loss_fn).construct
         classes = [kind for kind in type(loss_fn).__mro__ if getattr(kind, "construct", None) is own]
         name = next((_CLASSES[kind] for kind in classes if kind in _CLASSES), None)
@@ -69,7 +69,7 @@ def _rows(*columns: Any) -> float:
 
 def of_rows(options: Any, data: Any, *labels: Any) -> float:
     """Return the rows."""
-    return _rows(*(labels or (data,)))  # the first axis of the data need not be the rows
+    return _rows(*(labels or (data,)))  # the first axis of the data may be another one
 
 
 def of_elements(options: Any, data: Any, *labels: Any) -> float:
@@ -90,10 +90,10 @@ def of_labels(options: Any, data: Any, *labels: Any) -> float:
     kept, of_class = kept_labels(options, array), options("weight")
     most = np.inf if of_class is None else of_class.size
     if kept.size and not 0 <= kept.min() <= kept.max() < most:
-        strange = kept.max() if kept.max() >= most else kept.min()  # MindSpore takes -1 for the last class
-        what = "labels >= 0" if of_class is None else f"weights of {most} classes"
-        what = f"{what}, but got the label {strange}. Should it be its 'ignore_index'?"
-        raise ValueError(f"For 'train_process', 'loss_fn' has {what}")
+        strange = kept.max() if kept.max() >= most else kept.min()  # MindSpore treats -1 as the last class
+        what = "labels >= 0" if of_class is None else f"labels >= 0 and < {most}, the number of class weights"
+        what = f"{what}, but got {strange}. Should this be its 'ignore_index'?"
+        raise ValueError(f"For 'train_process', 'loss_fn' must get {what}")
     if of_class is None:
         return kept.size
     return float(of_class.asnumpy()[kept].sum())

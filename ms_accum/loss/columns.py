@@ -16,7 +16,7 @@ _OF_CLASSES = ("SoftmaxCrossEntropyWithLogits", "CrossEntropyLoss", "NLLLoss")  
 
 
 def taken(loss_fn: Any) -> range:
-    """Return the allowed numbers of a dataset's columns: one for the network, and those that the loss takes."""
+    """Return the allowed numbers of columns of a dataset: one for the network, and those that the loss takes."""
     if loss_fn is None:
         return range(1, _MANY)
     try:
@@ -38,25 +38,25 @@ def check(data: _check.Argument, micro_batch: tuple, allowed: range) -> None:
         most = "or more" if allowed.stop == _MANY else ""
         rule = (
             f"one that yields {allowed.start} {most}".rstrip()
-            + " columns, data and what 'loss_fn' takes beside the output"
+            + " columns: the data, and what 'loss_fn' takes in addition to the output"
         )
         data.refuse(ValueError, rule, f"{len(micro_batch)}: {shown(micro_batch)}")
 
 
 def warn_unless_pairs(owner: str, loss_fn: Any, output: Any, labels: tuple) -> None:
-    """Warn if a loss compares outputs and labels of two shapes, which MindSpore broadcasts."""
+    """Warn if a loss compares outputs and labels of different shapes, which MindSpore broadcasts."""
     kind = kind_and_options(loss_fn)[0]
     if kind not in _OF_PAIRS or not isinstance(output, Tensor) or output.shape[1:] == labels[0].shape[1:]:
         return
     shapes = [("rows", *tensor.shape[1:]) for tensor in (output, labels[0])]
     _check.warn(
         f"For '{owner}', {kind} broadcasts the network's output {shapes[0]} and the labels {shapes[1]}, so it "
-        "compares outputs with the labels of other rows or columns. Give both one shape."
+        "compares outputs with the labels of other rows or columns. Give both the same shape."
     )
 
 
 def strange_label(loss_fn: Any, output: Any, labels: tuple) -> int | None:
-    """Return a label that is none of the network's classes, for which losses return inf on CPU; None if all are."""
+    """Return a label that is not one of the network's classes, for which losses on CPU return inf; else None."""
     kind, options = kind_and_options(loss_fn)
     if kind not in _OF_CLASSES or not isinstance(output, Tensor) or "Int" not in str(labels[0].dtype):
         return None
@@ -69,7 +69,7 @@ def strange_label(loss_fn: Any, output: Any, labels: tuple) -> int | None:
 
 
 def shown(value: Any) -> str:
-    """Return the type and the shape of a Tensor, or of each of several."""
+    """Return the type and the shape of a Tensor, or of several, as text."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, (tuple, list)):

@@ -1,7 +1,7 @@
-"""Do the network and the loss take the columns of a micro-batch?
+"""Do the network and the loss accept the columns of a micro-batch?
 
-MindSpore says no while it compiles, in more than a hundred lines about the graph. A trial of two rows outside graphs
-says it in milliseconds, before anything is compiled, and the same trial finds out what would be taken.
+If not, MindSpore raises its error while it compiles, with more than a hundred lines about the graph. A trial with two
+rows outside graphs takes milliseconds, before anything is compiled, and can also find out what would be accepted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..network.as_found import can_be_left_as_found, left_as_found
 from .columns import shown, strange_label, warn_unless_pairs
 from .gradients import scalar
 
-# What MindSpore raises about its inputs. Other errors are mistakes in the network or the loss and are left as they are.
+# What MindSpore raises about inputs. Other errors are mistakes in the network or the loss, and are raised unchanged.
 _ABOUT_INPUTS = (TypeError, ValueError, RuntimeError, IndexError)
-# Errors that say nothing about a run in graph mode: a kernel that only graphs have, or memory.
+# Errors that allow no conclusion about graph mode: about memory, or a kernel that exists in graphs only.
 _UNCLEAR = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
 _ROWS, _LONGEST = 2, 300
 
 
 def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_process") -> None:
-    """Raise an error if MindSpore can't compile a lambda: it reads the line, and takes a lambda alone on it."""
+    """Raise an error for a lambda that MindSpore can't compile: it parses the line, which must contain nothing else."""
     if getattr(loss_fn, "__name__", None) != "<lambda>":
         return
     try:
@@ -61,18 +61,18 @@ def check_taken(
     trained: Collection[Any],
     data: _check.Argument = _check.TRAIN,
 ) -> None:
-    """Raise an error of one line if the network or the loss does not take a micro-batch. Nothing is changed.
+    """Raise a one-line error if the network or the loss does not accept a micro-batch. Nothing is changed.
 
     Runs two rows outside graphs and in evaluation mode; if that fails, all rows; if that fails too, the forward as in
-    training, so that no network is rejected that runs only in graphs or only in training mode.
+    training, so that a network which runs only in graphs or only in training mode is not rejected.
 
     Args:
-        network (Cell): takes the first column, or without a loss all columns.
-        loss_fn (Union[Cell, Callable, None]): takes the network's output and the other columns.
+        network (Cell): gets the first column, or all columns if there is no loss function.
+        loss_fn (Union[Cell, Callable, None]): gets the network's output and the other columns.
         forward (Cell): both together.
         micro_batch (tuple): the columns, with at least one row.
         trained (Collection[Parameter]): Parameters that a forward does not change.
-        data (Argument): the data set, for the messages. Default: that of `train_process`.
+        data (Argument): the name of the data set in messages. Default: that of `train_process`.
     """
     if not can_be_left_as_found(forward, trained):
         return
@@ -98,12 +98,12 @@ class _Trial:
     def __init__(self, network: nn.Cell, loss_fn: Any):
         self._network, self._loss_fn = network, loss_fn
         self.who = ""
-        """str, who raised the last error; empty if both ran, but did not return a loss."""
+        """str, what raised the last error; empty if both ran, but did not return a loss."""
         self.output: Any = None
-        """Any, what the network last returned to the loss."""
+        """Any, the last output of the network, for the loss."""
 
     def error(self, columns: tuple) -> Exception | None:
-        """Return the error that these columns raise; None if they are taken."""
+        """Return the error that these columns raise; None if they are accepted."""
         try:
             self._run(columns)
         except Exception as error:
@@ -125,15 +125,15 @@ class _Trial:
 
 
 def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple, data: _check.Argument) -> None:
-    """Raise an error if a label is none of the network's classes."""
+    """Raise an error if a label is not one of the network's classes."""
     if strange_label(loss_fn, trial.output, micro_batch[1:]) is None:
         return
-    trial.error(micro_batch)  # all rows: a network may have a class a row
+    trial.error(micro_batch)  # all rows: the number of classes may depend on them
     strange = strange_label(loss_fn, trial.output, micro_batch[1:])
     if strange is not None:
         classes = trial.output.shape[1]
         rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
-        data.refuse(ValueError, rule, strange, "Should it be the loss's 'ignore_index'?")
+        data.refuse(ValueError, rule, strange, "Should this be the loss's 'ignore_index'?")
 
 
 def _few(micro_batch: tuple) -> tuple:
@@ -151,7 +151,7 @@ def _is_taken(error: Exception | None) -> bool:
 
 
 def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> bool:
-    """Return whether the forward runs in the present mode and in training mode."""
+    """Return whether the forward runs in the current mode and in training mode."""
     mode = ms.get_context("mode")
     with left_as_found(forward, trained, training=True, within=mode), without_logs():
         try:
@@ -163,10 +163,10 @@ def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> boo
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """Keep from the terminal and the current folder what MindSpore writes about a failed compilation."""
+    """Discard what MindSpore writes to the terminal and the current folder about a failed compilation."""
     name, stderr = "MS_OM_PATH", 2
     with ExitStack() as leaving:
-        with suppress(OSError):  # stderr is closed, or there is no folder for temporary files: they are written
+        with suppress(OSError):  # if stderr is closed, or temporary files are impossible: then nothing is discarded
             folder = leaving.enter_context(tempfile.TemporaryDirectory())
             log, kept = leaving.enter_context(open(Path(folder, "log"), "wb")), os.dup(stderr)
             leaving.callback(os.close, kept)
@@ -188,12 +188,12 @@ def _refuse(
     if not who or not isinstance(error, _ABOUT_INPUTS):
         raise error
     with_output = "" if output is None else f" with the network's output, {shown(output)},"
-    rule = f"one whose columns {who} takes{with_output}".rstrip(",")
+    rule = f"one whose columns {who} accepts{with_output}".rstrip(",")
     data.refuse(ValueError, rule, shown(micro_batch), f"{remedy} {_said(error)}".strip())
 
 
 def _said(error: Exception) -> str:
-    """Return MindSpore's message without its stacks, and the user's line that led to it."""
+    """Return MindSpore's message without its stack traces, with the line of the user's code that led to it."""
     text = re.split(r"- C\+\+ Call Stack|- The Traceback of", str(error))[0]
     text = " ".join(re.sub("-{4,}", " ", text).split())
     frames = traceback.extract_tb(error.__traceback__)
@@ -203,7 +203,7 @@ def _said(error: Exception) -> str:
     return f"MindSpore's error{where}: {text[:_LONGEST]}"
 
 
-# What would have been taken
+# What would have been accepted
 
 _Change = Callable[[Tensor, Any], Any]
 _DATA: dict[str, _Change] = {
@@ -228,7 +228,7 @@ _LABELS: dict[str, _Change] = {
 
 
 def _remedy(trial: _Trial, few: tuple) -> str:
-    """Return what to change in the dataset, found by trying it; an empty text if nothing was found."""
+    """Return what to change in the dataset, found by trial; an empty text if nothing helps."""
     output = trial.output
     if len(few) == 2 and _is_taken(trial.error(few[::-1])):
         return "The columns are swapped: yield the data first, also in dicts."

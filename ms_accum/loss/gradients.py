@@ -10,23 +10,23 @@ from mindspore import nn
 from .. import _check
 from ..network import checks, tree
 
-_SPARSE = "Outside a graph MindSpore gives sparse ones without their rows: take graph mode, or nn.Embedding."
+_SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
 
 
 class WithLoss(nn.WithLossCell):
-    """A network and its loss, which may take several columns in addition to the network's output."""
+    """A network and its loss function, which may get several columns in addition to the network's output."""
 
     def construct(self, data: Any, *labels: Any) -> Any:
         return self._loss_fn(self._backbone(data), *labels)
 
 
 def scalar(owner: str, loss: Any) -> Any:
-    """Return a loss, or raise an error if it is not one number. Runs on the host and while a graph is compiled."""
+    """Return a loss, or raise an error if it is not a scalar. Runs on the host and while a graph is compiled."""
     if loss is None:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
     if isinstance(loss, (tuple, list, dict)):
         raise TypeError(
-            f"For '{owner}', the network must return its loss alone, but got several values. "
+            f"For '{owner}', the network must return only its loss, but got several values. "
             "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
         )
     if loss.ndim != 0:
@@ -40,18 +40,18 @@ def scalar(owner: str, loss: Any) -> Any:
 def _check_uncoupled(owner: str, network: nn.Cell) -> None:
     if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
         remedy = "Give it to GradientAccumulation as 'loss_fn'."
-        _check.refuse(ValueError, owner, "network", "one with a loss of a single micro-batch", "a CoupledLoss", remedy)
+        _check.refuse(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
 
 
 class LossAndGradients(nn.Cell):
-    """Loss and gradients of a network. The gradients are scaled through the loss, which costs nothing.
+    """Computes the loss and the gradients of a network. Scaling the loss scales the gradients at no cost.
 
     Args:
         owner (str): the name used in error messages.
         network (Cell): returns the loss.
-        optimizer (Optimizer): has the parameters.
+        optimizer (Optimizer): contains the parameters.
         sens (float): a constant scale.
-        changing (Optional[Parameter]): a scale that is not constant. Default: ``None``.
+        changing (Optional[Parameter]): a scale that may change. Default: ``None``.
     """
 
     def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float, changing: Any = None):
@@ -72,7 +72,7 @@ class LossAndGradients(nn.Cell):
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:
-        if self.sens != 1.0:  # a constant of the graph: saves a kernel
+        if self.sens != 1.0:  # constant in the graph, which saves a kernel
             scale = scale * self.sens
         if self.changing:
             scale = scale * self.changing[0]

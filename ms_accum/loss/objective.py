@@ -19,12 +19,12 @@ from .weights import Weight
 from .window_loss import WindowLoss
 
 CHECKS = ("first", "off")
-# The check has no result if the first rows of a micro-batch are all masked; so up to this many are checked.
+# The check has no result if the first rows of a micro-batch are all masked, so up to this number are checked.
 LOOKS = 4
 
 
 class Objective:
-    """The loss and the weight of a micro-batch, and the warnings about both.
+    """The loss and the weight of a micro-batch, and warnings about both.
 
     Args:
         owner (str): the name used in error messages.
@@ -52,7 +52,7 @@ class Objective:
         self.loss = WindowLoss(summing=check_loss(owner, loss_fn, reduction) == "sum")
         """WindowLoss, the loss of the open window."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
-        """Cell, from a micro-batch's columns to its loss."""
+        """Cell, returns a micro-batch's loss from its columns."""
         self._columns = columns.taken(loss_fn)
         self._wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
         self._tried: set[tuple] = set()
@@ -61,16 +61,16 @@ class Objective:
         self._shapes: tuple | None = None
 
     def warn(self) -> None:
-        """Warn about whatever makes a window of several micro-batches differ from one large batch."""
+        """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""
         warn_about_batch_norm(self.network)
         warn_about_loss(self._owner, self.loss_fn)
 
     def look_at(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
-        """Reject invalid micro-batches, and check with the first ones whether the loss is a mean by weight.
+        """Reject invalid micro-batches; check with the first ones whether the loss is a weighted mean.
 
         Args:
             micro_batch (tuple): its columns.
-            alone (bool): whether it is the only one of its window.
+            alone (bool): whether it is the only one in its window.
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
         columns.check(self._data, micro_batch, self._columns)
@@ -84,7 +84,7 @@ class Objective:
             self._looks = 0 if said else self._looks - 1
 
     def _try(self, micro_batch: tuple, trained: Collection[Any]) -> None:
-        """Reject columns that the network or the loss does not take; once for columns of one type."""
+        """Reject columns that the network or the loss does not accept; checked once per type of columns."""
         kinds = tuple((column.ndim, column.dtype) for column in micro_batch)
         if not self._wanted or kinds in self._tried or not all(column.size for column in micro_batch):
             return
@@ -94,7 +94,7 @@ class Objective:
         check_taken(self.network, self.loss_fn, self.forward, micro_batch, trained, self._data)
 
     def look_at_valid(self, batch: tuple) -> None:
-        """Reject an invalid batch of the data set for the evaluation."""
+        """Reject an invalid batch of the validation data set."""
         columns.check(_check.VALID, batch, self._columns)
         if self._wanted and all(column.size for column in batch):
             check_taken(self.network, self.loss_fn, self.forward, batch, self.network.trainable_params(), _check.VALID)

@@ -15,8 +15,8 @@ REDUCTIONS = ("mean", "sum")
 def loss_reduction(loss_fn: Any) -> str | None:
     """Return the reduction of a loss function, "mean", "sum" or "none", or None if it can't be determined.
 
-    Many MindSpore losses have it as an attribute, some as an attribute of their operator; for these the attributes
-    inherited from `LossBase` keep their defaults. For all others the inherited ones are right.
+    Many MindSpore losses have an attribute for it, or their operator has; these leave the attributes inherited from
+    `LossBase` at their defaults. For all other losses the inherited attributes are right.
     """
     operators = loss_fn._primitives.values() if isinstance(loss_fn, nn.Cell) else ()
     for teller in (loss_fn, *operators):
@@ -34,13 +34,13 @@ def loss_reduction(loss_fn: Any) -> str | None:
 
 
 def check_loss(owner: str, loss_fn: Any, reduction: str) -> str | None:
-    """Return `loss_reduction`; raise an error if the loss does not fit `reduction`."""
+    """Return `loss_reduction`; raise an error if the loss does not match `reduction`."""
     kind = loss_reduction(loss_fn)
     if kind == "none":
         _check.refuse(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
     if kind == "sum" and reduction == "mean":
         raise ValueError(
             f"For '{owner}', 'reduction' must be 'sum' for a loss that sums, but got 'mean'. "
-            "Give reduction='sum' here, or reduction='mean' to the loss."
+            "Use reduction='sum' here, or give the loss reduction='mean'."
         )
     return kind

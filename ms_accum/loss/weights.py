@@ -23,7 +23,7 @@ class Weight:
             function of the micro-batch's columns that returns one.
         reduction (str): ``"mean"``, which uses weights, or ``"sum"``, which does not.
         loss_fn (Union[Cell, Callable, None]): the loss.
-        group (Optional[Group]): the ranks, which share one unit.
+        group (Optional[Group]): the ranks, which use the same unit.
     """
 
     def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, group: Group | None = None):
@@ -31,12 +31,12 @@ class Weight:
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner, self._group, self.weighs = owner, group, reduction == "mean"
         self.unit: float | None = None
-        """Optional[float], the unit of the weights that the graph gets; None before the first weight."""
+        """Optional[float], the unit in which the graph gets weights; None before the first weight."""
         self._share = 0
         self._tensors: dict[float, Tensor] = {}
         self._weight: Any
         self.is_guess = False
-        """bool, whether the weight is only a guess (the rows): neither the user nor the loss defines it."""
+        """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
         if weight is None:
             average = average_of(loss_fn)
             self._weight, self.is_guess = average.counted, not average.known
@@ -46,15 +46,16 @@ class Weight:
             self._weight = _check.positive_number(owner, "weight", plain(weight))
 
     def share(self, micro_batches: int) -> None:
-        """Choose the unit anew at the next micro-batch, in a single process.
+        """Choose a new unit at the next micro-batch, in a single process.
 
         Args:
-            micro_batches (int): so many micro-batches of equal weight add up to 1. 0: a power of two near one's weight.
+            micro_batches (int): the number of micro-batches of equal weight that add up to 1. 0: the unit is a power of
+                two near the weight of the next micro-batch.
         """
         self._share, self.unit = micro_batches, None
 
     def of(self, micro_batch: tuple) -> float:
-        """Return the weight, >= 0, of a micro-batch of the run; the first one sets the unit."""
+        """Return the weight, >= 0, of a micro-batch of the run; the first one defines the unit."""
         weight = self.counted(micro_batch)
         if self.weighs and self.unit is None:
             self.unit = self._share * weight or None if self._share else unit_near(weight, self._group)
@@ -78,7 +79,7 @@ class Weight:
         """Return a weight > 0 for the graph, in its unit; None if gradients are summed without weights.
 
         Without the unit a float16 gradient, multiplied by the number of rows, would overflow. The unit cancels out in
-        sum(w g) / sum(w). Unless windows share it, it is a power of two, which changes no digit.
+        sum(w g) / sum(w). Unless `share` has set it, it is a power of two, which causes no rounding.
         """
         if not self.weighs:
             return None
@@ -93,7 +94,7 @@ class Weight:
 def unit_near(weight: float, group: Group | None) -> float | None:
     """Return a power of two near a weight; with several ranks, near the largest of their weights.
 
-    Ranks sum their weighted gradients, so they must use the same unit. None for a single process whose weight is 0.
+    Ranks sum their weighted gradients, so they need the same unit. None in a single process if the weight is 0.
     """
     own = math.floor(math.log2(weight)) if weight else -math.inf
     largest = float(gather(np.array([own], np.float32), group).max())
@@ -103,22 +104,22 @@ def unit_near(weight: float, group: Group | None) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a Tensor or array of one element as a number, and anything else unchanged."""
+    """Return a Tensor or array with one element as a number, and everything else unchanged."""
     value = value.asnumpy() if isinstance(value, Tensor) else value
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
 class GraphWeight(NamedTuple):
-    """The weight of a micro-batch."""
+    """The weight of a micro-batch, in a graph."""
 
     of: Any
-    """From the columns to the weight: a number known when the graph is compiled, or a Tensor."""
+    """Returns the weight from the columns: a Tensor, or a number that is constant in the graph."""
     varies: bool
     """bool, whether it depends on the values of the columns, so that it may be 0."""
 
 
 def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
-    """Return the weight of micro-batches, as `Weight` does on the host.
+    """Return what computes the weight of micro-batches in a graph, as `Weight` does on the host.
 
     Args:
         owner (str): the name used in error messages.
@@ -149,7 +150,7 @@ class _Fixed:
 
 @ms.jit_class
 class _Rows:
-    """The rows of a column, or of the last one if there are fewer."""
+    """The number of rows of a column, or of the last one if there are fewer columns."""
 
     def __init__(self, column: int):
         self.column = column
@@ -166,7 +167,7 @@ class _Elements:
 
 @ms.jit_class
 class _Labels:
-    """The labels that are not ignored, or the sum of their class weights."""
+    """The number of labels that are not ignored, or the sum of their class weights."""
 
     def __init__(self, ignored: int | None, of_class: Tensor | None):
         self.ignored, self.of_class = -100 if ignored is None else ignored, of_class

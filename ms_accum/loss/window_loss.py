@@ -11,7 +11,7 @@ from mindspore import Tensor
 
 
 class Losses:
-    """The losses of collected micro-batches; they have values once the micro-batches have been run."""
+    """The losses of collected micro-batches; `values` is set when the micro-batches have been run."""
 
     values: Tensor | None = None
 
@@ -34,11 +34,11 @@ class Loss(NamedTuple):
 
 
 class WindowLoss:
-    """The mean loss of a window: sums are carried and divided at the end.
+    """The mean loss of a window: losses and weights are summed, and divided at the end.
 
     Args:
-        summing (bool): whether the losses are sums over rows; then each is added once, not multiplied by its weight.
-        leaves_out (bool): whether micro-batches are left out whose loss is not finite.
+        summing (bool): whether the losses are sums over rows, which are added without multiplying by the weight.
+        leaves_out (bool): whether micro-batches whose loss is not finite are left out.
     """
 
     def __init__(self, summing: bool = False, leaves_out: bool = False):
@@ -59,7 +59,7 @@ class WindowLoss:
         self.samples = 0
 
     def add(self, loss: Any, weight: float, samples: int, number: int = 0) -> None:
-        """Add a micro-batch with its number. Its loss stays on the device until the window's mean is needed."""
+        """Add a micro-batch with its number. Its loss is read from the device when the window's mean is needed."""
         self._terms.append((loss, weight, number))
         self.samples += samples
 
@@ -71,7 +71,7 @@ class WindowLoss:
 
     @property
     def weight(self) -> float:
-        """The sum of the weights so far, also of losses that have not been read."""
+        """The sum of the weights so far, including those of losses that have not been read."""
         return self._sums[1] + sum(weight for _, weight, _ in self._terms)
 
     @property

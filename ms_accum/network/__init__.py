@@ -1,5 +1,5 @@
 """What can be done to a network, its parameters and their gradients, in one process?
 
 Provides: operations on gradients inside graphs (`tree`), accumulators, reading and comparing Parameters, inspecting
-a network and restoring it, learning rates, random number generators. Imports no other room.
+and restoring a network, learning rates, random number generators. Imports no other room.
 """

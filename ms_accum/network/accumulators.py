@@ -15,11 +15,11 @@ from .. import _check
 
 _made = itertools.count()
 _said: dict[int, dict[str, Any]] = {}
-"""The settings of the Cells that share accumulators, by the id of the first accumulator while it exists."""
+"""The settings of Cells that share accumulators, by the id of the first accumulator while it exists."""
 
 
 def unique_name(kind: str) -> str:
-    """Return a name for the state of one object: unique in the process, the same in every run."""
+    """Return a name for the state of an object: unique in the process, and the same in every run."""
     return f"{kind}_{next(_made)}"
 
 
@@ -29,13 +29,13 @@ def state(name: str, value: Any, dtype: Any) -> Parameter:
 
 
 def seen(parameter: Parameter, convert: Callable[[Any], Any]) -> Any:
-    """Return its value, or the Parameter while MindSpore compiles: a value would become a constant of the graph."""
+    """Return the Parameter's value; while MindSpore compiles the Parameter, as a value would become a constant."""
     reader = sys._getframe(2).f_globals.get("__name__", "")  # the caller of the property
     return parameter if reader.partition(".")[0] == "mindspore" else convert(parameter.asnumpy())
 
 
 def agreed(owner: str, accumulators: Any, **said: Any) -> None:
-    """Raise an error unless all Cells that share these accumulators have the same settings."""
+    """Raise an error unless all Cells that share these accumulators have equal settings."""
     first = accumulators[0]
     if id(first) not in _said:
         _said[id(first)] = said
@@ -43,8 +43,8 @@ def agreed(owner: str, accumulators: Any, **said: Any) -> None:
     known = _said[id(first)]
     for name, value in said.items():
         if known[name] != value:
-            rule = f"{known[name]}, as in the other Cell that has this 'grad_sum'"
-            _check.refuse(ValueError, owner, name, rule, value, "Else make other accumulators.")
+            rule = f"{known[name]}, as in the other Cell with this 'grad_sum'"
+            _check.refuse(ValueError, owner, name, rule, value, "Otherwise use separate accumulators.")
 
 
 def loss_scale(optimizer: Any) -> float:
@@ -53,9 +53,9 @@ def loss_scale(optimizer: Any) -> float:
 
 
 def new_grad_sum(name: str, parameters: Any) -> tuple:
-    """Return one float32 accumulator for each parameter, independent of the parameter's type.
+    """Return one float32 accumulator for each parameter, whatever the parameter's type.
 
-    It is a plain tuple: a Cell treats a ParameterTuple as its own weights and saves them with the model.
+    They are in a plain tuple: a Cell would treat a ParameterTuple as its weights, and save it with the model.
     """
     return tuple(
         Parameter(initializer("zeros", p.shape, ms.float32), name=f"{name}.grad_sum.{p.name}", requires_grad=False)
@@ -64,7 +64,7 @@ def new_grad_sum(name: str, parameters: Any) -> tuple:
 
 
 def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple, skips: Any = None) -> bool:
-    """Set the accumulators to zero with `empty`, a function of `tree`, and what `skips` has counted."""
+    """Set the accumulators to zero with `empty`, a function of `tree`, and the counts of `skips`."""
     empty(grad_sum)
     if skips is not None:
         skips.clear()
@@ -74,5 +74,5 @@ def emptied(empty: Any, grad_sum: tuple, weight_sum: tuple, skips: Any = None) -
 
 
 def hidden(weight_sum: Parameter | None) -> tuple:
-    """Wrap a Parameter so that a Cell does not treat it as one of its weights."""
+    """Wrap a Parameter in a tuple, so that a Cell does not treat it as one of its weights."""
     return () if weight_sum is None else (weight_sum,)

@@ -15,7 +15,7 @@ _LIMIT = 2**26
 
 
 class TrainingMode:
-    """The current training flag of each Cell, to be restored: `set_train` sets all of them to one value."""
+    """The current training flag of each Cell, to restore after `set_train`, which sets all of them to one value."""
 
     def __init__(self, network: nn.Cell):
         self._network, self._phase = network, network.phase
@@ -31,7 +31,7 @@ class TrainingMode:
 def start_training(network: nn.Cell, whole: nn.Cell) -> None:
     """Set `whole`, which contains `network`, to training mode.
 
-    If the network is already in training mode, the flags of its Cells are kept: a backbone may be frozen.
+    If the network is already in training mode, the flags of its Cells are kept, because a backbone may be frozen.
     """
     found = TrainingMode(network) if network.training else None
     whole.set_train()
@@ -51,7 +51,7 @@ def training_mode(network: nn.Cell, mode: bool) -> Iterator[None]:
 
 
 def can_be_left_as_found(network: nn.Cell, trained: Collection[Parameter]) -> bool:
-    """Return whether what a forward may change is small enough to be copied: at most 64 MiB."""
+    """Return whether the Parameters that a forward may change are small enough to be copied: at most 64 MiB."""
     return sum(parameter.nbytes for parameter in without(network.get_parameters(), trained)) <= _LIMIT
 
 
@@ -59,10 +59,10 @@ def can_be_left_as_found(network: nn.Cell, trained: Collection[Parameter]) -> bo
 def left_as_found(
     network: nn.Cell, trained: Collection[Parameter], *, training: bool, within: int = ms.PYNATIVE_MODE
 ) -> Iterator[None]:
-    """Run forward passes inside the block, by default in PyNative mode, and restore afterwards what they change.
+    """Run forward passes inside the block, by default in PyNative mode, and then restore what they change.
 
-    Restored are the mode, the Cells' training flags, the random generator, and Parameters that are not in `trained`,
-    such as BatchNorm's running statistics.
+    Restored are the mode, the training flags of the Cells, the random generator, and Parameters that are not in
+    `trained`, such as BatchNorm's running statistics.
     """
     mode, generator = ms.get_context("mode"), ms.get_rng_state()
     kept = copies_of(network, trained)
@@ -79,7 +79,7 @@ def left_as_found(
 
 
 def copies_of(network: nn.Cell, trained: Collection[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
-    """Return the network's Parameters that are not in `trained`, which a forward may change, and copies of them."""
+    """Return the network's Parameters that are not in `trained`, which a forward may change, with copies of them."""
     return [(each, as_array(each).copy()) for each in without(network.get_parameters(), trained)]
 
 

@@ -13,8 +13,8 @@ from mindspore.ops.primitive import jit_context
 from .. import _check
 from . import tree
 
-# Tested with the CPU wheel: these optimizers are constructed without an error and fail in their first update, after
-# a complete window. Each is listed with an optimizer to use instead.
+# Tested with the CPU wheel: these optimizers can be constructed, but fail in their first update, after a complete
+# window. Each is listed with an optimizer to use instead.
 _NOT_ON_CPU = {
     "mindspore.nn.optim.lamb.Lamb": "nn.AdamWeightDecay",
     "mindspore.nn.optim.lars.LARS": "nn.Momentum",
@@ -34,21 +34,21 @@ def scheduler(owner: str, value: Any, optimizer: Any) -> Any:
     arguments = inspect.signature(step).parameters.values() if step else ()
     needed = [each for each in arguments if each.default is each.empty]
     if step is None or needed or getattr(value, "optimizer", None) is not optimizer:
-        rule = "of mindspore.experimental.optim.lr_scheduler, of this optimizer, with a 'step()' that needs no argument"
+        rule = "one of mindspore.experimental.optim.lr_scheduler for this optimizer, whose 'step()' needs no argument"
         _check.refuse(TypeError, owner, "scheduler", rule, type(value).__name__)
     if any("lr_float" in group for group in value.optimizer.param_groups):
         remedy = "Use mindspore.experimental.optim.SGD."
-        _check.refuse(TypeError, owner, "scheduler", "None", "one of mint.optim.SGD, which does not look at it", remedy)
+        _check.refuse(TypeError, owner, "scheduler", "None", "one of mint.optim.SGD, which ignores it", remedy)
     return value
 
 
 def inner_of(value: Any) -> Any:
-    """Return the optimizer that updates: for a `ZeroOptimizer` the one inside."""
+    """Return the optimizer that updates: for a `ZeroOptimizer` the inner one."""
     return getattr(value, "inner", value)
 
 
 def kind_of(value: Any) -> str:
-    """Return the optimizer's class name, for a `ZeroOptimizer` that of the optimizer inside."""
+    """Return the optimizer's class name, for a `ZeroOptimizer` that of the inner optimizer."""
     return type(inner_of(value)).__name__
 
 
@@ -66,7 +66,7 @@ def optimizer(owner: str, value: Any) -> Any:
     if frozen:
         rule = "one of parameters that require gradients"
         _check.refuse(
-            ValueError, owner, "optimizer", rule, f"'{frozen[0]}', which is frozen", "Freeze first, then make it."
+            ValueError, owner, "optimizer", rule, f"'{frozen[0]}', which is frozen", "Freeze before you create it."
         )
     if ms.get_context("device_target") == "CPU":
         kind = type(value)
@@ -76,7 +76,7 @@ def optimizer(owner: str, value: Any) -> Any:
             _check.refuse(ValueError, owner, "optimizer", rule, kind.__name__, f"Use {instead}, or another device.")
         if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
             # MindSpore raises no error: the optimizer runs and does not change the parameters.
-            remedy = f"Take graph mode, or mindspore.experimental.optim.{kind.__name__}."
+            remedy = f"Use graph mode, or mindspore.experimental.optim.{kind.__name__}."
             _check.refuse(
                 ValueError,
                 owner,
@@ -93,7 +93,7 @@ def optimizer(owner: str, value: Any) -> Any:
 
 
 def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
-    """Raise an error if the optimizer has none of the network's parameters; it may have additional ones."""
+    """Raise an error if the optimizer has none of the network's parameters; it may have others in addition."""
     shown = {id(parameter) for parameter in network.get_parameters()}
     if shown and not any(id(parameter) in shown for parameter in optimizer.parameters):
         _check.refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
@@ -104,23 +104,23 @@ def not_traced(owner: str) -> bool:
     """Reject MindSpore's tracing, which fixes each branch as first taken, and changes Parameters twice."""
     if jit_context() is not None:
         raise RuntimeError(
-            f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which follows one call "
-            "and repeats it: no window would end where it should."
+            f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which records one call "
+            "and replays it: windows would not end where they should."
         )
     return True
 
 
 def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
-    """Raise an error unless there is the same number of tensors and of the optimizer's parameters."""
+    """Raise an error unless the numbers of tensors and of the optimizer's parameters are equal."""
     if len(tensors) != len(parameters):
         raise ValueError(
-            f"For '{owner}', '{name}' must be as many as the optimizer's {len(parameters)} parameters, "
+            f"For '{owner}', '{name}' must have one tensor for each of the optimizer's {len(parameters)} parameters, "
             f"but got {len(tensors)}. {remedy}"
         )
 
 
 def gradients(owner: str, grads: Any, parameters: Any) -> Any:
-    """Return gradients as a tuple of dense ones, or raise an error unless they are the parameters'; in a graph."""
+    """Return gradients as a tuple of dense tensors; raise an error if they do not match the parameters. In a graph."""
     not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
     as_many(owner, "grads", grads, parameters)
@@ -128,10 +128,10 @@ def gradients(owner: str, grads: Any, parameters: Any) -> Any:
 
 
 def same_layout(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
-    """Return `tensors`, or raise an error if their shapes differ from those of the same number of parameters.
+    """Return `tensors`, or raise an error if their shapes differ from those of the parameters.
 
-    Runs on the host and also while a graph is compiled, where shapes are constants. There MindSpore prints a
-    warning if the returned value is not used.
+    Runs on the host, and while a graph is compiled, where shapes are constants. There MindSpore prints a warning if
+    the returned value is not used.
     """
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:

@@ -12,14 +12,14 @@ import numpy as np
 
 from .. import _check
 
-# Larger models (in bytes) are not checked. At most this many updates are checked: the first rates may be too small.
+# Models above this size in bytes are not checked. Several updates are checked, as the first rates may be too small.
 _LIMIT = 2**26
 _TIMES = 3
 _TOO_SMALL = 1e-6  # relative to a weight: the precision of float32
 
 
 class FirstUpdate:
-    """Checks the first updates: if the optimizer changes no parameter, updates are counted but nothing is trained.
+    """Checks whether the first updates change a parameter; if not, updates would be counted but nothing trained.
 
     Args:
         owner (str): the name used in the warning.
@@ -35,7 +35,7 @@ class FirstUpdate:
         self._size = self._largest = 0.0
 
     def begin(self) -> None:
-        """Record the parameters' checksums before a window that may be the first to update."""
+        """Record the parameters' checksums before a window that may be the first with an update."""
         if not self._left:
             return
         arrays = [each.astype(ms.float32).asnumpy() for each in self._parameters]
@@ -54,7 +54,7 @@ class FirstUpdate:
         elif lr * norm > _TOO_SMALL * self._size and lr > _TOO_SMALL * self._largest:
             self._left = 0
             _check.warn(
-                f"For '{self._owner}', '{self._kind}' moved no parameter in an update with learning rate {lr:g} and a "
-                f"gradient of norm {norm:g}. If that is not its nature, MindSpore does not run it here: take another "
+                f"For '{self._owner}', '{self._kind}' changed no parameter in an update with learning rate {lr:g} and "
+                f"a gradient of norm {norm:g}. If this is not intended, MindSpore does not run it here: use another "
                 "optimizer, or another mode."
             )

@@ -10,9 +10,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-# The rank's number is put above this many bits of a layer's second seed, and of MindSpore's generator seed.
+# The rank is written above this number of bits of a layer's second seed, and of the seed of MindSpore's generator.
 _LAYERS, _GENERATORS = 16, 48
-# Their masks are drawn from a state inside MindSpore's kernels.
+# Layers whose masks are drawn from a state inside MindSpore's kernels.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 _SEEDS = (("Seed0", "Seed1"), ("seed", "seed2"))
 
@@ -37,12 +37,12 @@ def set_random_state(state: dict[str, Any]) -> None:
 def draw_apart(networks: Iterable[nn.Cell], rank: int) -> None:
     """Make random layers and MindSpore's generator draw different numbers on each rank; a second call changes nothing.
 
-    Ranks that start with the same seed would drop the same neurons; layers without a seed differ already. Functions
-    such as `ops.dropout` use MindSpore's global seed, which also seeds later initializations: it is not changed.
+    Ranks that start from the same seed would otherwise drop the same neurons. Layers without a seed already differ.
+    MindSpore's global seed, which functions such as `ops.dropout` and later initializations use, is not changed.
     """
     for network in networks:
         for _, cell in network.cells_and_names():
-            if hasattr(cell, "draw_apart"):  # a CountedDropout; the room that it is in is above this one
+            if hasattr(cell, "draw_apart"):  # a CountedDropout, whose room is above this one
                 cell.draw_apart(rank)
             for primitive in cell._primitives.values():
                 _draw_apart(primitive, rank)
@@ -59,12 +59,12 @@ def _draw_apart(primitive: Any, rank: int) -> None:
 
 
 def _own(seed: int, rank: int, bits: int) -> int:
-    """Return a seed with this rank's number above its lower bits."""
+    """Return a seed with the rank above its lower bits."""
     return seed & (1 << bits) - 1 | rank << bits
 
 
 def random_layers(network: nn.Cell) -> list[str]:
-    """Return the names of the network's layers whose random state MindSpore keeps to itself."""
+    """Return the names of the network's layers whose random state can't be read from MindSpore."""
     cells = network.cells_and_names()
     return [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
 

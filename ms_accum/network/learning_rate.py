@@ -12,7 +12,7 @@ from . import checks
 
 
 class LearningRate:
-    """The learning rate of the next update, of the first group if there are groups; NaN if the optimizer computes it.
+    """Returns the learning rate of the next update (of the first group); NaN if the optimizer computes it itself.
 
     Args:
         optimizer (Optimizer): the optimizer.
@@ -35,7 +35,7 @@ class LearningRate:
         return float(rate.asnumpy()) if hasattr(rate, "asnumpy") else float(rate)
 
     def _of_group(self, group: dict[str, Any]) -> Any:
-        """Return the rate that the optimizer uses for its first group. A graph keeps the one of its first run."""
+        """Return the rate that the optimizer uses for its first group. A graph keeps the rate of its first run."""
         if ms.get_context("mode") == ms.GRAPH_MODE and self._compiled is not None:
             return self._compiled
         rate = group.get("lr_float", group["lr"])  # `mint.optim.SGD` uses only this one

@@ -11,18 +11,18 @@ from mindspore import Parameter, nn
 
 
 def as_array(parameter: Any) -> np.ndarray:
-    """Return its values as an array; bfloat16, which NumPy does not have, is converted exactly to float32."""
+    """Return the Parameter's values as an array; bfloat16, which NumPy lacks, is converted to float32, exactly."""
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy()
 
 
 def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> list[Parameter]:
-    """Return the parameters that are not in `others`, compared by identity: names need not be unique."""
+    """Return the parameters that are not in `others`, compared by identity, because names need not be unique."""
     known = {id(parameter) for parameter in others}
     return [parameter for parameter in parameters if id(parameter) not in known]
 
 
 def has_half(network: nn.Cell) -> bool:
-    """Return whether MindSpore marks some of it as computing in float16; casts in `construct` are not seen."""
+    """Return whether MindSpore marks a part of the network as float16; casts in `construct` are not found."""
     marked = any(cell.get_flags().get("fp16") for _, cell in network.cells_and_names())
     return marked or any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

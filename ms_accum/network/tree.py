@@ -17,7 +17,7 @@ no_nan = ops.MulNoNan()
 def _of_tensors(*others: str) -> Callable[[Callable], Any]:
     """Return a decorator for a function that is mapped over tuples of tensors, after operands of the given types.
 
-    Plain functions work too, except with a sparse gradient: then MindSpore ends with SIGSEGV.
+    Plain functions also work, but crash MindSpore (SIGSEGV) if a gradient is sparse.
     """
 
     def made(function: Callable) -> Any:
@@ -30,7 +30,7 @@ def _of_tensors(*others: str) -> Callable[[Callable], Any]:
     return made
 
 
-# On CPU MindSpore 2.7's `mul_` silently leaves its operand unchanged, in graphs too. That of 2.8 prints warnings.
+# On CPU, `mul_` of MindSpore 2.7 silently leaves its operand unchanged, also in graphs. That of 2.8 prints warnings.
 _WRITES = tuple(int(part) for part in ms.__version__.split(".")[:2]) >= (2, 9)
 
 
@@ -52,7 +52,7 @@ class _InPlace(ops.constexpr(_has_in_place, get_instance=False)):  # type: ignor
 
 _in_place = _InPlace()
 _on_cpu = ops.constexpr(lambda: ms.get_context("device_target") == "CPU")
-# Of a longer row CPU's kernel sums too many squares one after the other: its error is 1e-5 at 1,000,000.
+# The CPU kernel sums the squares of a row one after the other: for longer rows the error grows, to 1e-5 at 1,000,000.
 _LONGEST_ROW = 2**16
 _dense = ops.MultitypeFuncGraph("dense")
 
@@ -84,7 +84,7 @@ def _kept(kept: Any, gradient: Any) -> Any:
 
 @_of_tensors()
 def _clear(total: Any) -> Any:
-    # Assign: multiplying by zero or subtracting it from itself would keep NaN.
+    # Assign zeros: multiplying by zero, or subtracting the total from itself, would keep NaN.
     zeros = ops.zeros_like(total)
     return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
 
@@ -101,7 +101,7 @@ def _multiply(factor: Any, gradient: Any) -> Any:
 
 @_of_tensors("Tensor", "Number")
 def _multiply_in_place(factor: Any, total: Any) -> Any:
-    # Return the Parameter, not the product: a branch copies all inputs that are not Parameters.
+    # Return the Parameter instead of the product: a branch copies all inputs that are not Parameters.
     return ops.depend(total, total.mul_(factor) if _in_place() else ops.assign(total, total * factor))
 
 
@@ -112,7 +112,7 @@ def _cast_like(gradient: Any, parameter: Any) -> Any:
 
 @_of_tensors("Tensor")
 def _approach(decay: Any, average: Any, value: Any) -> Any:
-    # In this form a factor of 0 or 1 leaves no rounding error.
+    # In this form a factor of 0 or 1 causes no rounding error.
     return ops.assign(average, average * decay + ops.cast(value, ms.float32) * (1.0 - decay))
 
 
@@ -138,7 +138,7 @@ def _squares(gradient: Any) -> Any:
 
 @_of_tensors()
 def _row_norms(gradient: Any) -> Any:
-    """Return the norms of the rows, as distances from zero: CPU has a kernel for these that keeps no squares."""
+    """Return the norms of the rows, as distances from zero: the CPU kernel for these stores no squares."""
     rows = ops.cast(gradient, ms.float32)
     if gradient.ndim != 2:  # a matrix is not reshaped: that would copy it
         rows = ops.reshape(rows, (gradient.shape[0] if gradient.ndim > 2 else 1, -1))
@@ -148,13 +148,13 @@ def _row_norms(gradient: Any) -> Any:
 
 
 def gives_rows(network: nn.Cell) -> bool:
-    """Return whether some of a network's gradients are sparse (rows of an embedding)."""
+    """Return whether some gradients of a network are sparse (rows of an embedding)."""
     primitives = [each for _, cell in network.cells_and_names() for each in cell._primitives.values()]
     return any(getattr(primitive, "name", "") == "SparseGatherV2" for primitive in primitives)
 
 
 def dense(gradients: Any, parameters: Any) -> Any:
-    """Return `gradients` as dense tensors: for an embedding a graph gives only the rows that were looked up."""
+    """Return `gradients` as dense tensors: for an embedding a graph returns only the rows that were looked up."""
     return _map(_dense, gradients, parameters)
 
 
@@ -169,7 +169,7 @@ def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
 
 
 def kept(gradients: Any, factor: Any) -> Any:
-    """Return the gradients times a factor, in float32; for 0 also where they are NaN."""
+    """Return the gradients times a factor, in float32; a factor of 0 gives 0 also for NaN."""
     return _map(ops.partial(_kept, factor), gradients)
 
 
@@ -199,12 +199,12 @@ def cast_like(gradients: Any, parameters: Any) -> Any:
 
 
 def approach(averages: Any, values: Any, decay: Any) -> Any:
-    """Multiply the Parameters of `averages` by a scalar, and add the rest, 1 - `decay`, of `values`."""
+    """Multiply the Parameters of `averages` by the scalar `decay`, and add 1 - `decay` times `values`."""
     return _map(ops.partial(_approach, decay), averages, values)
 
 
 def sum_of_elements(gradients: Any) -> Any:
-    """Return the sum of all elements: not finite if any of them is not."""
+    """Return the sum of all elements, which is not finite if an element is not finite."""
     return ops.addn(_map(_sum, gradients))
 
 
@@ -217,14 +217,14 @@ def sum_of_squares(gradients: Any) -> Any:
 
 
 def global_norm(gradients: Any) -> Any:
-    """Return the 2-norm of all elements: not finite if any element is not finite, or if it exceeds 1.8e19."""
+    """Return the 2-norm of all elements; not finite if an element is not finite, or if the norm exceeds 1.8e19."""
     return ops.sqrt(sum_of_squares(gradients))
 
 
 def stretch(rows: Any, first: int, behind: int) -> Any:
-    """Return the elements from `first` up to, not including, `behind`, of one row or of each row.
+    """Return the elements from `first` up to but not including `behind`, of one row or of each row.
 
-    A full range is returned as it is: on MindSpore's CPU a full-range slice is 60 times slower than a partial one.
+    A full range is not sliced: on MindSpore's CPU a full-range slice is 60 times slower than a partial one.
     """
     if behind - first == rows.shape[-1]:
         return rows

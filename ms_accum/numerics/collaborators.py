@@ -12,30 +12,30 @@ from .noise_scale import NoiseScale
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
 
 OWNERS = ("loss_scale", "nonfinite", "ema")
-"""tuple[str], the owners of Parameters in training states that a run need not have."""
+"""tuple[str], the owners of Parameters in training states that are optional for a run."""
 
 
 class Numerics(NamedTuple):
-    """What the boundary and the forward share. What is absent is not in the graph."""
+    """The collaborators that the forward and the boundary share. What is absent is not in the graph."""
 
     scale: float = 1.0
     """The loss scale, if it is constant."""
     dynamic: DynamicScale | None = None
-    """The loss scale, if it is not."""
+    """The loss scale, if it is dynamic."""
     skips: SkipMicro | None = None
-    """Leaves micro-batches out."""
+    """Leaves out micro-batches."""
     after: tuple = ()
-    """What follows a window: objects with `after_window`."""
+    """Objects whose `after_window` is called at the end of a window."""
     policy: str = SKIP_WINDOW
-    """What happens to gradients that are not finite."""
+    """What to do with gradients that are not finite."""
     ema: Ema | None = None
     """The average of the weights."""
     noise: NoiseScale | None = None
-    """Looks at the norms of gradients."""
+    """Estimates the noise scale from the norms of gradients."""
 
     @property
     def changing(self) -> Any:
-        """Optional[Parameter], the loss scale that is not constant."""
+        """Optional[Parameter], the dynamic loss scale."""
         return None if self.dynamic is None else self.dynamic.value
 
     @property
@@ -45,12 +45,12 @@ class Numerics(NamedTuple):
 
     @property
     def value(self) -> float:
-        """float, the loss scale now."""
+        """float, the current loss scale."""
         return self.scale if self.dynamic is None else float(self.dynamic.value.asnumpy())
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, the Parameters that a training state keeps between windows, by owner and name."""
+        """dict, the Parameters in a training state, by owner and name."""
         held: dict[str, Any] = {}
         if self.dynamic is not None:
             held |= {f"loss_scale.{name}": each for name, each in self.dynamic.state.items()}
@@ -62,7 +62,7 @@ class Numerics(NamedTuple):
 
     @property
     def changed(self) -> list[Any]:
-        """list[Parameter], those that the end of a window changes or reads, beside the optimizer's."""
+        """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
         of_skips = [] if self.skips is None else [self.skips.counts]
         return [*self.state.values(), *of_skips, *(parameter for each in self.after for parameter in each.parameters)]
 
@@ -74,7 +74,7 @@ class Numerics(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that a resumed run must have in common, without those that were not given."""
+        """dict, the settings that must be equal in a resumed run, without those that were not given."""
         given: dict[str, Any] = {}
         if self.scales:
             given["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
@@ -117,12 +117,12 @@ def numerics_of(
     noise_scale: Any = None,
     in_graph: bool = False,
 ) -> Numerics:
-    """Return the collaborators of the user's arguments.
+    """Return the collaborators for the user's arguments.
 
     Args:
         owner (str): the name used in error messages.
-        optimizer (Optimizer): updates the parameters, of which `ema` takes averages.
-        loss_scale, nonfinite, ema, noise_scale: the arguments, or collaborators that are made already, to be shared.
+        optimizer (Optimizer): updates the parameters that `ema` averages.
+        loss_scale, nonfinite, ema, noise_scale: the arguments, or existing collaborators to share.
         in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
     """
     scale, dynamic = scale_of(owner, loss_scale, optimizer)

@@ -1,10 +1,10 @@
-"""How does a loss that couples the rows of a batch get the gradient of the big batch?
+"""How does a loss that couples the rows of a batch get the gradient of the large batch?
 
 By gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The
-loss needs all representations of a window at once, but not what the network keeps to differentiate them. So there are
-three passes: the representations of each micro-batch, without gradients; the loss of all of them, and its gradient
-with respect to each; and each micro-batch once more, whose representations, multiplied by these gradients, are summed
-and differentiated. `coupled_window.py` runs them; here is what is compiled for each.
+loss needs all representations of a window at once, but not the activations of the network. So there are three passes:
+1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
+respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
+`coupled_window.py` runs the passes; this module defines what is compiled for each.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _OWNER = "CoupledLoss"
 @ops.constexpr
 def _refuse_a_call() -> bool:
     """Raise the error on the host, also while a step is compiled."""
-    raise RuntimeError(f"For '{_OWNER}', the loss needs a whole window. Give it to GradientAccumulation.")
+    raise RuntimeError(f"For '{_OWNER}', the loss needs a complete window. Give it to GradientAccumulation.")
 
 
 class CoupledLoss(nn.Cell):
-    r"""A loss that is no mean over rows, because it compares the rows of a batch: InfoNCE, triplets.
+    """A loss that compares the rows of a batch, such as InfoNCE or a triplet loss, over a complete window.
 
-    Plain accumulation compares rows within micro-batches only. With this loss `GradientAccumulation` gives the
-    optimizer the gradient of the loss over all rows of the window. It runs each micro-batch forward twice, keeps
-    the representations of the window, and what a network stores for its gradient of one micro-batch at a time. The
-    data of a window are collected until it ends: a stop between two micro-batches waits for its end.
+    Plain accumulation compares rows only within each micro-batch. With this loss `GradientAccumulation` gives the
+    optimizer the gradient of the loss over all rows of the window. It runs each micro-batch forward twice, and stores
+    the representations of the window, but the activations of only one micro-batch at a time. The data of a window are
+    collected until it ends, so a request to stop takes effect at the end of the window.
 
-    With several processes the loss is that of the representations of all ranks, in the order of the ranks.
+    With several processes the loss is computed from the representations of all ranks, in the order of the ranks.
 
     Args:
-        loss_fn (Union[Cell, Callable]): from the window's representations, one float32 tensor for each that the network
-            returns, and the columns that the network does not take, to a scalar. Parameters that it trains must be
-            those of a Cell.
-        columns (int): the number of columns, the first ones, that the network takes. Default: 1.
+        loss_fn (Union[Cell, Callable]): returns a scalar loss from the representations of the window, as one float32
+            tensor for each output of the network, and the columns that the network does not get. If it has parameters
+            to train, it must be a Cell.
+        columns (int): the number of columns that the network gets; these are the first ones. Default: 1.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If `columns` is less than 1.
-        RuntimeError: If it is called: only `GradientAccumulation` takes it.
+        RuntimeError: If it is called. Only `GradientAccumulation` accepts it.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -73,7 +73,7 @@ class CoupledLoss(nn.Cell):
     """
 
     couples_rows = True
-    """bool, marks a loss whose value for a batch is no mean of those of its parts."""
+    """bool, marks a loss whose value for a batch is not the mean of its values for parts of the batch."""
 
     def __init__(self, loss_fn: Callable, columns: int = 1):
         super().__init__(auto_prefix=False)
@@ -89,10 +89,10 @@ class CoupledLoss(nn.Cell):
 
 
 class LossOfBatch(nn.Cell):
-    """From the columns of a batch to a coupled loss, in a single pass.
+    """Returns a coupled loss from the columns of a batch, in a single pass.
 
     Args:
-        network (Cell): from its columns to a representation, or to several.
+        network (Cell): returns one or several representations from its columns.
         coupled (CoupledLoss): the loss.
     """
 
@@ -106,7 +106,7 @@ class LossOfBatch(nn.Cell):
 
 
 class Represent(nn.Cell):
-    """The first pass: from a micro-batch's columns to a tuple of its representations."""
+    """The first pass: returns a tuple of representations from a micro-batch's columns."""
 
     def __init__(self, whole: LossOfBatch):
         super().__init__(auto_prefix=False)
@@ -117,12 +117,12 @@ class Represent(nn.Cell):
 
 
 class LossOfRepresentations(nn.Cell):
-    """The second pass: the loss of a window, its gradient with respect to representations, and to its own parameters.
+    """The second pass: the loss of a window, and its gradient for the representations and the loss's parameters.
 
     Args:
         whole (LossOfBatch): the loss and its network.
         number (int): the number of tensors that the network returns.
-        parameters (Sequence[Parameter]): those of the loss that are trained.
+        parameters (Sequence[Parameter]): the trained parameters of the loss.
     """
 
     def __init__(self, whole: LossOfBatch, number: int, parameters: list[Parameter]):
@@ -139,11 +139,11 @@ class LossOfRepresentations(nn.Cell):
 
 
 class SumOfProducts(nn.Cell):
-    """The third pass: a number whose gradient is that of the window's loss, as far as it goes through a micro-batch.
+    """The third pass: a number whose gradient is a micro-batch's contribution to the gradient of the window's loss.
 
     Args:
         whole (LossOfBatch): the loss and its network.
-        parameters (Sequence[Parameter]): those of the loss that are trained.
+        parameters (Sequence[Parameter]): the trained parameters of the loss.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the network's columns, then the loss's gradient with respect to each of the
@@ -164,7 +164,7 @@ class SumOfProducts(nn.Cell):
 
 
 def _in_float32(output: Any) -> Any:
-    """Return what a network returns as a tuple of float32 tensors."""
+    """Return the output of a network as a tuple of float32 tensors."""
     outputs = output if isinstance(output, (tuple, list)) else (output,)
     return tuple([ops.cast(each, ms.float32) for each in outputs])
 
@@ -172,7 +172,7 @@ def _in_float32(output: Any) -> Any:
 def objective_of(
     owner: str, network: nn.Cell, loss_fn: Any, reduction: str, weight: Any, check: str, group: Any
 ) -> Objective:
-    """Return the objective of a driver; with a `CoupledLoss`, whose windows have one loss, no weights are needed.
+    """Return the objective of a driver; a `CoupledLoss`, which is computed once per window, needs no weights.
 
     Args:
         owner (str): the name used in error messages.
@@ -181,7 +181,7 @@ def objective_of(
     if not isinstance(loss_fn, CoupledLoss):
         return Objective(owner, network, loss_fn, reduction, weight, check, group)
     if weight is not None:
-        _check.refuse(ValueError, owner, "weight", "None with a CoupledLoss, which is of a whole window", "another")
+        _check.refuse(ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another")
     if reduction != "mean":
         remedy = "The loss of a window is computed once, and nothing is divided."
         _check.refuse(ValueError, owner, "reduction", "'mean' with a CoupledLoss", repr(reduction), remedy)
@@ -194,10 +194,10 @@ def objective_of(
 
 
 def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
-    """Return which of the trained parameters the loss itself has.
+    """Return the trained parameters that belong to the loss.
 
     Raises:
-        ValueError: If it is a function that uses trained parameters, whose gradients would be lost.
+        ValueError: If the loss is a function that uses trained parameters, because their gradients would be lost.
     """
     known = {id(parameter) for parameter in trained}
     if isinstance(whole.loss_fn, nn.Cell):
@@ -205,13 +205,13 @@ def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Pa
     for name, value in _used_by(whole.loss_fn, set()).items():
         found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
         if any(id(each) in known for each in found):
-            rule = "a Cell that has the parameters which it trains"
+            rule = "a Cell that contains the parameters which it trains"
             _check.refuse(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
     return []
 
 
 def _used_by(function: Any, seen: set[int]) -> dict[str, Any]:
-    """Return what a function uses beside its arguments, also in functions that it calls, by name."""
+    """Return what a function uses in addition to its arguments, also in functions that it calls, by name."""
     seen.add(id(function))
     if isinstance(function, functools.partial):
         given = {f"argument {number}": value for number, value in enumerate(function.args)}

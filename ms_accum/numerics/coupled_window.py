@@ -1,4 +1,4 @@
-"""How is a window run whose loss couples the rows of all its micro-batches?"""
+"""How is a window with a `CoupledLoss` run?"""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .coupled import LossOfBatch, LossOfRepresentations, Represent
 
 
 class Coupled:
-    """Does the work of `Accumulating` for a `CoupledLoss`: collects a window, and runs it at its end in three passes.
+    """Replaces `Accumulating` for a `CoupledLoss`: collects a window, and runs it at its end in three passes.
 
-    The third is that of `Accumulating`, for losses whose gradients are summed without weights.
+    The third pass is run by `Accumulating`, which sums gradients without weights.
 
     Args:
         whole (LossOfBatch): the network and the loss.
         accumulating (Accumulating): gets the micro-batches of the third pass, for `SumOfProducts`.
-        trained (Sequence[Parameter]): what the optimizer trains.
-        by_loss (Sequence[Parameter]): those of them that the loss has.
-        group (Optional[Group]): the ranks, whose representations have one loss.
+        trained (Sequence[Parameter]): the parameters of the optimizer.
+        by_loss (Sequence[Parameter]): those of them that belong to the loss.
+        group (Optional[Group]): the ranks; one loss is computed from all their representations.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Coupled:
         self._losses = Losses()
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Loss:
-        """Collect a copy of a micro-batch, and return the window's loss, to be read after it has ended."""
+        """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
         del weight
         self._collected.append(tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch))
         return self._losses.of(0)
 
     def pass_over(self) -> None:
-        """Skip a micro-batch of weight 0; there is none."""
+        """Skip a micro-batch of weight 0, which does not occur here."""
 
     @property
     def accumulators(self) -> dict[str, Parameter]:
-        """The accumulators; an open window is not in them."""
+        """The accumulators, which do not contain the open window."""
         return self._accumulating.accumulators
 
     def clear(self) -> None:
@@ -70,7 +70,7 @@ class Coupled:
         del weights
         collected, self._collected = self._collected, []
         losses, self._losses = self._losses, Losses()
-        # Counters of random layers and BatchNorm's statistics: the third pass repeats the first, and moves them on.
+        # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
         before = copies_of(self._whole.network, self._trained)
         represented = [self._represented(micro_batch) for micro_batch in collected]
         put_back(before)
@@ -84,13 +84,13 @@ class Coupled:
         output = self._represent(*micro_batch[: self._whole.columns])
         arrays = [each.asnumpy() for each in (output if isinstance(output, (tuple, list)) else [output])]
         if not all(array.ndim for array in arrays):
-            remedy = "Numbers that are trained belong into a Cell as 'loss_fn'."
-            rule = "one that returns representations, a row of each per sample, for a CoupledLoss"
+            remedy = "Make trained numbers parameters of a Cell that is the 'loss_fn'."
+            rule = "one that returns representations with one row per sample, for a CoupledLoss"
             _check.refuse(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
         return arrays
 
     def _cached(self, represented: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:
-        """Run the second pass; return the loss, and for each micro-batch what the third pass multiplies by."""
+        """Run the second pass; return the loss, and for each micro-batch the gradients for the third pass."""
         placed = [gather_rows(np.concatenate(parts), self._group) for parts in zip(*represented)]
         others = zip(*[micro_batch[self._whole.columns :] for micro_batch in collected])
         columns = [_joined(parts, self._group) for parts in others]
@@ -105,7 +105,7 @@ class Coupled:
         return loss.reshape((1,)), map(list, zip(*own, *(self._once(each, len(collected)) for each in by_loss)))
 
     def _once(self, gradient: Tensor, count: int) -> list[Tensor]:
-        """Return the gradient for the first of all micro-batches, rank 0's, and zeros for the others."""
+        """Return the gradient for the first micro-batch of rank 0, and zeros for all others: it must count once."""
         array = gradient.asnumpy().astype(np.float32)
         nothing = Tensor(np.zeros_like(array))
         return [Tensor(array) if is_first(self._group) else nothing, *[nothing] * (count - 1)]

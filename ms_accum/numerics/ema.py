@@ -20,16 +20,17 @@ _OWNER = "Ema"
 
 @ms.jit_class
 class Ema:
-    r"""The exponential moving average of the trained weights, one step an update.
+    """The exponential moving average (EMA) of the trained weights, updated once per update.
 
-    It begins with the weights after the first update; after each later one it is
-    :math:`d \cdot average + (1 - d) \cdot weights`. During the first `warm_up` updates it is the plain mean of the
-    weights so far, if that forgets faster. A skipped window changes nothing. What is not trained, such as BatchNorm's
-    running statistics, is not averaged. Each run needs one of its own.
+    Pass it as `ema` to `GradientAccumulation`, `AccumulatedTrainStep`, `Accumulator` or `TrainOptim`. It starts with
+    the weights after the first update; each later update sets it to ``decay * average + (1 - decay) * weights``. During
+    the first `warm_up` updates it is the plain mean of the weights so far, unless `decay` gives more weight to new
+    ones. A skipped window changes nothing. Untrained Parameters, such as BatchNorm's running statistics, are not
+    averaged. Use a new `Ema` for each optimizer.
 
     Args:
-        decay (float): d, >= 0 and < 1.
-        warm_up (int): number of updates. Default: 0.
+        decay (float): the weight of the old average, >= 0 and < 1.
+        warm_up (int): the number of first updates with a plain mean. Default: 0.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -67,7 +68,7 @@ class Ema:
         self._name, self._updates = name, state(f"{name}.updates", 0, ms.int32)
 
     def begin(self, parameters: Sequence[Any]) -> None:
-        """Make room for the averages of these Parameters, in float32; raise an error if it averages others."""
+        """Create float32 averages of these Parameters; raise an error if it already averages others."""
         if [*map(id, parameters)] == [*map(id, self._weights)]:
             return
         if self._averages:
@@ -81,26 +82,26 @@ class Ema:
         )
 
     def after_window(self, updated: Any) -> Any:
-        """Make a step if there was an update, in the graph that ends a window, and return `updated`."""
+        """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         count = ops.cast(self._updates, ms.float32)
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
-        mean = (count - one) / ops.maximum(count, one)  # 0 at the first update: what was there before is left out
+        mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
         decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
         done = tree.approach(self._averages, self._weights, ops.where(updated, decay, one))
         return ops.depend(updated, done)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the network the averaged weights inside the block."""
+        """Set the network's weights to the averages inside the ``with`` block, and restore them afterwards."""
         if not self._averages:
             raise RuntimeError(
-                "For 'Ema', 'applied' needs averages: give it to a driver or a step as 'ema', and train with that."
+                "For 'Ema', 'applied' needs averages: pass the Ema as 'ema' to a driver or a step, and train with that."
             )
         if self._applied:
-            raise RuntimeError("For 'Ema', the averages are applied already.")
+            raise RuntimeError("For 'Ema', the averages are already applied.")
         if not self.updates:
-            raise RuntimeError("For 'Ema', there was no update yet, so there is no average.")
+            raise RuntimeError("For 'Ema', there is no average before the first update.")
         kept = [as_array(each).copy() for each in self._weights]
         try:
             self._applied = True
@@ -112,39 +113,39 @@ class Ema:
 
     @property
     def is_applied(self) -> bool:
-        """bool, whether the network has the averaged weights now."""
+        """bool, whether the network currently has the averaged weights."""
         return self._applied
 
     @property
     def updates(self) -> int:
-        """int, the updates that are in the average."""
+        """int, the number of updates in the average."""
         return int(self._updates.asnumpy())
 
     @property
     def parameters(self) -> tuple:
-        """tuple[Parameter], those that `after_window` changes."""
+        """tuple[Parameter], the Parameters that `after_window` changes."""
         return (self._updates, *self._averages)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, what a resumed run must have in common with this one."""
+        """dict, the settings that must be equal in a resumed run."""
         return {"decay": self.decay, "warm_up": self.warm_up}
 
     @property
     def state(self) -> dict[str, Parameter]:
-        """dict, what a training state keeps of it."""
+        """dict, its Parameters in a training state, by name."""
         named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
         return {"updates": self._updates, **named}
 
 
 def check_not_applied(owner: str, ema: Ema | None) -> None:
-    """Raise an error if training would begin with the averages: what it learned would be lost when they are left."""
+    """Raise an error if the averages are applied: the block would later restore the weights, and lose the training."""
     if ema is not None and ema.is_applied:
         raise RuntimeError(f"For '{owner}', the averages of 'ema' are applied. Leave that block before training.")
 
 
 def averaged(ema: Ema | None) -> AbstractContextManager[None]:
-    """Give the network the averaged weights inside the block, if there are any and they are not applied yet."""
+    """Apply the averages inside the block, if there are any and they are not applied yet."""
     return ema.applied() if ema is not None and ema.updates and not ema.is_applied else nullcontext()
 
 

@@ -23,23 +23,25 @@ _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
 _RULE = "a number, or a loss scaler or a loss scale manager of mindspore.amp"
 _made: dict[int, tuple[DynamicScale, Any]] = {}
-"""By the id of the user's object while it exists, the scale made of it, and the optimizer (a weak reference). Cells
-of one optimizer share it. Two optimizers can't: the first to end a window would change the scale inside the other's."""
+"""The scale made from the user's object, and the optimizer (a weak reference), by the object's id while it exists.
+
+Cells of one optimizer share a scale. Two optimizers can't: one would change it inside a window of the other.
+"""
 
 
 @ms.jit_class
 class DynamicScale:
-    """A loss scale that overflows lower. It is constant inside a window and changed at its end.
+    """A dynamic loss scale. It is constant inside a window, and may change at its end.
 
-    An overflow is a gradient that is not finite although the loss of the window is: such a window is skipped, and the
-    scale divided by `factor`. After `window` updates in a row it is multiplied by it. At 1 there is nothing to lower,
-    so a gradient that is not finite then has another cause.
+    An overflow is a gradient that is not finite although the loss of the window is finite. That window is skipped, and
+    the scale is divided by `factor`. After `window` updates in a row the scale is multiplied by `factor`. A scale of 1
+    is not lowered: a gradient that is not finite then has another cause.
 
     Args:
         value (Parameter): the scale, float32.
-        good (Parameter): updates since it was last changed, int32.
-        factor (float): what it is divided and multiplied by.
-        window (int): updates until it grows.
+        good (Parameter): the number of updates since the last change, int32.
+        factor (float): the factor by which the scale changes.
+        window (int): the number of updates after which the scale grows.
     """
 
     def __init__(self, value: Parameter, good: Parameter, factor: float, window: int):
@@ -52,8 +54,8 @@ class DynamicScale:
 
         Args:
             updated (Tensor): whether the window's gradient was finite.
-            loss (Optional[Tensor]): the window's loss; None if it is not available: then an overflow is assumed.
-            left_out (Optional[Tensor]): micro-batches left out of the window although their loss was finite.
+            loss (Optional[Tensor]): the window's loss; if it is None, an overflow is assumed.
+            left_out (Optional[Tensor]): the number of micro-batches left out although their loss was finite.
         """
         overflow = ops.logical_not(updated)
         if loss is not None:
@@ -72,15 +74,15 @@ class DynamicScale:
 
     @property
     def state(self) -> dict[str, Parameter]:
-        """dict, what a training state keeps of it."""
+        """dict, its Parameters in a training state, by name."""
         return {"value": self.value, "good": self.good, "overflows": self.overflows}
 
 
 def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
-    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" as it is.
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
 
     Raises:
-        ValueError: If the device does not have it.
+        ValueError: If the device does not support it.
     """
     if level == "off":
         return network
@@ -92,23 +94,23 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
             ops.matmul(ones, ones).astype(ms.float32).asnumpy()
     except (TypeError, RuntimeError):
         here = ms.get_context("device_target")
-        remedy = "Take O1 to O3, which compute in float16."
+        remedy = "Use O1 to O3, which compute in float16."
         _check.refuse(
             ValueError,
             owner,
             "amp",
             f"off or O1 to O3 on {here}",
-            "bf16, which its matrix product does not take",
+            "bf16, which its matrix product does not support",
             remedy,
         )
     return _rewritten(network, "O1", ms.bfloat16)
 
 
 def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
-    """Return the network of `auto_mixed_precision`.
+    """Return the result of `auto_mixed_precision`.
 
-    O1 writes source code into a folder of the current one, and reads it again when it compiles: one that is removed at
-    the end of the process.
+    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
+    to a temporary one, which is removed at the end of the process.
     """
     here, folder = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -120,27 +122,27 @@ def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
 
 
 def scaler_of(scale: float | str | None) -> Any:
-    """Return the argument `loss_scale` of a number, None, or the word "dynamic"."""
+    """Return the argument `loss_scale` for a number, None, or the word "dynamic"."""
     return amp.DynamicLossScaler(2.0**16, 2, 2000) if scale == "dynamic" else scale
 
 
 def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
-    """Return the scale of the user's argument: a constant, 1 if there is none, and what changes it, or None.
+    """Return the loss scale for the user's argument: the constant, 1 if there is none, and the dynamic scale, or None.
 
     Args:
         owner (str): the name used in error messages.
         given (Any): the argument.
-        optimizer (Optimizer): must not have a `loss_scale` of its own, by which it divides itself.
+        optimizer (Optimizer): must not have its own `loss_scale`, by which it would also divide.
 
     Raises:
-        TypeError: If it is of another type.
-        ValueError: If it is out of range, or the optimizer has one of its own.
+        TypeError: If the argument has another type.
+        ValueError: If it is out of range, or the optimizer has its own loss scale.
     """
     if given is None:
         return 1.0, None
     its_own = of_optimizer(optimizer)
     if its_own != 1.0:
-        remedy = "It divides by its own: give the scale to one of the two."
+        remedy = "It divides by that scale itself: give the loss scale to one of the two only."
         _check.refuse(
             ValueError, owner, "loss_scale", f"None for an optimizer with loss_scale={its_own:g}", given, remedy
         )
@@ -166,15 +168,15 @@ def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
     if first() is None:
         _made[id(given)] = scale, weakref.ref(optimizer)
     elif first() is not optimizer:
-        rule = "one of its own for each optimizer"
-        _check.refuse(ValueError, owner, "loss_scale", rule, "one that another optimizer has")
+        rule = "a separate one for each optimizer"
+        _check.refuse(ValueError, owner, "loss_scale", rule, "one that another optimizer uses")
     return scale
 
 
 def _new(owner: str, given: Any) -> DynamicScale:
     name = unique_name("dynamic_loss_scale")
     if isinstance(given, amp.DynamicLossScaler):
-        # Its own Parameter, because the user's code multiplies the loss by it and may read it.
+        # The Parameter of the user's object, because the user's code multiplies the loss by it and may read it.
         value, first = given.scale_value, float(given.scale_value.asnumpy())
         value.requires_grad, value.name = False, f"{name}.value"
     else:

@@ -17,18 +17,20 @@ _OWNER = "NoiseScale"
 
 
 class NoiseScale(Callback):
-    r"""Estimate the gradient noise scale: the rows of a window beyond which more rows hardly save updates.
+    """Estimate the gradient noise scale: the number of rows beyond which larger windows save few updates.
 
-    The noise scale is :math:`tr(\Sigma) / |G|^2`, the variance of a row's gradient over the square of the mean gradient
-    (McCandlish et al. 2018). Both are estimated without bias from the norms of the gradient of a window's first
-    micro-batch and of the window (appendix A.1), which accumulation has anyway. Windows with a single micro-batch
-    are left out. The first micro-batch must be a random sample of its window: if it is always the shortest of
-    micro-batches that are sorted by length, the estimate is wrong. Give it to the driver as `noise_scale`, or to
-    `Model` as a callback; in a loop of your own call `observe` after each micro-batch.
+    The noise scale is ``tr(S) / |G|^2``: the variance of a row's gradient divided by the squared norm of the mean
+    gradient (McCandlish et al. 2018). Both are estimated without bias (appendix A.1) from the norms of two gradients
+    that accumulation has anyway: that of a window's first micro-batch, and that of the window. Windows with a single
+    micro-batch are not sampled. The first micro-batch must be a random sample of its window: the estimate is wrong,
+    for example, if micro-batches are sorted by length.
+
+    Pass it to `GradientAccumulation` as `noise_scale`, or to `Model` as a callback. In your own training loop, call
+    `observe` after each micro-batch.
 
     Args:
-        every (int): windows from one sample to the next. Default: 25, which costs 1 % of the time at most.
-        decay (float): the weight of earlier samples, >= 0 and < 1: the noise scale grows during training.
+        every (int): the number of windows from one sample to the next. Default: 25, which costs at most 1 % of time.
+        decay (float): the weight of earlier samples, >= 0 and < 1, because the noise scale grows during training.
             Default: 0.95.
 
     Raises:
@@ -60,16 +62,16 @@ class NoiseScale(Callback):
         self._variance = self._square = 0.0
         self._norm: _Norm | None = None
         self.samples = 0
-        """int, the windows that have been sampled."""
+        """int, the number of sampled windows."""
 
     @property
     def rows(self) -> float:
-        """float, the estimate, in rows; NaN without samples, or if the mean gradient is lost in the noise."""
+        """float, the estimate in rows; NaN without samples, or if the noise hides the mean gradient."""
         return self._variance / self._square if self._square > 0 and self._variance > 0 else math.nan
 
     @property
     def advice(self) -> str:
-        """str, what it means for the size of windows, in a line."""
+        """str, one line about the window size."""
         if not self.samples:
             return "no estimate: no window with several micro-batches was sampled"
         if math.isnan(self.rows):
@@ -79,23 +81,23 @@ class NoiseScale(Callback):
         return f"about {self.rows:,.0f} rows ({here}): larger windows than that save few updates"
 
     def wants(self, micro_batches: int) -> bool:
-        """Return whether to look at the window that holds this number of micro-batches now."""
+        """Return whether to sample the open window, which now contains this number of micro-batches."""
         return micro_batches == 1 and self._windows in range(0, self._windows + 1, self._every)
 
     def first(self, sums: Sequence[Any], divisor: float, rows: int) -> None:
-        """Take the accumulators after a window's first micro-batch, which has this number of rows.
+        """Read the accumulators after a window's first micro-batch.
 
         Args:
             sums (Sequence[Parameter]): the accumulators.
-            divisor (float): by which they are larger than the mean gradient of these rows.
-            rows (int): the rows.
+            divisor (float): the factor between them and the mean gradient of the micro-batch's rows.
+            rows (int): the number of its rows.
         """
         if self._norm is None or [*map(id, self._norm.sums)] != [*map(id, sums)]:
             self._norm = _Norm(sums)
         self._first = (float(self._norm().asnumpy()) / divisor, rows)
 
     def window_ended(self, norm: float, rows: int, *, counts: bool = True) -> None:
-        """Take the norm of a window's mean gradient, and its rows; `counts` is False if it was skipped."""
+        """Add a window: the norm of its mean gradient, its rows, and whether it counts (False if it was skipped)."""
         self._windows += 1
         first, self._first = self._first, None
         if first is None or not counts or first[1] == rows or not math.isfinite(first[0] + norm):
@@ -110,7 +112,7 @@ class NoiseScale(Callback):
         self.samples += 1
 
     def observe(self, accumulator: Any, rows: int) -> None:
-        """Look at an `Accumulator` after a micro-batch of this number of rows."""
+        """Read an `Accumulator` after a micro-batch with this number of rows. For your own training loop."""
         held = accumulator.micro_batches
         self._seen = rows if held == 1 else self._seen + rows
         if self.wants(held):

@@ -22,28 +22,28 @@ from ..ranks.parallel import Group
 SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
 POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)
 MOST = 100
-"""int, the number of files that one run writes: a run in which nothing is finite should not fill the disk."""
+"""int, the maximum number of files that a run writes, so that a failing run does not fill the disk."""
 _made: dict[int, SkipMicro] = {}
-"""By the id of the first accumulator while it exists: Cells that share accumulators share it."""
+"""By the id of the first accumulator while it exists: Cells that share accumulators share one object."""
 
 
 @ms.jit_class
 class SkipMicro:
-    """Leaves micro-batches whose gradient or loss is not finite out of their window, with their weight.
+    """Leaves out micro-batches whose gradient or loss is not finite, with their weight.
 
-    The accumulators never hold a NaN, and the window is the exact mean of the other micro-batches. One without any
-    others is skipped.
+    The accumulators never contain NaN, and the window is the exact mean of its other micro-batches. A window without
+    other micro-batches is skipped.
     """
 
     def __init__(self) -> None:
         name = unique_name("skip_micro")
         self.counts = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.counts", requires_grad=False)
-        """Parameter, of the open window: micro-batches added, and those left out although their loss was finite."""
+        """Parameter, counts in the open window: micro-batches added, and left out although their loss was finite."""
         self.left_out = Parameter(Tensor(0, ms.int32), name=f"{name}.left_out", requires_grad=False)
-        """Parameter, the micro-batches left out so far."""
+        """Parameter, the number of micro-batches left out so far."""
 
     def __call__(self, gradients: Any, loss: Any = None) -> Any:
-        """Return the gradients, or zeros if they or the loss are not finite, and whether all is, as 1.0 or 0.0."""
+        """Return the gradients, or zeros if they or the loss are not finite; and 1.0 if all are finite, else 0.0."""
         finite = ops.isfinite(tree.sum_of_elements(gradients))
         lost = 1.0 - ops.cast(finite, ms.float32)
         if loss is not None:
@@ -60,7 +60,7 @@ class SkipMicro:
 
 
 def skip_micro_of(grad_sum: Any) -> SkipMicro:
-    """Return the one that all Cells with these accumulators share."""
+    """Return the object that all Cells with these accumulators share."""
     first = grad_sum[0]
     if id(first) not in _made:
         _made[id(first)] = SkipMicro()
@@ -69,14 +69,14 @@ def skip_micro_of(grad_sum: Any) -> SkipMicro:
 
 
 def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]) -> None:
-    """Raise an error if micro-batches were left out of networks with sparse gradients: MindSpore can't compile that."""
+    """Raise an error for "skip_micro" with sparse gradients, which MindSpore can't compile."""
     if skips is not None and any(map(tree.gives_rows, networks)):
-        remedy = "Take nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
+        remedy = "Use nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
         _check.refuse(ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy)
 
 
 def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
-    """Return the policy of the user's argument, or raise an error; a graph can't raise one."""
+    """Return the policy of the user's argument, or raise an error if it is invalid. A graph can't use "raise"."""
     if isinstance(given, SkipMicro):
         return SKIP_MICRO
     policy = _check.one_of(owner, "nonfinite", given, POLICIES)
@@ -88,13 +88,13 @@ def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
 
 
 class BadBatches:
-    """Writes micro-batches to a folder whose loss or gradient is not finite, each as an ``.npz`` of its columns.
+    """Writes micro-batches whose loss or gradient is not finite to a folder, each as an ``.npz`` of its columns.
 
     If only the gradient of a window is not finite, all its micro-batches are written.
 
     Args:
-        folder (str): is created with the first file. A file that is there is not replaced.
-        group (Optional[Group]): the ranks, whose files get their numbers.
+        folder (str): the folder, created with the first file. Existing files are not replaced.
+        group (Optional[Group]): the ranks; file names contain the rank.
     """
 
     def __init__(self, folder: Any, group: Group | None = None):
@@ -114,7 +114,7 @@ class BadBatches:
         self._kept[number] = [as_array(column).copy() for column in micro_batch]
 
     def window_ended(self, record: Any, bad: Sequence[int]) -> None:
-        """Write what was not finite of the window; `bad` are numbers in the window."""
+        """Write the micro-batches of the window that were not finite; `bad` contains their numbers in the window."""
         kept, self._kept = self._kept, {}
         if not (bad or record.skipped) or record.overflow or not record.samples:
             return
@@ -132,7 +132,7 @@ class BadBatches:
             np.savez(_free(self._folder, name), *columns)
         except OSError as error:  # the run continues
             self._left = 0
-            _check.warn(f"'{self._folder / name}' can't be written: {error.strerror}. No more of them are written.")
+            _check.warn(f"'{self._folder / name}' can't be written: {error.strerror}. No more such files are written.")
 
 
 def _free(folder: Path, name: str) -> Path:

@@ -7,30 +7,30 @@ from typing import Any
 
 from .. import _check
 
-_RULE = "an int >= 1, a dict of first updates and such ints that begins with 0, or a function of the update"
+_RULE = "an int >= 1, a dict from first updates, beginning with 0, to such ints, or a function of the update"
 
 
 class Sizes:
     """The sizes of windows, by the number of updates before them.
 
     Args:
-        owner (str), name (str): the argument's, used in error messages.
+        owner (str), name (str): the names used in error messages.
         given (Union[int, Mapping, Callable]): the argument.
     """
 
     def __init__(self, owner: str, name: str, given: Any):
         self._argument = _check.Argument(owner, name)
         self.function = given if callable(given) else None
-        """Optional[Callable], from the updates to the size."""
+        """Optional[Callable], returns the size from the number of updates."""
         self.steps: list[tuple[int, int]] = []
-        """list[tuple[int, int]], the first updates of each size, and the sizes, if there is no function."""
+        """list[tuple[int, int]], the first update of each size, and the size, if there is no function."""
         if not callable(given):
             self.steps = self._checked(given if isinstance(given, Mapping) else {0: given})
         self.constant = self.steps[0][1] if len(self.steps) == 1 else None
-        """Optional[int], the size if all windows have it."""
+        """Optional[int], the size if all windows have the same."""
 
     def _checked(self, given: Mapping) -> list[tuple[int, int]]:
-        """Return the first updates and the sizes from there on, in order."""
+        """Return the first update of each size, and the size, in order."""
         if not given or not all(type(first) is int and first >= 0 for first in given) or 0 not in given:
             self._argument.refuse(ValueError, _RULE, dict(given))
         return [(first, self._size(given[first])) for first in sorted(given)]
@@ -41,30 +41,30 @@ class Sizes:
         return _check.positive_int(*self._argument, value)
 
     def of(self, update: Any) -> int:
-        """Return the size of the window after this number of updates, an int, or a Tensor for a compiled function."""
+        """Return the size of the window after this number of updates: an int, or a Tensor in a compiled function."""
         if self.function is not None:
             return self._size(self.function(update))
         return [size for first, size in self.steps if first <= update][-1]
 
     @property
     def settings(self) -> Any:
-        """What a resumed run must have in common with this one, in types that JSON supports."""
+        """The value that must be equal in a resumed run, in types that JSON supports."""
         if self.function is not None:
             return getattr(self.function, "__qualname__", type(self.function).__name__)
         return self.constant or {str(first): size for first, size in self.steps}
 
 
 def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:
-    """Return window sizes that grow with the number of samples seen: a small batch at first, the full one later.
+    """Return window sizes that grow linearly with the number of samples seen, from `first` to `last`.
 
     Args:
-        first (int): micro-batches in the first window.
-        last (int): micro-batches in a window once `samples` have been seen; the growth between is linear.
-        samples (int): the length of the ramp.
-        micro_batch_size (int): rows of a micro-batch, on all ranks together.
+        first (int): the number of micro-batches in the first window.
+        last (int): the number of micro-batches in a window after `samples` samples.
+        samples (int): the number of samples over which the window grows.
+        micro_batch_size (int): the rows of a micro-batch, on all ranks together.
 
     Returns:
-        dict[int, int], from the first update of each size to the size: for `mini_steps`, `accumulate_step` and
+        dict[int, int], the window sizes by their first update; pass it as `mini_steps`, `accumulate_step` or
         `gradient_accumulation_steps`.
 
     Raises:
@@ -90,12 +90,12 @@ def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> di
 
 
 def sizes_of(owner: str, name: str, given: Any) -> Sizes:
-    """Return the sizes of the user's argument."""
+    """Return the sizes for the user's argument."""
     return given if isinstance(given, Sizes) else Sizes(owner, name, given)
 
 
 def windows_until(batches: int, size_of: Callable[[int], int], updates: int, held: int = 0) -> tuple[int, int]:
-    """Return the number of full windows of this number of micro-batches, and the micro-batches left over.
+    """Return the number of full windows in this number of micro-batches, and the micro-batches left over.
 
     Args:
         batches (int): micro-batches.

@@ -46,10 +46,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
         self._finish = finish
         self._given: dict[str, Any] = {}
-        self.add_argument(
-            "--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win"
-        )
-        self.add_argument("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
+        add = self.add_argument
+        add("--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win")
+        add("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
 
     def add_device(self) -> None:
         """Add the flags for the device."""
@@ -124,6 +123,7 @@ class Parser(argparse.ArgumentParser):
         add("--output_dir", type=place, metavar="DIR", help=what)
         what = "off a terminal, updates from one line to the next, default: about 20 lines an epoch"
         add("--log_every", type=whole(1), metavar="N", help=what)
+        add("--tensorboard", action="store_true", help="also write the curves for TensorBoard, to a folder tensorboard")
         what = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
         add("--ckpt_path", type=place, metavar="FILE", help=what)
         add("--overwrite", action="store_true", help="replace what another run has written there")

@@ -17,17 +17,17 @@ OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
 
 
 class Failure(Exception):
-    """The end of a program: one line for the user, and an exit code."""
+    """An error that ends a program: one line for the user, and an exit code."""
 
     def __init__(self, message: object, code: int):
-        # After the first line MindSpore's errors have a C++ call stack.
+        # MindSpore's errors contain a C++ call stack after the first line.
         super().__init__(str(message).strip().split("\n")[0] or type(message).__name__)
         self.code = code
 
 
 @contextmanager
 def exit_code(code: int, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds inside the block into a `Failure` with this exit code."""
+    """Convert errors of these kinds inside the block to a `Failure` with this exit code."""
     try:
         yield
     except Failure:
@@ -38,7 +38,7 @@ def exit_code(code: int, *kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Disable MindSpore's log inside the block, where our own error line is better."""
+    """Disable MindSpore's log inside the block, whose errors the program prints itself in one line."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -48,7 +48,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print each warning as one line, like errors: users do not need its place in the code."""
+    """Print each warning as one line, without its place in the code."""
     kept = warnings.formatwarning
     warnings.formatwarning = lambda message, *place: f"warning: {' '.join(str(message).split())}\n"
     try:
@@ -64,13 +64,13 @@ class ParsesFlags(Protocol):
         """Return the flags, including ``debug``, or raise a `Failure`."""
 
     def in_flags(self, message: str) -> str:
-        """Return an error message about arguments of the library as one about the flags that set them."""
+        """Return an error message about arguments of the library, with the names of the flags that set them."""
 
 
 def begin(parser: ParsesFlags, version: str) -> None:
-    """Reject wrong flags before MindSpore is imported, and block signals before it starts threads; then call `run`.
+    """Check the flags before MindSpore is imported, and block signals before it starts threads. Call `run` afterwards.
 
-    On a terminal it prints a line first: the import takes seconds.
+    On a terminal it prints a line, because the import takes seconds.
     """
     block_signals()
     with lasting_streams():
@@ -81,12 +81,12 @@ def begin(parser: ParsesFlags, version: str) -> None:
             sys.exit(failure.code)
         if not debug:
             MINDSPORE_LOG.divert()
-        if sys.stdout.isatty():  # elsewhere the output is read by programs, or is a rank's log
+        if sys.stdout.isatty():  # otherwise programs read the output, or it is the log of a rank
             print(f"{'ms_accum':16} {version}, starting MindSpore ...", flush=True)
 
 
 def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:
-    """Parse, run and return the exit code; errors are printed as one line, with --debug also as a traceback."""
+    """Parse the flags, run, and return the exit code. Errors are printed as one line, with --debug with a traceback."""
     debug = False
     with lasting_streams(), plain_warnings(), SIGNALS:
         try:

@@ -1,4 +1,4 @@
-"""Where does a run write, and does that replace what another run has written?"""
+"""Where does a run write, and would it replace the files of another run?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def placed(settings: Settings) -> Settings:
     """Return the settings with the folder of the run to resume; a new run without a folder gets one when it begins.
 
     Raises:
-        Failure: If the run would replace what another run has written.
+        Failure: If the run would replace files of another run.
     """
     if settings.overwrite and settings.resume:
-        raise Failure("argument --overwrite: can't be combined with --resume, which continues what is there", USAGE)
+        raise Failure("argument --overwrite: can't be combined with --resume, which continues a run", USAGE)
     if settings.output_dir is None and settings.resume is not None:
         settings = settings.in_folder(_folder_to_resume(settings.resume))
     if not (settings.overwrite or _continues(settings)):
@@ -67,7 +67,7 @@ def no_empty_folder(settings: Settings) -> Iterator[None]:
 
 
 def _remove_if_empty(*paths: Path) -> None:
-    """Remove files and folders in turn, up to the first that is not empty."""
+    """Remove files and folders in order, up to the first that is not empty."""
     with contextlib.suppress(OSError):
         for path in paths:
             if path.is_dir():
@@ -79,20 +79,20 @@ def _remove_if_empty(*paths: Path) -> None:
 class Latest:
     """The file `./gradient_accumulation.ckpt`, a copy of the newest run's model.
 
-    It is made before the run begins: a resumed run replaces the model that the file may be a copy of.
+    Create this object before the run begins, because a resumed run replaces the model of which the file may be a copy.
 
     Args:
-        name (str): the file's name, also in the folder of a run. Default: that of the model.
+        name (str): the name of the file, and of the model in a run's folder. Default: the default name of models.
     """
 
     def __init__(self, name: str = DEFAULT):
         self._name = name
         self._copy = _written_at(name) if _is_of_a_run(name) else None
         self.kept: str | None = None
-        """Optional[str], where an earlier file is kept that is not the model of a run."""
+        """Optional[str], the path at which an earlier file was kept, if it was not the model of a run."""
 
     def becomes(self, model: str) -> None:
-        """Make it a copy of the model."""
+        """Replace it by a copy of the model."""
         with exit_code(DISK, OSError):
             is_copy = self._copy is not None and _written_at(self._name) == self._copy
             replaceable = _is_of_a_run(self._name) or is_copy
@@ -101,12 +101,12 @@ class Latest:
 
 
 def _written_at(path: str) -> int | None:
-    """Return when a file was written, in nanoseconds."""
+    """Return the time at which a file was written, in nanoseconds."""
     return os.stat(path).st_mtime_ns if os.path.isfile(path) else None
 
 
 def _is_of_a_run(path: str) -> bool:
-    """Return whether a file has the bytes of the model of one of the runs."""
+    """Return whether a file is equal to the model of one of the runs."""
     models = (os.path.join(run_of(number), path) for number in _runs())
     return os.path.isfile(path) and any(
         os.path.isfile(model) and filecmp.cmp(path, model, shallow=False) for model in models
@@ -128,7 +128,7 @@ def _continues(settings: Settings) -> bool:
     if settings.resume == AUTO:
         return settings.output_dir is not None and _states_in(settings.output_dir) > 0
     if not (settings.resume.endswith(".safetensors") and os.path.isfile(settings.resume)):
-        return True  # it is refused when it is read
+        return True  # rejected later, when it is read
     return os.path.realpath(os.path.dirname(settings.resume)) == os.path.realpath(settings.states)
 
 
@@ -138,7 +138,7 @@ def _check_free(settings: Settings) -> None:
     if models and settings.ckpt_path is not None:
         raise Failure(f"argument --ckpt_path: '{models[0]}' exists; {_ways_out(settings, 'name')}", USAGE)
     if settings.output_dir is None or (settings.resume == AUTO and not models):
-        return  # without a model and a state nothing is lost
+        return  # there is no model and no state to lose
     states = _states_in(settings.output_dir)
     found = [os.path.basename(path) for path in models]
     found += ["metrics.jsonl"] if os.path.isfile(settings.metrics) else []
@@ -150,7 +150,7 @@ def _check_free(settings: Settings) -> None:
 
 def _ways_out(settings: Settings, other: str) -> str:
     if settings.resume is not None:
-        return f"--resume has no state there to continue from: give another {other}, or --overwrite instead"
+        return f"there is no state to resume from: give another {other}, or --overwrite instead of --resume"
     return f"give --resume to continue that run, another {other}, or --overwrite to replace it"
 
 

@@ -19,7 +19,7 @@ _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", 
 
 
 def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, found: list[str]) -> None:
-    """Print, before training, what follows from the settings, and how the micro-batch was found."""
+    """Print, before training, what the settings mean for this run, and how the micro-batch size was found."""
     for number, line in enumerate(found):
         show("" if number else "micro-batch", line)
     effective_batch, epoch, window = _windows_of(settings, batches)
@@ -57,7 +57,7 @@ def _rate(settings: Settings) -> str:
 
 
 def _accumulators(settings: Settings, network: nn.Cell, window: int) -> str:
-    """Return the memory of the accumulators as text; a single process with windows of 1 has none."""
+    """Return the memory of the accumulators as text; windows of 1 in a single process need none."""
     if window == 1 and settings.ranks == 1:
         return "0.00 MiB"
     ranks = settings.ranks if settings.zero == 2 else 1
@@ -66,7 +66,7 @@ def _accumulators(settings: Settings, network: nn.Cell, window: int) -> str:
 
 
 def words_of(found: MicroBatch, budget: int | None) -> list[str]:
-    """Return as lines which micro-batch was found, what was tried, and whether accumulating is of use."""
+    """Return the lines about the micro-batch that was found, the trials, and whether accumulation is needed."""
     of_budget = f" of {short(budget)}" if budget else ""
     split = f"of {found.effective_batch}, {found.mini_steps} in a window"
     first = f"{found.micro_batch_size} rows ({split}), the fastest of those that fit, {short(found.peak)}{of_budget}"
@@ -74,7 +74,7 @@ def words_of(found: MicroBatch, budget: int | None) -> list[str]:
 
 
 def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
-    """Return the descriptions of a window and of an epoch, and the micro-batches in a window."""
+    """Return the descriptions of a window and of an epoch, and the number of micro-batches in a window."""
     ranks, rows = settings.ranks, int(settings.batch_size)
     times = f" x {ranks} ranks" if ranks > 1 else ""
     if isinstance(settings.mini_steps, Mapping):
@@ -98,7 +98,7 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
 
 
 def show_runtime(settings: dict[str, str]) -> None:
-    """Print what was set for the CPU runtime, and the flag that prevents it."""
+    """Print the environment variables that were set for the CPU runtime."""
     if settings:
         shown = " ".join(f"{name}={value}" for name, value in settings.items())
         show("runtime", shown)
@@ -110,14 +110,14 @@ def in_percent(correct: int, total: int) -> str:
 
 
 def show_end(settings: Settings, seconds: float, kept: str | None, noise: NoiseScale | None = None) -> None:
-    """Print how long the run took and what it has written; `kept` is where an earlier model of this folder is."""
+    """Print how long the run took and which files it wrote; `kept` is the path of the previous default model."""
     show("time", _duration(seconds))
     if noise is not None:
         show("noise scale", noise.advice)
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:
-        show("copied to", DEFAULT + (f" (the file before is {kept})" if kept else ""))
+        show("copied to", DEFAULT + (f" (previous file: {kept})" if kept else ""))
     show("states", settings.states)
     show("metrics", settings.metrics)
 
@@ -129,7 +129,7 @@ def _duration(seconds: float) -> str:
 
 
 def show_accuracy(correct: int, total: int) -> None:
-    """Print the accuracy, then the tutorial's last line, and the two counts: programs parse these."""
+    """Print the accuracy, then the tutorial's last line and the two counts, which programs parse."""
     show("accuracy", in_percent(correct, total))
     print(f"============== {{'Accuracy': {correct / total}}} ==============")
     print(f"correct/total: {correct}/{total}")

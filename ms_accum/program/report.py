@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 import sys
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, Callable, TextIO
+from typing import Any, Callable
 
 from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
-from .. import _check
 from ..ranks.relay import COLUMNS
 from ..window.callbacks import UNKNOWN, callbacks_of
 from ..window.ends import is_full
 from ..window.record import UpdateRecord
 
-# Off a terminal, about as many lines an epoch as a person reads.
+# Off a terminal, about so many lines an epoch: a person can read them.
 _LINES_IN_AN_EPOCH = 20
 
 # Milliseconds: on two CPU cores the MLP, whose micro-batches of 32 rows take 2.5, trains 3 times as fast with larger
@@ -207,61 +204,3 @@ class Hint(Callback):
         if self._speed.rows and (took := 1000 * self._rows / self._speed.rows) < _SHORT:
             what = f"a micro-batch takes {took:.1f} ms, mostly the fixed cost of a call"
             show("hint", f"{what}; --batch_size auto finds a faster split (with --effective_batch)")
-
-
-class MetricsFile(Callback):
-    """Write one line of JSON for each window to a file.
-
-    If the file can't be written, there is one warning and training continues.
-
-    Args:
-        path (str): the file; an existing one is replaced.
-        kept (Callable): returns the number of its first lines to keep in a resumed run. Default: none.
-    """
-
-    def __init__(self, path: str, kept: Callable[[], int] = lambda: 0):
-        self._path = path
-        self._kept = kept
-        self._file: TextIO | None = None
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        del run_context
-        try:
-            self._open(self._kept())
-        except (OSError, ValueError) as error:
-            self._give_up(error)
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        if self._file is None:
-            return
-        record = run_context.original_args().record
-        fields = {name: _plain(value) for name, value in record.shown.items() if name != "step"}
-        try:
-            self._file.write(json.dumps(fields) + "\n")
-        except OSError as error:
-            self._give_up(error)
-
-    def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _open(self, count: int) -> None:
-        """Open the file after its first `count` lines; these are never removed, not even temporarily."""
-        goes_on = bool(count) and os.path.exists(self._path)
-        self._file = open(self._path, "r+" if goes_on else "w", encoding="utf-8", buffering=1)
-        if goes_on:
-            for _ in range(count):
-                self._file.readline()
-            self._file.seek(self._file.tell())
-            self._file.truncate()
-
-    def _give_up(self, error: Exception) -> None:
-        with contextlib.suppress(OSError):
-            self.__exit__()
-        self._file = None
-        _check.warn(f"metrics are no longer written to '{self._path}': {error}")
-
-
-def _plain(value: object) -> object:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

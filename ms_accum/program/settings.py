@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from ..saving.model_record import DEFAULT
@@ -66,6 +67,7 @@ class Settings:
     """Optional[str], the model's path as given by its flag; `model_path` is the path that is used."""
     overwrite: bool
     log_every: int | None
+    tensorboard: bool
     device_target: str
     runtime: str
     resume: str | None
@@ -91,6 +93,8 @@ class Settings:
         given = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
         _check_window(given)
         _check_numerics(given)
+        if given["tensorboard"] and find_spec("tensorboardX") is None:
+            raise Failure("argument --tensorboard: needs tensorboardX. Run: pip install tensorboardX", USAGE)
         if given["keep_best"] and not given["save_every"]:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
         if given["effective_batch"] is None:
@@ -205,6 +209,11 @@ class Settings:
         """str, the path of the metrics."""
         return self._in_folder("metrics.jsonl")
 
+    @property
+    def events(self) -> str:
+        """str, the folder of what is written for TensorBoard."""
+        return self._in_folder("tensorboard")
+
     def _in_folder(self, name: str) -> str:
         return os.path.join(self.output_dir or RUNS, name)
 
@@ -262,7 +271,8 @@ def _check_window(given: Mapping[str, Any]) -> None:
     if given["mini_steps"] is not None:
         raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
     if given["zero"] == 2:
-        raise Failure("argument --zero: 2 needs --mini_steps, so that all processes have as many micro-batches", USAGE)
+        what = "2 needs --mini_steps, so that all processes have the same number of micro-batches"
+        raise Failure(f"argument --zero: {what}", USAGE)
     if tail != "flush":
         raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {tail}", USAGE)
     if given["batch_size"] != AUTO and given["batch_size"] > whole_batch:

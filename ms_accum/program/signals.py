@@ -1,8 +1,8 @@
 """How are Ctrl-C, SIGTERM and a closed terminal handled?
 
 While MindSpore compiles a graph, and briefly in each run of one, it catches SIGINT and sends SIGTERM to its own
-process, which ends Python without a message. So only one thread, which waits for them, receives these signals. All
-others must block them: a program does so first, before NumPy and MindSpore are imported and start threads.
+process, which ends Python without a message. So a single thread waits for these signals, and all other threads must
+block them. A program blocks them first, before NumPy and MindSpore are imported and start threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NoReturn
 
 HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
 SAME = 1.0
-"""float, seconds in which a repeated signal is the same request: shells, systems and launchers may send it twice."""
+"""float, seconds in which a repeated signal counts as one: shells, systems and launchers may send it twice."""
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
 if hasattr(signal, "SIGHUP"):
@@ -37,7 +37,7 @@ def block_signals() -> None:
 
 
 class Asked:
-    """The request of a first signal, and whether a second one means to end at once.
+    """A first signal, which requests a stop; it decides whether a second one ends the program immediately.
 
     Args:
         number (int): the first signal.
@@ -53,7 +53,7 @@ class Asked:
         return CODES[self.number]
 
     def at_once(self, number: int) -> bool:
-        """Return whether a signal received now means to end at once; a closed terminal (SIGHUP) never does."""
+        """Return whether a signal received now ends the program immediately; a closed terminal (SIGHUP) never does."""
         repeated = number == self.number and time.monotonic() - self._at < SAME
         return not repeated and signal.Signals(number).name != "SIGHUP"
 
@@ -79,7 +79,7 @@ class Signals:
         return WORDS.get(self.code, WORDS[INTERRUPTED])
 
     def raise_pending(self) -> None:
-        """Raise KeyboardInterrupt if a signal has been received and this was not done yet."""
+        """Raise KeyboardInterrupt if a signal has been received, once."""
         if self.pending() and not self._raised:
             self._raise()
 
@@ -89,8 +89,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._asked, self._over, self._raised = None, False, False
-        self._deferred = True  # `run` raises signals received so far where it handles them
-        # For threads that do not block them, and systems that can't block them.
+        self._deferred = True  # `run` raises signals received so far at the place where it handles them
+        # For threads that do not block signals, and systems that can't block them.
         numbers = self._numbers = heard()
         for number in numbers:
             self._before[number] = signal.signal(number, self._handle)
@@ -116,7 +116,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Do not interrupt the block, which checks `pending` itself; if a signal is pending, raise it at the end."""
+        """Do not interrupt the block, which checks `pending` itself; a pending signal is raised at its end."""
         self._deferred = True
         try:
             yield
@@ -138,7 +138,7 @@ class Signals:
             self._raise()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.raise_pending()  # not twice: `deferred` may have raised it
+        self.raise_pending()  # once: `deferred` may have raised it already
 
     def _raise(self) -> NoReturn:
         self._raised = True
@@ -155,4 +155,4 @@ class Signals:
 
 
 SIGNALS = Signals()
-"""The signals of this process; there is one object per process."""
+"""The signals of this process; a process has one such object."""

@@ -16,6 +16,8 @@ from ..fitting.found_before import FoundBefore
 from ..fitting.trials import on_host
 from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, total
+from ..results.metrics import MetricsFile, logged
+from ..results.tensorboard import TensorBoardLog
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
 from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
@@ -25,7 +27,7 @@ from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import words_of
-from .report import Hint, MetricsFile, Opening, progress, say
+from .report import Hint, Opening, progress, say
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -86,7 +88,7 @@ def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[
     with exit_code(CHECKPOINT, CheckpointError):
         before = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
         if before is not None and not (type(before) is int and before > 0):
-            raise CheckpointError(f"the state to go on from has the batch_size {before!r}")
+            raise CheckpointError(f"the state to resume from has the batch_size {before!r}")
     if before and not settings.allow_config_change:
         return settings.with_micro_batches_of(before), [f"{before} rows, as in the run that is resumed"]
     known = FoundBefore(settings.findings, ms_accum=version, **{name: getattr(settings, name) for name in _DECIDE})
@@ -220,12 +222,7 @@ def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
 
 
 def train(
-    model: Any,
-    settings: Settings,
-    data: Any,
-    *,
-    written: Written,
-    evaluate: Callable[[], Sequence[int]],
+    model: Any, settings: Settings, data: Any, *, written: Written, evaluate: Callable[[], Sequence[int]]
 ) -> Sequence[int]:
     """Train, with states, metrics and progress, and evaluate; after a signal the state is saved and the run stops.
 
@@ -240,6 +237,8 @@ def train(
         Sequence[int], what the evaluation of the trained network returned.
     """
     counts: Sequence[int] = ()
+    logs = _logs(settings, model)
+    evaluate = logged(evaluate, logs, lambda: model.updates)
 
     def score() -> float:
         """Evaluate, and save the model if it is the best so far."""
@@ -253,15 +252,14 @@ def train(
         say(f"accuracy: {found:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
         return found
 
-    source = {"rows": data.source.rows, "data": data.source.fingerprint}
-    how: dict[str, Any] = {"config": {**settings.config, **source}, "notes": written.facts}
+    config = {**settings.config, "rows": data.source.rows, "data": data.source.fingerprint}
     # The model before the last state, which is larger: it may fit on a disk that is nearly full.
-    how["at_end"] = written.write_last
+    how: dict[str, Any] = {"config": config, "notes": written.facts, "at_end": written.write_last}
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
         with outputs.no_empty_folder(settings), SIGNALS.deferred():
             with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
-                how = {"report": _reporters(settings, states, model), "ckpt_path": None, "checkpointer": states}
+                how = {"report": _reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
                 model.train_process(settings.epochs, data, **settings.window, **how)
     except Stopped as stopped:
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
@@ -273,14 +271,19 @@ def train(
     return counts
 
 
-def _reporters(settings: Settings, states: Checkpointer, model: Any) -> tuple[Any, ...]:
+def _logs(settings: Settings, model: Any) -> list[Any]:
+    """Return what writes updates and evaluations to files."""
+    metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
+    return [metrics, TensorBoardLog(settings.events)] if settings.tensorboard else [metrics]
+
+
+def _reporters(settings: Settings, states: Checkpointer, logs: Sequence[Any]) -> tuple[Any, ...]:
     """Return what reports the run; of one that is complete already, only that."""
     done = states.epochs_done()
     if done == settings.epochs:
         complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
         return (Opening("resumed", lambda: [*states.resumed, complete]),)
-    metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
-    reporters = (Opening("resumed", lambda: states.resumed), progress(settings.log_every), metrics)
+    reporters = (Opening("resumed", lambda: states.resumed), progress(settings.log_every), *logs)
     return (*reporters, Hint(int(settings.batch_size))) if settings.may_split_otherwise and on_host() else reporters
 
 

@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr, and what if they fail?"""
+"""What is written to stdout and stderr, and what happens if that fails?"""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
 
 
 class _Stream:
-    """A stream whose errors never end the program: closed, disconnected, full, or unable to encode a character.
+    """A stream whose errors never end the program: closed, disconnected, disk full, or a character not encodable.
 
     Args:
-        stream (TextIO): the stream to write to as long as it works.
+        stream (TextIO): the stream to write to while it works.
     """
 
     def __init__(self, stream: Any):
@@ -30,7 +30,7 @@ class _Stream:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        """Write, or drop the text if that fails."""
+        """Write the text, or discard it if that fails."""
         try:
             self._stream.write(text)
         except OSError as error:
@@ -38,7 +38,7 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop the buffer if that fails."""
+        """Flush the buffer, or discard it if that fails."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -48,7 +48,7 @@ class _Stream:
         return getattr(self._stream, name)
 
     def _drop(self, error: OSError) -> None:
-        """Drop the buffer, which would fail again, and if the reader is gone also all later output."""
+        """Discard the buffer, which would fail again; if the reader is gone, also discard all later output."""
         number = self._stream.fileno()
         kept = None if error.errno in _GONE else os.dup(number)
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -61,7 +61,7 @@ class _Stream:
 
 
 def open_streams() -> None:
-    """Redirect closed streams to the null device: otherwise the next opened file would receive the output."""
+    """Redirect closed streams to the null device; otherwise the next opened file would receive the output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -73,7 +73,7 @@ def open_streams() -> None:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Keep stdout and stderr usable inside the block, even if their reader is gone."""
+    """Keep stdout and stderr usable inside the block, even if their readers are gone."""
     open_streams()
     kept = sys.stdout, sys.stderr
     lasting = [_Stream(stream) for stream in kept]
@@ -87,13 +87,13 @@ def lasting_streams() -> Iterator[None]:
 
 
 class MindSporeLog:
-    """What MindSpore logs, its warnings included: in a file, not on the terminal."""
+    """MindSpore's log, including its warnings, in a file instead of on the terminal."""
 
     path: str | None = None
-    """Optional[str], the file that keeps it, once the run has a folder."""
+    """Optional[str], the file to write it to, set when the run has a folder."""
 
     def divert(self) -> None:
-        """Divert the log, before MindSpore is imported, unless the user has set its variables or a launcher has it."""
+        """Divert the log before MindSpore is imported, unless the user has set its variables or a launcher logs it."""
         if "MS_ROLE" in os.environ or any(name.startswith("GLOG_") for name in os.environ):
             return
         folder = tempfile.mkdtemp(prefix="ms_accum-")
@@ -101,7 +101,7 @@ class MindSporeLog:
         atexit.register(self._keep, folder, os.getpid())
 
     def _keep(self, folder: str, owner: int) -> None:
-        """Keep what was logged, if anything, and remove the folder."""
+        """Write what was logged to `path`, if anything, and remove the temporary folder."""
         if os.getpid() != owner:  # a child process that was forked
             return
         with contextlib.suppress(OSError):
@@ -112,4 +112,4 @@ class MindSporeLog:
 
 
 MINDSPORE_LOG = MindSporeLog()
-"""The log of this process; there is one object per process."""
+"""The log of this process; a process has one such object."""

@@ -12,9 +12,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> Callable[[], None] | None:
-    """Return a function that the child calls to be killed when its parent ends for any reason; None except on Linux.
+    """Return a function for the child process, after which it is killed when its parent ends; None if not on Linux.
 
-    Call this before the fork, so that no library is loaded after it.
+    Call this before the fork, so that the child need not load a library.
 
     Args:
         parent (int): process id of the parent.

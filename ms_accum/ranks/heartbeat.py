@@ -1,8 +1,8 @@
 """How far is each rank of a job?
 
-A rank that waits for another in vain ends with a MindSpore error that names no rank. So each rank writes its number of
+A rank that waits too long for another ends with a MindSpore error that names no rank. So each rank writes its number of
 finished micro-batches to a file given by the launcher, and the launcher can name the late rank. A rank also records
-that its program has ended: MindSpore's own exit, which follows, hangs forever if the scheduler is gone.
+that its program has ended, because MindSpore's own exit, which follows, hangs if the scheduler is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OVER = b"over"
 
 
 class Heartbeat:
-    """Writes the number of this process's micro-batches to the file given by the launcher, if there is one."""
+    """Writes the number of finished micro-batches of this process to the launcher's file, if there is one."""
 
     def __init__(self) -> None:
         path, self._done = os.environ.get(VARIABLE), 0
@@ -29,7 +29,7 @@ class Heartbeat:
         if path:
             with contextlib.suppress(OSError):  # the job can run without this file
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-                atexit.register(self._write, _OVER, _DIGITS)  # runs before MindSpore's, registered first
+                atexit.register(self._write, _OVER, _DIGITS)  # runs before MindSpore's exit, which was registered first
 
     def beat(self) -> None:
         """Count one micro-batch."""
@@ -62,7 +62,7 @@ class Beat(NamedTuple):
 
 
 def read(path: Path) -> Beat | None:
-    """Return what a rank has written; None if there is nothing valid."""
+    """Return the content of a rank's file; None if it is not valid."""
     try:
         text = path.read_bytes()
         done = int(text[:_DIGITS].strip(b" \0") or 0)

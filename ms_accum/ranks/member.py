@@ -17,9 +17,9 @@ from .end_with import end_with
 from .heartbeat import VARIABLE
 
 HOST = "127.0.0.1"
-# The complete program of the scheduler process: it runs the cluster inside `init` and exits there.
+# The program of the scheduler process: it runs the cluster inside `init`, and exits there.
 SCHEDULER = ("-c", "from mindspore.communication import init; init()")
-# Used where the user has not set them: timeout in seconds for forming the cluster, as in `msrun`; seconds between
+# Defaults for variables that the user has not set: seconds for forming the cluster, as in `msrun`; seconds between
 # attempts to connect (MindSpore's default is random, 3 to 5); unbuffered output.
 DEFAULTS = {
     "MS_TOPO_TIMEOUT": "600",
@@ -27,7 +27,7 @@ DEFAULTS = {
     "MS_RETRY_INTERVAL_UPPER": "1",
     "PYTHONUNBUFFERED": "1",
 }
-# Lines that explain why a process ended, best first: our own error line, Python's, any line not of MindSpore's log.
+# Lines that explain why a process ended, best first: our error line, Python's, any line that is not MindSpore's log.
 _WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
 _TAIL, _MOST = 65536, 300
 
@@ -52,7 +52,7 @@ class Member(NamedTuple):
         return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
 
     def end(self) -> str:
-        """Return in one line how it ended."""
+        """Return one line about how it ended."""
         code = self.process.returncode
         if code < 0:
             known = {number.value: number.name for number in signal.Signals}
@@ -65,8 +65,8 @@ class Member(NamedTuple):
 def free_port() -> socket.socket:
     """Return a socket that reserves a free port for the scheduler.
 
-    It does not listen and allows address reuse: the scheduler, which sets the same option, can bind the port, and the
-    system gives it to no other process meanwhile. Where this does not work, another process may take the port.
+    It does not listen, and allows address reuse: the scheduler, which sets the same option, can bind the port, but the
+    system does not give it to another process. On systems where this does not work another process may get the port.
     """
     keeper = socket.socket()
     keeper.bind((HOST, 0))
@@ -123,4 +123,4 @@ def last_words(log: Path) -> str:
         if found := re.findall(pattern, text, re.MULTILINE):
             words = "".join(letter if letter.isprintable() else "?" for letter in found[-1].strip())
             return words if len(words) <= _MOST else f"{words[:_MOST]}…"
-    return "it said nothing"
+    return "it printed nothing"

@@ -1,4 +1,4 @@
-"""What do the ranks send each other, and when?"""
+"""What do the ranks send to each other, and when?"""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .heartbeat import heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
-# Parameters are sent in chunks of this many bytes, so that one compiled graph serves all of them.
+# Parameters are sent in chunks of this number of bytes, so that one compiled graph is enough for all of them.
 _CHUNK = 2**20
-# CPU sums float32 only, which is exact for integers up to 2**24: counts are sent 12 bits at a time, for 4,096 ranks.
+# CPU sums only float32, which is exact for integers up to 2**24. So counts are sent 12 bits at a time, for 4,096 ranks.
 _BITS, _DIGITS = 12, 5
 
 
 @_check.documented
 class Group(NamedTuple):
-    """The processes that train together, and this process's place among them."""
+    """The processes that train together, and the rank of this one."""
 
     rank: int
     """The rank of this process, from 0."""
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 
 def own_group() -> Group:
-    """Return the group of this process, of size 1 for a single process. A launched process joins its group here.
+    """Return the group of this process; its size is 1 in a single process. A launched process joins its group here.
 
     Returns:
         Group, with `rank` and `size`.
@@ -56,7 +56,7 @@ def own_group() -> Group:
         communication.init()
         heartbeat()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
-        sys.exit()  # a launcher's scheduler process that runs the same program: its work is done
+        sys.exit()  # the scheduler process of a launcher that runs the same program: its work is done
     if not GlobalComm.INITED:
         return Group(rank=0, size=1)
     return Group(communication.get_rank(), communication.get_group_size())
@@ -68,7 +68,7 @@ def is_launched() -> bool:
 
 
 def comes_first() -> bool:
-    """Return, before joining the group, whether this process will be rank 0 or is a single process."""
+    """Return, before the group is joined, whether this process will be rank 0 or is a single process."""
     return os.environ.get("RANK_ID", "0") == "0" and os.environ.get("MS_ROLE") != "MS_SCHED"
 
 
@@ -97,11 +97,13 @@ def _of_rank_0(values: Any) -> Any:
 
 
 def total(counts: Sequence[int], group: Group | None) -> list[int]:
-    """Sum counts over the ranks: all ranks must call it, with the same number of counts.
+    """Sum counts over the ranks, such as correct predictions and rows of an evaluation.
+
+    All ranks must call it, with the same number of counts.
 
     Args:
         counts (Sequence[int]): this rank's counts, each >= 0 and < 2**60.
-        group (Optional[Group]): the result of `own_group`.
+        group (Optional[Group]): the ranks, the result of `own_group`; ``None`` for a single process.
 
     Returns:
         list[int], the sums; in a single process, the counts.
@@ -120,7 +122,7 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
 
 
 def wait_for_all(group: Group | None) -> None:
-    """Wait until all ranks have called this. MindSpore's CPU times out after half a minute."""
+    """Wait until all ranks have called this. On CPU MindSpore raises an error after half a minute."""
     total([0], group)
 
 
@@ -130,26 +132,26 @@ def is_first(group: Group | None) -> bool:
 
 
 def check_together(owner: str, group: Group | None, windows: int | None, *, splits_in_step: bool) -> None:
-    """Raise an error for what several ranks do not support, before they communicate.
+    """Raise an error for settings that several ranks do not support, before they communicate.
 
     Raises:
-        ValueError: If the number of windows is unknown, or every micro-batch is summed but batches are split, which may
-            give ranks different numbers of them.
+        ValueError: If the number of windows is unknown, or if every micro-batch is summed but batches are split, which
+            may give ranks different numbers of micro-batches.
     """
     if group is None:
         return
     if windows is None:
-        rule = "one that knows its size where several processes train"
+        rule = "one with a known size if several processes train"
         _check.refuse(ValueError, owner, "train_dataset", rule, "one without '__len__'")
     if splits_in_step:
-        rule = "given, with as many micro-batches on all ranks, for sync_every_micro_batch=True"
+        rule = "given, with the same number of micro-batches on all ranks, for sync_every_micro_batch=True"
         _check.refuse(ValueError, owner, "mini_steps", rule, None)
 
 
 def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], network: nn.Cell) -> None:
-    """Check that no rank would wait for another in vain, then give all ranks the parameters of rank 0.
+    """Check that the ranks agree, so that none waits forever; then give all ranks the parameters of rank 0.
 
-    Each rank draws different random numbers.
+    Each rank then draws different random numbers.
 
     Raises:
         RuntimeError: If the ranks differ in one of the facts.
@@ -170,7 +172,7 @@ def agree(owner: str, group: Group | None, facts: Mapping[str, int]) -> None:
     for name, each in zip(facts, zip(*ranks)):
         if len(set(each)) > 1:
             shown = ", ".join(f"{value:,} on rank {rank}" for rank, value in enumerate(each))
-            raise RuntimeError(f"For '{owner}', all ranks must have as many {name}, but there are {shown}.")
+            raise RuntimeError(f"For '{owner}', all ranks must have the same number of {name}, but got {shown}.")
 
 
 def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
@@ -185,24 +187,24 @@ def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
 
 
 def as_on_rank_0(value: Any, group: Group | None) -> Any:
-    """Return a number as it is on rank 0; anything else, which can't be sent, and all of a single process unchanged."""
+    """Return rank 0's value of a number. Anything else, which can't be sent, is returned unchanged."""
     if group is None or not isinstance(value, (int, float, np.number)):
         return value
     return type(value)(_sent(np.array([value], np.float64))[0])
 
 
 def begin_with(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
-    """Set the network's untrained Parameters to rank 0's values, and make it draw random numbers of its own."""
+    """Set the network's untrained Parameters to rank 0's values, and make each rank draw different random numbers."""
     if group is not None:
         take_from_rank_0(without(network.get_parameters(), trained))
         draw_apart([network], group.rank)
 
 
 def begin_with_networks_of(owner: str, parameters: Sequence[Parameter], group: Group | None) -> None:
-    """Do what `begin_with` does where only the parameters are given: set them to rank 0's values, too.
+    """Do what `begin_with` does if only the trained parameters are given, and set these to rank 0's values.
 
     Raises:
-        RuntimeError: If ranks differ in the other Parameters of these networks, such as a frozen backbone.
+        RuntimeError: If ranks differ in other Parameters of the networks, such as those of a frozen backbone.
     """
     if group is not None:
         networks = networks_of(parameters)
@@ -220,13 +222,13 @@ def _check_alike(owner: str, parameters: Sequence[Parameter], networks: Iterable
     told = gather(_digits([int.from_bytes(digest.digest()[:7], "little")]), group)
     if len({digits.tobytes() for digits in np.split(told, group.size)}) > 1:
         raise RuntimeError(
-            f"For '{owner}', all ranks must have the same values of what the optimizer does not train, such as "
-            f"'{by_name[0].name if by_name else ''}', but they differ. Make them from one seed, or load them."
+            f"For '{owner}', all ranks must have equal values of Parameters that the optimizer does not train, such as "
+            f"'{by_name[0].name if by_name else ''}', but they differ. Use the same seed on all ranks, or load them."
         )
 
 
 def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
-    """Return the networks that contain some of these parameters, found among the objects of Python's `gc`."""
+    """Return the networks that contain some of these parameters, found among the objects that Python's `gc` tracks."""
     known = {id(parameter) for parameter in parameters}
     cells = [each for each in gc.get_objects() if issubclass(type(each), nn.Cell)]
     having = [each for each in cells if any(id(parameter) in known for parameter in each.get_parameters())]
@@ -234,7 +236,7 @@ def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
 
 
 def _keeps_books(named: tuple[str, nn.Cell]) -> bool:
-    """Return whether it is an optimizer or a Cell of this package: their Parameters may differ between ranks."""
+    """Return whether a Cell is an optimizer or of this package; such Parameters may differ between ranks."""
     kind = type(named[1])
     own = kind.__module__.startswith("ms_accum.") and not kind.__module__.startswith("ms_accum.layers.")
     return issubclass(kind, _OPTIMIZERS) or own
@@ -252,7 +254,7 @@ def _beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter
 
 
 def _sent(array: np.ndarray) -> np.ndarray:
-    """Return rank 0's array. Its bytes, of any type, are sent as float32, which every device supports."""
+    """Return rank 0's array. Its bytes, whatever the type, are sent as float32, which every device supports."""
     sent = np.frombuffer(array.tobytes(), np.uint8)
     chunks = np.pad(sent, (0, -len(sent) & _CHUNK - 1)).reshape(-1, _CHUNK).view(np.float32)
     came = np.concatenate([_of_rank_0(Tensor(chunk))[0].asnumpy() for chunk in chunks]).view(np.uint8)

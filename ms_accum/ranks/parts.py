@@ -1,4 +1,4 @@
-"""Which elements of a parameter does a rank keep?"""
+"""Which elements of a parameter does a rank store?"""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..network import tree
 
 
 class Part:
-    """One of equal slices of the flattened parameter, which is padded with zeros.
+    """A rank's slice of the flattened parameter, padded with zeros so that all slices have the same size.
 
     Args:
         parameter (Parameter): the full parameter.
-        rank (int): the rank that keeps this slice.
+        rank (int): the rank that stores this slice.
         ranks (int): the number of ranks.
     """
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def part_of(tensor: Any, part: Part) -> Any:
-    """Do what `Part.of` does, in a graph. A tensor that is already a part is returned unchanged."""
+    """Return this part of a tensor, in a graph. A tensor that is already a part is returned unchanged."""
     if tensor.shape == (part.size,):
         return tensor
     return _filled(tree.stretch(ops.reshape(tensor, (-1,)), part.first, part.behind), part.padding)

@@ -1,4 +1,4 @@
-"""How are gradients summed over the ranks, and which rank keeps which sums?"""
+"""How are gradients summed over the ranks, and which rank stores which sums?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..network import checks, tree
 from .parallel import Group, group_of
 from .parts import parts_of
 
-# Gradients are sent in pieces of at most this many elements (64 MiB), unless one gradient is larger.
+# Gradients are sent in pieces of at most this number of elements (64 MiB), unless one gradient is larger.
 _PIECE = 2**24
 
 
@@ -36,7 +36,7 @@ class WholeSums:
         """Return the sums of the gradients and of the other tensors, which are sent with the last piece."""
         summed: Any = ()
         for first, behind in self.pieces[:-1]:
-            # One after the other: all ranks must send in the same order.
+            # One after the other, because all ranks must send in the same order.
             summed = summed + _sum(self.all_reduce, ops.depend(gradients[first:behind], summed))
         first = self.pieces[-1][0]
         last = _sum(self.all_reduce, ops.depend(gradients[first:] + others, summed))
@@ -44,13 +44,13 @@ class WholeSums:
         return summed + last[:number], last[number:]
 
     def norm(self, gradients: Any, after: Any) -> Any:
-        """Return the global norm of the sums. Nothing is sent, so `after` is not used."""
+        """Return the global norm of the sums. Nothing is sent, so `after` is ignored."""
         return tree.global_norm(gradients)
 
 
 @ms.jit_class
 class PartSums:
-    """Reduce-scatter: sum gradients, of which every rank keeps its parts; of other tensors every rank gets the sums.
+    """Reduce-scatter: sum gradients so that each rank gets its parts of the sums; other tensors are all-reduced.
 
     Args:
         parts (Sequence[Part]): this rank's part of each gradient.
@@ -62,7 +62,7 @@ class PartSums:
     def __init__(self, parts: Sequence[Any], group: Group):
         self.parts, self.rank = tuple(parts), group.rank
         self.all_reduce = ops.AllReduce()
-        # MindSpore's CPU has no ReduceScatter: there all sums are computed and the other ranks' parts dropped.
+        # MindSpore's CPU has no ReduceScatter: there all sums are computed, and parts of other ranks are discarded.
         self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()
         self.pieces = pieces([part.whole for part in parts], _PIECE)
 
@@ -84,7 +84,7 @@ class PartSums:
         return kept
 
     def norm(self, gradients: Any, after: Any) -> Any:
-        """Return the global norm over the parts of all ranks; it is sent after `after` has been sent."""
+        """Return the global norm over the parts of all ranks; its communication follows that of `after`."""
         squares = ops.reshape(tree.sum_of_squares(gradients), (1,))
         return ops.sqrt(self.all_reduce(ops.depend(squares, after))[0])
 
@@ -119,23 +119,23 @@ class Summing(NamedTuple):
     """When gradients are summed over the ranks, and the shapes of the accumulators."""
 
     of_micro_batch: Any
-    """Sums a micro-batch's gradients before they are added, or None."""
+    """Sums the gradients of a micro-batch before they are added; None if they are summed once per window."""
     at_the_end: Any
-    """Sums a window's gradients; None in a single process."""
+    """Sums the gradients of a window; None in a single process."""
     like: Any
     """Parameters with the accumulators' shapes."""
 
 
 def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> Summing:
-    """Return how gradients are summed for this optimizer over `group`, the user's argument.
+    """Return how gradients are summed over `group`, the user's argument, for this optimizer.
 
-    An optimizer with sharded state needs only its parts of the sums.
+    A `ZeroOptimizer` needs only its parts of the sums.
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
     group, like = group_of(owner, group), optimizer.parameters
     dealt_out = checks.is_dealt_out(optimizer)
     if dealt_out and group is None:
-        _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers what it updates", None)
+        _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
     if group is None:
         return Summing(None, None, like)
     sums = PartSums(optimizer.parts, optimizer.group) if dealt_out else WholeSums(like)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 COLUMNS = "MS_ACCUM_COLUMNS"
-"""str, the environment variable by which rank 0 gets the width that its lines may have on the launcher's terminal."""
+"""str, the environment variable with the maximum width of lines of rank 0 on the launcher's terminal."""
 _RANK = b"[0] "
 _AT_ONCE = 65536
 _ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
@@ -21,14 +21,14 @@ _NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
 
 
 def terminal() -> dict[str, str]:
-    """Return the environment by which rank 0 knows that its output is shown on a terminal; empty if it is not."""
+    """Return the environment variable for rank 0 if its output is shown on a terminal; else an empty dict."""
     if not sys.stdout.isatty():
         return {}
     return {COLUMNS: str(shutil.get_terminal_size().columns - len(_RANK) - 1)}
 
 
 class Relay:
-    """Copies a process's output from its pipes to a log and, line by line, to our own streams.
+    """Copies the output of a process from its pipes to a log and, line by line, to this process's streams.
 
     Args:
         process (Popen): the process, whose streams are pipes.
@@ -43,7 +43,7 @@ class Relay:
             stream.thread.start()
 
     def drain(self, seconds: float) -> None:
-        """Wait until all output is shown, but only `seconds`: another process may keep the pipes open."""
+        """Wait until all output is shown, for at most `seconds`: another process may keep the pipes open."""
         for stream in self._streams:
             stream.thread.join(seconds)
 
@@ -61,8 +61,8 @@ class _Stream:
         self._flush()
 
     def _take(self, data: bytes) -> None:
-        """Show complete lines and keep the rest: the other stream must not split a line."""
-        looked_at = max(len(self._rest) - 1, 0)  # a last carriage return may be half of a line's end
+        """Show complete lines and keep the rest, so that the other stream does not split a line."""
+        looked_at = max(len(self._rest) - 1, 0)  # a carriage return at the end may be half of a line's end
         self._rest += data
         ends, done = [end.span() for end in _ENDS.finditer(self._rest, looked_at)], 0
         for start, stop in ends:
@@ -89,7 +89,7 @@ class _Stream:
         overwritten = end == b"\r"
         if _NOTICE.match(line) or (overwritten and not (line and self._bars)):
             return
-        with contextlib.suppress(OSError):  # nor must a closed terminal
+        with contextlib.suppress(OSError):  # a closed terminal must not end the run
             _write(self._terminal, _RANK + line + (b"\r" if overwritten else b"\n"))
 
 
@@ -100,12 +100,12 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line of our own between the lines of the process."""
+    """Print a line of the launcher between the lines of the process."""
     with contextlib.suppress(OSError):
         _write(sys.stdout.fileno(), f"{line}\n".encode(errors="replace"))
 
 
 def complain(message: str) -> None:
-    """Print an error in one line, in the form of our programs."""
+    """Print a one-line error, in the form that all programs of this package use."""
     with contextlib.suppress(OSError):
         _write(sys.stderr.fileno(), f"error: {message}\n".encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""How are the rows of all ranks put together?"""
+"""How are the rows of all ranks gathered?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _BYTES = 4
 
 
 def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]:
-    """Return the rows of all ranks, in the order of the ranks, and how many are before those of this rank.
+    """Return the rows of all ranks, in the order of the ranks, and the number of rows before those of this rank.
 
-    Ranks may have different numbers of rows. They are sent as float32, the one type that every device gathers, whatever
-    they are: nothing is computed with them.
+    Ranks may have different numbers of rows. The bytes are sent as float32, the only type that every device gathers;
+    nothing is computed with them.
 
     Args:
-        rows (np.ndarray): this rank's, of the same type and row shape on all ranks.
+        rows (np.ndarray): the rows of this rank, of the same type and row shape on all ranks.
         group (Optional[Group]): the ranks.
     """
     if group is None:

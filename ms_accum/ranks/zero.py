@@ -16,7 +16,7 @@ from .parts import Part, part_of, whole_of
 
 _OWNER = "ZeroOptimizer"
 _SUFFIX = ".slice"
-# Optimizers that update each element independently: a slice is updated exactly as in the full parameter.
+# Optimizers that update each element independently, so that a slice is updated exactly as in the full parameter.
 ELEMENTWISE = (
     nn.SGD,
     nn.Momentum,
@@ -34,7 +34,7 @@ ELEMENTWISE = (
 
 
 class Sharded:
-    """A sharded Parameter of the optimizer, read and written like an unsharded one by all ranks together.
+    """A sharded Parameter of the optimizer, which all ranks together read and write like an unsharded one.
 
     Args:
         parameter (Parameter): this rank's part.
@@ -64,19 +64,21 @@ class Sharded:
 
 
 class ZeroOptimizer(nn.Cell):
-    r"""Shard an optimizer's state over the ranks (ZeRO-1): each rank stores moments for its part of every parameter.
+    """Shard an optimizer's state over the ranks (ZeRO-1): each rank stores moments for its part of every parameter.
 
-    Each rank updates its part, then all parts are gathered. Use it instead of the optimizer in the driver, the Cells
-    and the `Accumulator`; the training result is the same. A single process keeps the complete state.
+    Each rank updates its part, then all parts are all-gathered. Use it in place of the optimizer in the driver, the
+    Cells and the `Accumulator`; the training result is the same. In a single process the state is complete. With
+    ``sync_every_micro_batch=True`` there, the accumulators are sharded as well (ZeRO-2).
 
     Args:
-        make (Callable): returns the optimizer for the parts. It gets them in the structure of `parameters`: a list of
-            Parameters, or of groups. A part is flat; its name begins with its parameter's name.
+        make (Callable): returns the optimizer for this rank's parts. It gets them in the structure of `parameters`: a
+            list of Parameters, or of parameter groups. A part is flat; its name begins with its parameter's name.
         parameters (Union[list[Parameter], list[dict]]): the parameters to train, as for the optimizer itself.
-        group (Union[str, None, Group]): the ranks. Default: ``"auto"``, all that a launcher started.
+        group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
+            ``None`` for this process alone. Default: ``"auto"``.
 
     Inputs:
-        - **gradients** (tuple[Tensor]) - of the full parameters, the same on all ranks, or of this rank's parts.
+        - **gradients** (tuple[Tensor]) - those of the full parameters, equal on all ranks, or of this rank's parts.
 
     Raises:
         TypeError: If `make` is not callable.
@@ -117,7 +119,7 @@ class ZeroOptimizer(nn.Cell):
         return self.inner.get_lr()
 
     def construct(self, gradients: Any) -> Any:
-        # Values that were loaded or taken from rank 0 are in the full parameters, so the parts are cut from them.
+        # Values that were loaded, or copied from rank 0, are in the full parameters, so the parts are cut from these.
         for part, own, whole in zip(self.parts, self.inner.parameters, self.parameters):
             ops.assign(own, part_of(whole, part))
         done = self.inner(tuple(part_of(gradient, part) for gradient, part in zip(gradients, self.parts)))
@@ -150,7 +152,7 @@ class ZeroOptimizer(nn.Cell):
 def _part_of(moment: Parameter, parts: dict[str, Part]) -> str | None:
     """Return the name of the part to which a moment of the optimizer belongs, found by name and shape."""
     fit = [name for name, part in parts.items() if moment.name.endswith(f".{name}") and moment.shape == (part.size,)]
-    return max(fit, key=len, default=None)  # "moment1.a.weight" is not of "weight"
+    return max(fit, key=len, default=None)  # "moment1.a.weight" belongs to "a.weight", not to "weight"
 
 
 def _slice_of(whole: Parameter, part: Part) -> Parameter:
@@ -178,10 +180,10 @@ def _replaced(parameters: Any, slices: dict[str, Parameter]) -> Any:
 
 def _elementwise(optimizer: Any) -> Any:
     """Return the optimizer, or raise an error unless it updates each element independently."""
-    rule = "an optimizer that updates elements apart"
+    rule = "an optimizer that updates each element independently"
     if type(optimizer) not in ELEMENTWISE:
         kinds = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         _check.refuse(ValueError, _OWNER, "make", f"{rule} ({kinds})", type(optimizer).__name__)
     if any(getattr(optimizer, "group_grad_centralization", ())):
-        _check.refuse(ValueError, _OWNER, "make", rule, "one with 'grad_centralization', which takes a mean")
+        _check.refuse(ValueError, _OWNER, "make", rule, "one with 'grad_centralization', which computes a mean")
     return optimizer

@@ -33,7 +33,7 @@ def check_name(owner: str, *paths: str | os.PathLike[str]) -> None:
 
 
 def check_path(owner: str, path: str | os.PathLike[str] | None, network: nn.Cell) -> None:
-    """Raise an error before training, not after it, if the network can't be saved to `path`; None: it is not saved."""
+    """Raise an error before training if the network can't be saved to `path`; None means that it is not saved."""
     if path is None:
         return
     check_name(owner, path)
@@ -47,11 +47,11 @@ def check_path(owner: str, path: str | os.PathLike[str] | None, network: nn.Cell
 
 
 def check_folder(owner: str, path: str | os.PathLike[str]) -> None:
-    """Raise an error before training, not after it, if the folder of `path` can't be written to."""
+    """Raise an error before training if the folder of `path` can't be written to."""
     folder = os.path.dirname(os.path.realpath(path))  # the target of a link
     if not os.path.isdir(folder):
         rule = "the folder of 'ckpt_path' must exist"
-        raise ValueError(f"For '{owner}', {rule}, but got '{os.path.relpath(folder)}'. Make it first.")
+        raise ValueError(f"For '{owner}', {rule}, but got '{os.path.relpath(folder)}'. Create it first.")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"For '{owner}', the folder of 'ckpt_path' must be writable, but got '{path}'.")
 
@@ -71,7 +71,7 @@ def save_model(network: nn.Cell, path: str | os.PathLike[str], record: Mapping[s
 
 
 def save_trained(network: nn.Cell, path: str | os.PathLike[str]) -> None:
-    """Do what `save_model` does; a model of the default name, which nobody may have chosen, is kept, and that is said.
+    """Do what `save_model` does. An existing model under the default name is kept under another name, with a warning.
 
     Raises:
         OSError: If the file can't be written; an existing file is unchanged.
@@ -105,9 +105,9 @@ def load_parameters(path: str) -> dict[str, Any]:
     except Exception as error:
         raise CheckpointError(f"'{path}' is not a checkpoint that MindSpore can read.") from error
     if fault:
-        raise CheckpointError(f"'{path}' is not a whole checkpoint: {fault}.")
+        raise CheckpointError(f"'{path}' is not a valid checkpoint: {fault}.")
     if not parameters:
-        raise CheckpointError(f"'{path}' holds no parameters.")
+        raise CheckpointError(f"'{path}' contains no parameters.")
     return parameters
 
 
@@ -130,7 +130,7 @@ def differences_of(expected: Mapping[str, str], found: Mapping[str, str]) -> lis
 
 
 def shortened(wrong: Sequence[str]) -> str:
-    """Return the first differences in one line."""
+    """Return the first differences as one line."""
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return ", ".join(wrong[:3]) + more
 
@@ -139,7 +139,7 @@ def load_model(network: nn.Cell, path: str) -> None:
     """Load a checkpoint into `network`, completely or not at all.
 
     Raises:
-        CheckpointError: If the checkpoint can't be read or is of another architecture.
+        CheckpointError: If the checkpoint can't be read, or is of another architecture.
     """
     parameters = load_parameters(path)
     wrong = differences(network, parameters)
@@ -149,7 +149,7 @@ def load_model(network: nn.Cell, path: str) -> None:
 
 
 def _way_out(wrong: Sequence[str]) -> str:
-    """Return what to do if all that differs is what one call that replaces layers adds to a network."""
+    """Return what to do if the only difference is what `replace_dropout` or `pool_batch_norm` adds to a network."""
     for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
         if all(each.endswith(ending) for each in wrong):
             before = f"without {call}. Load it before {call}", f"after {call}. Call {call} on the network first"

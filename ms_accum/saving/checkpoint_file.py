@@ -1,7 +1,7 @@
 """Is a checkpoint file undamaged, and safe for MindSpore's loader?
 
-The loader reads out of bounds on a crafted `.ckpt`, and loads a truncated file as if it were complete. Safetensors are
-checked without MindSpore.
+MindSpore's loader reads out of bounds on a crafted `.ckpt`, and loads a truncated file as if it were complete.
+Safetensors are checked without MindSpore.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ITEM_BYTES = {kind: size for size, kinds in _KINDS.items() for kind in kinds}
 _MARK, _CRC_BYTES = b"crc_num", 10
 _METADATA = {"format", "crc_num", "remove_redundancy", "record", "record_sha256"}
 STATE_VERSION = 3
-# The types of safetensors that NumPy has and a state may contain.
+# The types of safetensors that a state may contain, all of which NumPy has.
 _STATE_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 
 
 def fault_of(path: str) -> str | None:
-    """Return a short description of the file's fault, or None."""
+    """Return a short description of what is wrong with the file, or None."""
     if path.endswith(".safetensors"):
         return _fault_of_safetensors(path)
     with open(path, "rb") as file:
@@ -50,7 +50,7 @@ def _fault_of_ckpt(data: bytes) -> str | None:
     if data[end - len(_MARK) : end] == _MARK:
         body = data[: end - len(_MARK)]
         if zlib.crc32(body) != int.from_bytes(data[end:], "big"):
-            return "its checksum does not fit"
+            return "its checksum does not match"
     message = _empty()
     try:
         message.ParseFromString(body)
@@ -58,11 +58,11 @@ def _fault_of_ckpt(data: bytes) -> str | None:
         return "it can't be parsed"
     message.DiscardUnknownFields()
     if message.ByteSize() != len(body):
-        return "it holds something else too"
+        return "it contains other data"
     # A large parameter is stored in consecutive slices.
     parameters = [(name, list(slices)) for name, slices in groupby(message.value, lambda value: value.tag)]
     if len(dict(parameters)) < len(parameters):
-        return "it holds a name twice"
+        return "it contains a name twice"
     faults = (_fault_of_parameter(name, slices) for name, slices in parameters)
     return next((fault for fault in faults if fault), None)
 
@@ -70,13 +70,13 @@ def _fault_of_ckpt(data: bytes) -> str | None:
 def _fault_of_parameter(name: str, slices: list[Any]) -> str | None:
     kinds = {(each.tensor.tensor_type, tuple(each.tensor.dims)) for each in slices if each.HasField("tensor")}
     if len(kinds) != 1:
-        return f"{name} is no tensor"
+        return f"{name} is not a tensor"
     item, dims = kinds.pop()
     if item not in _ITEM_BYTES or min(dims, default=0) < 0:
         return f"{name} is of an unknown kind"
     elements = 1 if dims == (0,) else math.prod(dims)  # a scalar in older files
     if sum(len(each.tensor.tensor_content) for each in slices) != elements * _ITEM_BYTES[item]:
-        return f"{name} has not as many bytes as its shape says"
+        return f"the size of {name} in bytes does not match its shape"
     return None
 
 
@@ -89,9 +89,9 @@ def _fault_of_safetensors(path: str) -> str | None:
         return f"it can't be parsed ({str(error).splitlines()[0]})"
     of_mindspore = metadata.get("format") == "ms"
     if of_mindspore and set(metadata) - _METADATA:
-        return "it holds something else too"
+        return "it contains other data"
     if "crc_num" in metadata and (metadata["crc_num"] != str(crc) or not of_mindspore):
-        return "its checksum does not fit"
+        return "its checksum does not match"
     sealed = of_metadata(metadata)
     if sealed and (not sealed[1] or fault_of_record(sealed[0])):
         return "its record is damaged"
@@ -106,7 +106,7 @@ def _crc_of(file: Any) -> int:
 
 
 def tensors_of(path: str) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return the names, shapes and types of the parameters in a file that has no fault."""
+    """Return the names, shapes and types of the parameters in a file that `fault_of` has checked."""
     if path.endswith(".safetensors"):
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}
@@ -127,13 +127,13 @@ def _empty() -> Any:
 
 
 def open_state(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the arrays and the facts of a training state; whether a run can use the facts is not checked here.
+    """Return the arrays and the facts of a training state. The facts are not checked.
 
     Raises:
         CheckpointError: If the file is not a state, is damaged, or is of another version.
     """
     if not os.path.isfile(path):
-        raise CheckpointError(f"'{path}' is no training state: it is no file.")
+        raise CheckpointError(f"'{path}' is not a training state: it is not a file.")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -141,11 +141,11 @@ def open_state(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             arrays = {} if strange else {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"'{path}' is no training state: {what}.") from error
+        raise CheckpointError(f"'{path}' is not a training state: {what}.") from error
     if strange or not is_state(metadata):
-        raise CheckpointError(f"'{path}' is no training state.")
+        raise CheckpointError(f"'{path}' is not a training state.")
     if state_digest(arrays, metadata["facts"]) != metadata["sha256"]:
-        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not fit.")
+        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not match.")
     facts = _json(metadata["facts"])
     if facts.get("version") != STATE_VERSION:
         raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
@@ -153,7 +153,7 @@ def open_state(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def metadata_of(path: str) -> dict[str, str]:
-    """Return the metadata of safetensors; an empty dict if the file is none."""
+    """Return the metadata of safetensors; an empty dict for other files."""
     try:
         with safe_open(path, framework="np") as file:
             return file.metadata() or {}

@@ -22,34 +22,34 @@ from .training_state import TrainingState, write
 
 _OWNER, _NOTES = "Checkpointer", "notes"
 NO_WISHES = (0.0, 0.0)
-"""No request to stop, and none to save because the minutes have passed."""
+"""No request to stop, and no request to save because `minutes` have passed."""
 
 
 class Stopped(Exception):
-    """The run stopped on request; its state is saved."""
+    """Raised when a run has stopped on request; its training state is saved."""
 
 
 class Checkpointer:
-    """Save a run's training states in a folder, and resume from them.
+    """Save the training states of a run in a folder, and resume from them.
+
+    A state is saved as `every` and `minutes` define, and always at the end, on a request to stop, and after an error.
 
     Args:
-        folder (str): the folder of the states; it is created. Only one run at a time may use it.
-        every (Optional[int]): updates between two states. Default: ``None``.
-        minutes (Optional[float]): minutes between two states. Default: ``None``. In any case a state is saved at
-            the end, on a request to stop, and after an error.
-        keep (int): number of newest states to keep. Default: 1.
-        score (Optional[Callable]): returns the quality of the model; higher is better. It is called before each
-            planned state: at `every`, `minutes` and the end. The best state is kept in addition to the newest.
-            Default: ``None``.
-        resume (Optional[str]): the state to resume from, or ``"auto"``: the newest undamaged one, if there is any.
-            Default: ``None``.
-        config (Optional[Mapping]): settings that must equal those of the resumed run. Default: ``None``.
+        folder (str): the folder of the states; it is created. Only one run at a time can use it.
+        every (Optional[int]): the number of updates between two states. Default: ``None``.
+        minutes (Optional[float]): the minutes between two states. Default: ``None``.
+        keep (int): the number of newest states to keep. Default: 1.
+        score (Optional[Callable]): returns the quality of the model; higher is better. It is called before each planned
+            state (`every`, `minutes`, the end). The best state is kept in addition to the newest. Default: ``None``.
+        resume (Optional[str]): the path of the state to resume from, or ``"auto"`` for the newest undamaged state in
+            `folder`, if there is one. Default: ``None``, a new run.
+        config (Optional[Mapping]): settings that must be equal in a resumed run. Default: ``None``.
         allow_config_change (bool): whether these settings may differ. Default: ``False``.
         stop (Optional[Callable]): called after each micro-batch; returns whether to stop. Default: ``None``.
-        notes (Optional[Mapping]): what else to save in `config`, for readers of the file; a resumed run's may differ.
+        notes (Optional[Mapping]): additional facts to save in `config`; they may differ in a resumed run.
             Default: ``None``.
-        at_end (Optional[Callable]): called before the last state is saved, to save what is smaller and must not be lost
-            if the disk is full. Default: ``None``.
+        at_end (Optional[Callable]): called before the last state is saved, for smaller files that must not be lost if
+            the disk is full. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -101,9 +101,9 @@ class Checkpointer:
         self._notes, self._at_end = dict(notes or {}), at_end
         self._writes = True
         self.resumed: list[str] = []
-        """list[str], lines about the state from which the run was resumed."""
+        """list[str], lines about the state from which the run resumed."""
         self.best: float | None = None
-        """Optional[float], the best score so far, including the run before it was resumed."""
+        """Optional[float], the best score so far, including that of the resumed run."""
 
     def __repr__(self) -> str:
         minutes = None if self._seconds is None else self._seconds / 60
@@ -111,7 +111,7 @@ class Checkpointer:
         return f"Checkpointer({str(self._states.path)!r}, {', '.join(f'{name}={shown[name]!r}' for name in shown)})"
 
     def share(self, group: Group | None) -> Checkpointer:
-        """Let only rank 0 write; the other ranks read, and compute the score together with it."""
+        """Let only rank 0 write. The other ranks read, and take part in computing the score."""
         self._writes = group is None or group.rank == 0
         return self
 
@@ -137,7 +137,7 @@ class Checkpointer:
             config (Mapping): settings that the driver adds.
 
         Raises:
-            CheckpointError: If it can't be read, or is of a run with other settings.
+            CheckpointError: If it can't be read, or belongs to a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # in the form that is read from a file
         found = self._states.find(self._resume)
@@ -148,7 +148,7 @@ class Checkpointer:
         changed = changes(before, self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
-                f"For '{_OWNER}', '{found.path}' is of a run with other settings: {', '.join(changed)}. "
+                f"For '{_OWNER}', '{found.path}' belongs to a run with other settings: {', '.join(changed)}. "
                 "Give 'allow_config_change' to resume anyway."
             )
         facts = found.state.facts
@@ -169,7 +169,7 @@ class Checkpointer:
         return found.state.facts["config"] if found else {}
 
     def epochs_done(self) -> int | None:
-        """Return the epochs of the run to resume, if it ended with a complete one; None if not, or there is no run.
+        """Return the number of epochs of the run to resume; None if it stopped inside one, or there is no run.
 
         Raises:
             CheckpointError: If it can't be read.
@@ -178,7 +178,7 @@ class Checkpointer:
         return _epochs_done(found.state.facts) if found else None
 
     def wishes(self) -> list[float]:
-        """Return the requests to stop, and to save because the minutes have passed, as numbers that ranks can sum."""
+        """Return the requests to stop, and to save because `minutes` have passed, as numbers that ranks can sum."""
         self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
         late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
         return [float(self._stopping), float(late)]
@@ -208,7 +208,7 @@ class Checkpointer:
             self._save_scored(take)
 
     def _save_scored(self, take: Callable[[], TrainingState]) -> None:
-        """Compute the score, which may draw random numbers, then save."""
+        """Compute the score, then save: the score may draw random numbers."""
         if self._is_saved:
             return
         score = math.nan if self._score is None else float(self._score())
@@ -245,7 +245,7 @@ class Checkpointer:
 
     @contextmanager
     def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
-        """Save when the block ends, also after an error, unless saving failed or the window was lost."""
+        """Save at the end of the block, also after an error, unless saving has failed or the window was lost."""
         try:
             yield
         except Stopped:
@@ -259,11 +259,11 @@ class Checkpointer:
         self.save_at_the_end(take)
 
     def changed(self) -> None:
-        """Save at the end although the last window's state is saved: a callback may have changed Parameters since."""
+        """Save again at the end: a callback may have changed Parameters since the last state."""
         self._is_saved = False
 
     def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
-        """Save the state at the end of a run, unless it is saved already."""
+        """Save the state at the end of a run, unless it is already saved."""
         self._save_scored(take)
 
     def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
@@ -271,7 +271,7 @@ class Checkpointer:
         try:
             self.save(take())
         except Exception as error:
-            _check.warn(f"the state of the run that fails is not saved: {error}")
+            _check.warn(f"the state of the failing run is not saved: {error}")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -292,7 +292,7 @@ def _place(facts: Mapping[str, Any]) -> str:
 
 
 def _epochs_done(facts: Mapping[str, Any]) -> int | None:
-    """Return the number of epochs that a state has seen; None inside an epoch or a window."""
+    """Return the number of epochs that a state has finished; None inside an epoch or a window."""
     at = facts["at"]
     if facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
         return None

@@ -15,14 +15,15 @@ _STAGING = ".saving-"
 
 
 def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
-    """Let `write` write and verify a file, which then replaces the one at `path`.
+    """Write a file with `write`, which also verifies it, then replace the file at `path` by it.
 
-    It is written in a temporary folder next to `path`. A killed process leaves that folder, and the old file intact.
+    It is written in a temporary folder next to `path`. A killed process leaves that folder, and does not change the old
+    file.
 
     Args:
         path (str): the final path of the file.
-        size (int): approximate number of bytes, used in error messages.
-        write (Callable): gets the name to write to.
+        size (int): the approximate number of bytes, used in error messages.
+        write (Callable): writes and verifies the file; gets the path to write to.
 
     Raises:
         OSError: If it can't be written; the old file is unchanged.
@@ -33,7 +34,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
             whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
             write(whole)
-            os.chmod(whole, _mode_of_new_files(staging))  # MindSpore's own are read-only
+            os.chmod(whole, _mode_of_new_files(staging))  # files that MindSpore writes are read-only
             _flush(whole, os.O_RDWR)
             os.replace(whole, name)
         _flush(folder, os.O_RDONLY)
@@ -42,7 +43,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
 
 
 def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
-    """Remove temporary folders of killed processes that are at least `age` seconds old, so no longer in use."""
+    """Remove temporary folders of killed processes that are at least `age` seconds old, so that none is in use."""
     for staging in Path(folder).glob(f"{_STAGING}*"):
         with contextlib.suppress(OSError):
             if time.time() - staging.stat().st_mtime >= age:

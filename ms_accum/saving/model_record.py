@@ -1,8 +1,8 @@
-"""What is recorded of a model beside its weights?
+"""What is recorded about a model in addition to its weights?
 
-The record is a JSON object: the model, its data, how it was trained, and its accuracy. Safetensors hold it in their
-metadata; that of a `.ckpt` is a file beside it, `<name>.json`. A digest binds it to the weights. Nothing here imports
-MindSpore.
+The record is a JSON object: the model, its data, how it was trained, and its accuracy. Safetensors contain it in their
+metadata; that of a `.ckpt` is a file next to it, `<name>.json`. A digest binds the record to the weights. This module
+does not import MindSpore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from .files import write_whole
 
 DEFAULT = "gradient_accumulation.ckpt"
-"""str, the tutorial's name of the model: where it is saved if nothing else is said."""
+"""str, the default path of the model, which is that of the tutorial."""
 VERSION = 1
 _MOST_BYTES = 2**16
 _TEXT, _COUNT, _NUMBER, _NUMBERS, _NONE = "text", "count", "number", "numbers", "None"
@@ -41,16 +41,16 @@ _FIELDS = {
 
 
 class CheckpointError(ValueError):
-    """A checkpoint can't be read, or is of another network."""
+    """Raised when a checkpoint or a training state can't be read, or belongs to another network or run."""
 
 
 def sidecar(path: str | os.PathLike[str]) -> str:
-    """Return the path of the record of a `.ckpt`."""
+    """Return the path of the record that belongs to a `.ckpt`."""
     return f"{os.fspath(path)}.json"
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write the record of a model file that exists, in place of an earlier record.
+    """Write the record of an existing model file, in place of an earlier record.
 
     Raises:
         OSError: If it can't be written; the model is unchanged.
@@ -71,7 +71,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the record of a model; None if it has none.
 
     Raises:
-        CheckpointError: If the record is damaged, of another version, or that of another file.
+        CheckpointError: If the record is damaged, of another version, or belongs to another file.
     """
     path = os.fspath(path)
     own = path.endswith(".safetensors")
@@ -85,7 +85,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if not fits:
         where = "in its metadata" if own else f"'{sidecar(path)}'"
         raise CheckpointError(
-            f"The record of '{path}', {where}, is damaged or that of another file: its SHA-256 does not fit. "
+            f"The record of '{path}', {where}, is damaged or belongs to another file: its SHA-256 does not match. "
             f"{'Train it again.' if own else 'Remove the record to use the model without it.'}"
         )
     return record
@@ -94,7 +94,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 def fault_of_record(record: Any) -> str | None:
     """Return a short description of what is wrong with the content of a record, or None."""
     if not isinstance(record, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     if record.get("version") != VERSION:
         return "it is of another version of ms_accum"
     missing, unknown = sorted(_FIELDS.keys() - record), sorted(record.keys() - _FIELDS)
@@ -105,7 +105,7 @@ def fault_of_record(record: Any) -> str | None:
 
 
 def copy_model(source: str, target: str) -> None:
-    """Copy a model with its record; a file of that name is replaced."""
+    """Copy a model and its record; existing files are replaced."""
     write_whole(target, os.path.getsize(source), partial(shutil.copyfile, source))
     if os.path.isfile(sidecar(source)):
         write_whole(sidecar(target), os.path.getsize(sidecar(source)), partial(shutil.copyfile, sidecar(source)))
@@ -114,9 +114,9 @@ def copy_model(source: str, target: str) -> None:
 
 
 def keep_previous(path: str | os.PathLike[str]) -> str | None:
-    """Keep the model at `path`, which will be replaced, as `<stem>.previous<ext>`; return that path, None without one.
+    """Keep the model at `path` as `<stem>.previous<ext>`, and return that path; None if there is no model.
 
-    At every moment there is a complete file of one name or the other.
+    At every moment there is a complete file under one of the two names.
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
@@ -131,7 +131,7 @@ def keep_previous(path: str | os.PathLike[str]) -> str | None:
 
 
 def remove_record(path: str | os.PathLike[str]) -> None:
-    """Remove the sidecar of a model that has another record now, or none."""
+    """Remove the sidecar of a model whose record has changed or is gone."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(sidecar(path))
 
@@ -144,7 +144,7 @@ def remove_model(path: str | os.PathLike[str]) -> None:
 
 
 def _link(old: str, new: str) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+    """Give a file a second name, or copy it if the file system has no links."""
     try:
         os.link(os.path.realpath(old), new)
     except OSError:
@@ -181,7 +181,7 @@ def _in_sidecar(path: str) -> tuple[Any, bool] | None:
     if not isinstance(sealed, dict) or set(sealed) != {"record", "sha256"}:
         return "not a record", False
     record = sealed["record"]
-    # The digest reads all weights: only if the content is that of a record.
+    # The digest reads all weights, so it is computed only if the content is valid.
     fits = fault_of_record(record) is None and _digest_with_file(path, _text_of(record)) == sealed["sha256"]
     return record, fits
 
@@ -193,11 +193,11 @@ def _in_header(path: str) -> tuple[Any, bool] | None:
         with safe_open(path, framework="np") as file:
             return of_metadata(file.metadata() or {})
     except (SafetensorError, OSError, ValueError):
-        return None  # no checkpoint, which is said where it is read
+        return None  # not a checkpoint; the error is raised when it is read
 
 
 def of_metadata(metadata: Mapping[str, str]) -> tuple[Any, bool] | None:
-    """Return the record in the metadata of safetensors, and whether its digest fits; None without one."""
+    """Return the record in the metadata of safetensors, and whether its digest matches; None if there is none."""
     if metadata.get("format") != "ms" or "record" not in metadata:
         return None
     text = metadata["record"]
@@ -213,7 +213,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _write_with_header(path: str, text: str, name: str) -> None:
-    """Copy safetensors of our own with a record in the header; offsets count from its end, so they stay as they are."""
+    """Copy safetensors with a record in the header. Offsets count from the header's end, so they do not change."""
     with open(path, "rb") as old, open(name, "wb") as new:
         header = json.loads(old.read(int.from_bytes(old.read(8), "little")))
         metadata = header["__metadata__"]
@@ -225,7 +225,7 @@ def _write_with_header(path: str, text: str, name: str) -> None:
 
 
 def _is(kind: str, value: Any) -> bool:
-    """Return whether a value is of a kind: what a stranger's file holds is printed, and used as sizes."""
+    """Return whether a value is of a kind: values of untrusted files are printed, and used as sizes."""
     if kind == _TEXT:
         return isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()
     if kind == _COUNT:

@@ -1,4 +1,4 @@
-"""What is saved of a run, and how is it resumed?"""
+"""Which state of a run is saved, and how is the run resumed?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .training_state import TrainingState, capture, restore, warn_about_random_l
 
 
 class RunState:
-    """The state of a run: all that training changes, the open window with its counters, and the position.
+    """The state of a run: everything that training changes, the open window with its counters, and the position.
 
     Args:
         network (Cell): the user's network.
@@ -39,7 +39,7 @@ class RunState:
         """Return the Parameters that are saved, by name.
 
         Raises:
-            CheckpointError: If two have the same name, so that no state can be saved.
+            CheckpointError: If two have the same name, so that a state can't be saved.
         """
         return self._trained.parameters()
 
@@ -53,7 +53,7 @@ class RunState:
             data (Data): the data set of the run.
 
         Raises:
-            CheckpointError: If it is of another network or optimizer, or this run can't continue it.
+            CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
         """
         facts, window = found.state.facts, found.state.facts["window"]
         at, held = Position(**facts["at"]), window["micro_batches"]
@@ -64,8 +64,8 @@ class RunState:
         if not self._window.holds(held):
             who = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
             raise CheckpointError(
-                f"The state holds {held} micro-batches of a window, which {who} can't go on with. "
-                "Resume as it was saved, or from one between two windows."
+                f"The state holds {held} micro-batches of an open window, which {who} can't continue. "
+                "Resume with the settings it was saved with, or from a state between two windows."
             )
         parameters = {**parameters, **self._window.accumulators(held)}
         changed: dict[str, Any] = {"leave_out": SETTING, "optional": OWNERS} if found.changed else {}
@@ -74,6 +74,6 @@ class RunState:
         self._window.counters.load(facts)
         if not found.changed:
             return at
-        if self._window.size is None:  # it may hold a part of a batch, and batches may differ now
+        if self._window.size is None:  # it may contain a part of a batch, and batches may be different now
             self._window.clear()
         return data.place(at)

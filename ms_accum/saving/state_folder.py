@@ -24,9 +24,9 @@ class Found(NamedTuple):
     state: TrainingState
     path: str
     passed_over: Sequence[str] = ()
-    """The faults of newer states."""
+    """Why newer states could not be read."""
     changed: Sequence[str] = ()
-    """The settings that differ from the state's."""
+    """The settings that differ from those of the state."""
 
 
 class StateFolder:
@@ -62,7 +62,7 @@ class StateFolder:
         self._lock.release()
 
     def find(self, resume: str | None) -> Found | None:
-        """Return the state of a file, or for "auto" the newest undamaged one.
+        """Return the state in a file, or for "auto" the newest undamaged one in the folder.
 
         Raises:
             CheckpointError: If it can't be read.
@@ -87,7 +87,7 @@ class StateFolder:
         return None
 
     def adopt(self, found: Found) -> None:
-        """Treat the resumed state and the best one before it as this run's own; all others are never removed."""
+        """Treat the resumed state, and the best state before it, as this run's own. Other states are never removed."""
         if self.holds(found.path):
             own = (Path(found.path).name, found.state.facts["best"][1])
             self._own = [path for path in reversed(self._states()) if path.name in own]
@@ -117,14 +117,14 @@ class StateFolder:
         return self.path / f"state-{number:0{_DIGITS}}.safetensors"
 
     def add(self, path: Path, keep: int, best: str | None) -> None:
-        """Add a state to the run's own, and remove all of its own except the newest and the best."""
+        """Add a state to the run's own states, and remove those of them that are neither the newest nor the best."""
         self._own.append(path)
         kept = self._own[-keep:]
         for old in self._own[:-keep]:
             if old.name == best:
                 kept.insert(0, old)
             else:
-                with contextlib.suppress(OSError):  # already removed, or not removable: not a reason to end the run
+                with contextlib.suppress(OSError):  # already removed, or not removable: this must not end the run
                     old.unlink()
         self._own = kept
 

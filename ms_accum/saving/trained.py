@@ -13,14 +13,14 @@ from ..numerics.collaborators import NONE, Numerics
 from .model_record import CheckpointError
 
 SETTING = "setting"
-"""str, the owner name of the optimizer's settings, such as the learning rate, which a resumed run may change."""
+"""str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
 
 
 class Trained:
     """A network, its optimizer, and the scheduler that sets the learning rate after each update, if there is one.
 
     Args:
-        network (Cell): from a micro-batch's columns to its loss.
+        network (Cell): returns a micro-batch's loss from its columns.
         optimizer (Optimizer): updates the network.
         scheduler (Optional[LRScheduler]): sets the optimizer's learning rate. Default: ``None``.
         numerics (Numerics): the collaborators. Default: none.
@@ -46,7 +46,7 @@ class Trained:
         own = without(_held_by(self.optimizer), [*trained, *settings])
         found = {**_named("network", trained), **_named("optimizer", own), **_named(SETTING, settings)}
         found |= self._numerics.state
-        # A scheduler's Parameters are named by kind, so names may repeat: they are numbered.
+        # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
         counters = without(list(_parameters_in(self._scheduler)), found.values())
         return {**found, **{f"scheduler.{number}.{each.name}": each for number, each in enumerate(counters)}}
 
@@ -64,7 +64,7 @@ def _named(owner: str, parameters: Iterable[Any]) -> dict[str, Any]:
     for parameter in parameters:
         if found.setdefault(f"{owner}.{parameter.name}", parameter) is not parameter:
             raise CheckpointError(
-                f"Two Parameters of the {owner} are named '{parameter.name}': a state could not tell them apart. "
+                f"Two Parameters of the {owner} are named '{parameter.name}', so a state can't be saved. "
                 "Give one of them another name."
             )
     return found

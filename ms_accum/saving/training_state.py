@@ -22,14 +22,13 @@ from .checkpoint_file import kind_of, open_state, state_digest
 from .model_record import CheckpointError
 
 Rule = Callable[[Any], bool]
-# Compared by name: the classes of `mindspore.mint` and of `nn` have no common base.
 
 
 class TrainingState(NamedTuple):
-    """All that is needed to resume a run as if it had never stopped."""
+    """Everything that is needed to resume a run as if it had not stopped."""
 
     arrays: dict[str, np.ndarray]
-    """The values of Parameters: the network's, the optimizer's, the accumulators."""
+    """The values of Parameters: of the network, of the optimizer, and the accumulators."""
     facts: dict[str, Any]
     """Everything else, in types that JSON supports."""
 
@@ -69,7 +68,7 @@ def restore(
     expected = {name: kind_of(as_array(parameter)) for name, parameter in parameters.items()}
     wrong = differences_of(expected, {name: kind_of(array) for name, array in arrays.items()})
     if wrong:
-        raise CheckpointError(f"'{source}' is of another run: {shortened(wrong)}.")
+        raise CheckpointError(f"'{source}' belongs to another run: {shortened(wrong)}.")
     for name, parameter in parameters.items():
         _put(parameter, arrays[name])
     set_random_state(state.facts["random"])
@@ -99,22 +98,22 @@ def read(path: str) -> TrainingState:
     arrays, facts = open_state(path)
     wrong = wrong_facts(facts)
     if wrong:
-        raise CheckpointError(f"'{path}' is no training state that a run can go on from: {shortened(wrong)}.")
+        raise CheckpointError(f"'{path}' is not a training state that a run can resume: {shortened(wrong)}.")
     return TrainingState(arrays, facts)
 
 
 def warn_about_random_layers(network: nn.Cell) -> None:
-    """Warn, once for a resumed network, that MindSpore gives no access to the state of its random layers."""
+    """Warn, once for a resumed network, that the state of its random layers is not accessible in MindSpore."""
     names = random_layers(network)
     if names:
         _check.warn(
-            f"Random layers start anew in a run that is resumed ({', '.join(names[:3])}): "
-            "it is not, bit for bit, the run that was stopped. With replace_dropout it is.",
+            f"Random layers restart in a resumed run ({', '.join(names[:3])}), so it is not bit-identical to an "
+            "uninterrupted run. With replace_dropout it is.",
         )
 
 
 def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
-    """Return which facts are missing or invalid: a SHA-256 detects damage, not a crafted file."""
+    """Return which facts are missing or invalid; a SHA-256 detects damage, but not a crafted file."""
     wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
     if not wrong and not facts["at"]["step"] <= facts["at"]["windows"] <= facts["updates"] + facts["skipped"]:
         wrong = ["at"]

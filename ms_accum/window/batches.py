@@ -22,27 +22,27 @@ class Position:
     """The position of a run in its data."""
 
     first: int | None = None
-    """The dataset's number for the run's first epoch, if it numbers epochs."""
+    """The dataset's number of the run's first epoch, if the dataset numbers epochs."""
     epoch: int = 1
     """The epoch, from 1."""
     batches: int = 0
-    """Finished batches of the epoch."""
+    """The number of finished batches of the epoch."""
     rows: int = 0
-    """Finished rows of the epoch."""
+    """The number of finished rows of the epoch."""
     step: int = 0
-    """Windows of the epoch that have ended."""
+    """The number of finished windows of the epoch."""
     windows: int = 0
-    """Windows of the run that have ended."""
+    """The number of finished windows of the run."""
     size: int | None = None
-    """Rows of a batch, if the dataset has this number."""
+    """The rows of a batch, if the dataset provides this number."""
     total: int | None = None
-    """Batches of an epoch, if the dataset has this number."""
+    """The batches of an epoch, if the dataset provides this number."""
     ranks: int = 1
-    """Processes that take one batch each."""
+    """The number of processes that read one batch each."""
     held: int = 0
-    """Micro-batches in the open window at the start of the run."""
+    """The micro-batches in the open window at the start of the run."""
     random: dict[str, Any] | None = None
-    """State of the random number generators at the start of the epoch."""
+    """The state of the random number generators at the start of the epoch."""
 
     @property
     def begun(self) -> int:
@@ -64,8 +64,8 @@ class Data:
 
     Args:
         dataset (Union[Dataset, Iterable]): yields batches.
-        ranks (int): number of processes that take one batch each. Default: 1.
-        named (Argument): what messages call the dataset. Default: the `train_dataset` of `train_process`.
+        ranks (int): the number of processes that read one batch each. Default: 1.
+        named (Argument): the name of the dataset in messages. Default: the `train_dataset` of `train_process`.
     """
 
     def __init__(self, dataset: Any, ranks: int = 1, named: _check.Argument = _check.TRAIN):
@@ -77,7 +77,7 @@ class Data:
 
     @property
     def batches(self) -> int | None:
-        """Optional[int], the number of batches of an epoch; None if unknown."""
+        """Optional[int], the number of batches in an epoch; None if it is unknown."""
         if hasattr(self.dataset, "get_dataset_size"):
             return None if _has_to_be_read(self.dataset) else self.dataset.get_dataset_size()
         return len(self.dataset) if hasattr(self.dataset, "__len__") else None
@@ -95,13 +95,13 @@ class Data:
         if not (now.size and now.total and at.size and at.total):
             if now.ranks != at.ranks:
                 raise ValueError(
-                    "For 'train_process', 'train_dataset' must say the size of its batches by 'get_batch_size' where "
-                    f"{at.ranks} processes stopped and {now.ranks} go on."
+                    "For 'train_process', 'train_dataset' must provide the size of its batches with 'get_batch_size', "
+                    f"because {at.ranks} processes stopped and {now.ranks} resume."
                 )
             return at
         if (now.size, now.ranks) == (at.size, at.ranks):
             return at
-        # The last batch may be short: the epoch ends with it.
+        # The last batch, which ends the epoch, may be short.
         over = at.batches == at.total
         whole, done = now.size * now.ranks, at.rows * at.ranks
         batches = now.total if over else len(range(whole, done + 1, whole))
@@ -133,7 +133,7 @@ class Data:
 
 
 class _Columns:
-    """Makes each batch a tuple of Tensors; for dicts in the key order of the first batch."""
+    """Converts each batch to a tuple of Tensors; dicts in the key order of the first batch."""
 
     def __init__(self, data: _check.Argument) -> None:
         self._data = data
@@ -161,7 +161,7 @@ def _as_tensor(column: Any, data: _check.Argument) -> Tensor:
     if column.dtype == ms.string:
         _refuse(data, "batches of numbers", "a column of strings")
     if not column.ndim:
-        _refuse(data, "columns with a row a sample", "a column that is one number", "Batch the dataset.")
+        _refuse(data, "columns with one row per sample", "a column that is one number", "Batch the dataset.")
     return column
 
 
@@ -180,8 +180,8 @@ def _refuse(data: _check.Argument, rule: str, value: str, remedy: str = "") -> N
 def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[], Iterator[tuple]]]:
     """Yield for each epoch a function that starts it.
 
-    A MindSpore dataset gets one iterator for all epochs: a new iterator would start the shuffle from the same seed
-    and repeat the same order in every epoch.
+    A MindSpore dataset gets one iterator for all epochs: a new iterator would shuffle from the same seed, and so repeat
+    the same order in every epoch.
     """
     if hasattr(dataset, "create_tuple_iterator"):
         iterator = dataset.create_tuple_iterator(num_epochs=epochs)
@@ -191,7 +191,7 @@ def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[
 
 
 def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
-    """Start an epoch, which may draw its order at random; or start it in the saved order and skip `skip` batches."""
+    """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""
     if not skip:
         at.random = random_state()
         return begin()
@@ -206,12 +206,12 @@ def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iter
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the random number generators afterwards: what is read and discarded may draw its order, too."""
+    """Restore the random number generators after the block, in which discarded batches may draw a random order."""
     now = random_state()
     yield
     set_random_state(now)
 
 
 def _has_to_be_read(dataset: Any) -> bool:
-    """Return whether MindSpore would have to read the data to count it: a generator, which may work only once."""
+    """Return whether MindSpore would have to read the data to count it: a generator may work only once."""
     return getattr(dataset, "source_len", 0) == -1 or any(map(_has_to_be_read, getattr(dataset, "children", ())))

@@ -15,20 +15,20 @@ from ..numerics.collaborators import NONE, Numerics
 
 @ms.jit_class
 class Boundary:
-    """The end of a window. The order of its steps is written here and nowhere else:
+    """The end of a window. The order of its steps is defined only here:
 
     sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip →
     change the loss scale → what follows a window, such as the average of the weights.
 
     A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
-    end: gradients are read once for the norm and multiplied once. The caller clears the accumulators.
+    end, so gradients are read once for the norm and multiplied once. The caller clears the accumulators.
 
     Args:
         owner (str): the name used in error messages.
         optimizer (Optimizer): gets the window's gradient. An optimizer with a `loss_scale` divides by it
             itself; norm and clipping apply to the gradient after that.
-        numerics (Numerics): the loss scale, what leaves micro-batches out, what follows a window.
-        clip_norm (Optional[float]): bound of the global norm. ``None``: no clipping.
+        clip_norm (Optional[float]): the maximum global norm. ``None``: no clipping.
+        numerics (Numerics): the loss scale, what leaves out micro-batches, what follows a window.
         multiply (Callable): multiplies gradients by a scalar; `multiply_in_place` if they are Parameters.
         sums (Union[WholeSums, PartSums, SumsAlready, None]): sums over the ranks. ``None``: a single process.
     """
@@ -59,10 +59,10 @@ class Boundary:
         self._touched = tuple(touched.values())
 
     def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None) -> Any:
-        """Return whether the optimizer was called, the norm before clipping, and the figures' sum over the ranks.
+        """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
 
-        `only` is the weight of a window's only micro-batch, whose gradients are not multiplied by it. It cancels out,
-        unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
+        `only` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It cancels
+        out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
         """
         loss = None if figures is None else figures[0]
         counts = None if self.skips is None else self.skips.counts * 1.0  # summed over the ranks with the weights
@@ -88,9 +88,9 @@ class Boundary:
         return updated, norm, figures
 
     def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
-        """Do what follows a window, and return `updated`: of a call that returns nothing MindSpore warns."""
+        """Do what follows a window, and return `updated`, because MindSpore warns about calls that return nothing."""
         if self.dynamic is not None:
-            if weight is not None:  # 0/0 if nothing counts: then the scale is not the cause
+            if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
                 loss = (weight if loss is None else loss) / weight
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
         for each in self.after:
@@ -98,7 +98,7 @@ class Boundary:
         return updated
 
     def _update(self, finite: Any, gradients: Any) -> Any:
-        """Call the optimizer or skip, in its own method, because MindSpore's strict graphs lose a None after an if."""
+        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
         updated = self.touch(finite)
         if updated:
             self.optimizer(gradients)
@@ -120,8 +120,8 @@ class Boundary:
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
 
-        A branch keeps the storage that its Parameters had at its first run, unless they also occur outside the branch.
-        Weights that `load_param_into_net` loads later would silently be neither read nor updated.
+        A branch keeps the storage that its Parameters had in its first run, unless they also occur outside the branch.
+        Otherwise weights that `load_param_into_net` loads later would silently be neither read nor updated.
         """
         return ops.depend(condition, self._touched)
 

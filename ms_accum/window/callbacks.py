@@ -14,20 +14,20 @@ from .. import _check
 from .record import UpdateRecord
 
 UNKNOWN = sys.maxsize
-"""int, what callbacks get as the number of steps in an epoch of unknown length."""
+"""int, the number of steps that callbacks get for an epoch of unknown length."""
 
 
 class Reporter(Protocol):
-    """The short form of a callback, for what only wants the records."""
+    """A short form of a callback, which gets only the records."""
 
     def start(self, updates: int | None) -> None:
-        """A run begins; `updates` is its number of updates, or None if unknown."""
+        """Called when a run begins; `updates` is its number of updates, None if unknown."""
 
     def update(self, record: UpdateRecord) -> None:
-        """A window has ended."""
+        """Called when a window has ended."""
 
     def close(self) -> None:
-        """The run has ended, also after an error."""
+        """Called when the run has ended, also after an error."""
 
 
 class _Reporting(Callback):
@@ -59,7 +59,7 @@ def callbacks_of(owner: str, name: str, given: Any) -> list[Callback]:
 
 
 class Facts(dict):
-    """What `RunContext.original_args` returns: a dict whose entries are also attributes, as MindSpore's is."""
+    """What `RunContext.original_args` returns: a dict whose entries are also attributes, as in MindSpore."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -71,11 +71,11 @@ class Facts(dict):
 
 
 class Callbacks:
-    """The callbacks of a run. A step is a window: `cur_step_num` counts windows, `net_outputs` is the loss of one.
+    """The callbacks of a run. A step is a window: `cur_step_num` counts windows, `net_outputs` is a window's loss.
 
     Args:
-        callbacks (Sequence[Callback]): are called in this order.
-        facts (Facts): what they find in `RunContext.original_args`; `record` is the last `UpdateRecord`.
+        callbacks (Sequence[Callback]): the callbacks, called in this order.
+        facts (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
     """
 
     def __init__(self, callbacks: Sequence[Callback], facts: Facts):
@@ -103,7 +103,7 @@ class Callbacks:
     def step_end(self, record: UpdateRecord) -> None:
         """Call the callbacks after a window."""
         if self._callbacks:
-            # A window in which nothing counts has no loss; NaN would end a run with LossMonitor.
+            # A window whose weights are all 0 has no loss; NaN would end a run with LossMonitor.
             self("on_train_step_end", record=record, net_outputs=Tensor(record.loss if record.samples else 0.0))
 
     def epoch_end(self, results: dict[str, Any] | None) -> None:
@@ -117,28 +117,28 @@ class Callbacks:
             self.facts.pop(name, None)
 
     def evaluating(self, **facts: Any) -> Callbacks:
-        """Return the callbacks that `Model.fit` would call during an evaluation: not MindSpore's own."""
+        """Return the callbacks that `Model.fit` would call during an evaluation: the user's and `TimeMonitor`."""
         own = [each for each in self._callbacks if isinstance(each, TimeMonitor) or not _is_mindspores(each)]
         return Callbacks(own, Facts(self.facts, mode="eval", cur_step_num=0, **facts))
 
     @property
     def may_change_parameters(self) -> bool:
-        """bool, whether there are callbacks of the user's, which may load weights or set the learning rate."""
+        """bool, whether there are callbacks of the user, which may load weights or set the learning rate."""
         return any(not type(each).__module__.startswith("ms_accum.") for each in self._callbacks)
 
     @property
     def stopping(self) -> bool:
-        """bool, whether a callback has asked the run to stop."""
+        """bool, whether a callback has requested a stop."""
         return self._context.get_stop_requested()
 
 
 def warn_about_counters(callbacks: Sequence[Callback]) -> None:
-    """Warn, once for a resumed run, that callbacks start anew which compare with what they have seen."""
+    """Warn, once for a resumed run, about callbacks with counters, which restart."""
     names = sorted({type(each).__name__ for each in callbacks if isinstance(each, (EarlyStopping, ReduceLROnPlateau))})
     if names:
         _check.warn(
-            f"{' and '.join(names)} start anew in a run that is resumed: their best value and patience are not in the "
-            "training state, so it may differ from the run that was stopped."
+            f"{' and '.join(names)} restart in a resumed run: their best value and patience are not in the training "
+            "state, so it may differ from an uninterrupted run."
         )
 
 

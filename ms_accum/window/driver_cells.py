@@ -17,9 +17,9 @@ from .boundary import Boundary
 
 
 class TrainEmpty(nn.Cell):
-    """Set the accumulators to zero in place; this works only for finite values, `TrainClear` for all.
+    """Set the accumulators to zero in place. This works for finite values only; `TrainClear` works for all.
 
-    It is a separate graph: if one graph reads Parameters and changes them later, MindSpore copies them first.
+    It is a separate graph, because MindSpore copies Parameters that a graph reads and changes later.
 
     Args:
         forward_backward (TrainForwardBackward): the Cell with the accumulators.
@@ -35,10 +35,10 @@ class TrainEmpty(nn.Cell):
 
 
 class TrainWhole(nn.Cell):
-    """End a window whose weights add up to 1, so that nothing is divided. In a single process.
+    """End a window whose weights add up to 1, without a division. For a single process.
 
     Args:
-        optim (TrainOptim): ends other windows.
+        optim (TrainOptim): the Cell that ends other windows.
     """
 
     def __init__(self, optim: nn.Cell):
@@ -50,7 +50,7 @@ class TrainWhole(nn.Cell):
 
 
 class TrainNothing(nn.Cell):
-    """Add zeros to the ranks' sum for a micro-batch of weight 0 on this rank: the other ranks wait for the sum.
+    """Add zeros to the sum over the ranks if this rank's micro-batch has weight 0: the other ranks wait for the sum.
 
     Args:
         forward_backward (TrainForwardBackward): the Cell with the accumulators.
@@ -69,15 +69,15 @@ class TrainNothing(nn.Cell):
 
 
 class TrainTogether(nn.Cell):
-    """Run several micro-batches one after the other in one call: a call costs as much as a small network.
+    """Run several micro-batches one after the other in one call, because a call costs as much as a small network.
 
     Args:
-        forward_backward (TrainForwardBackward): runs one micro-batch.
-        most (int): the maximum number. Smaller numbers need no new compilation.
+        forward_backward (TrainForwardBackward): the Cell that runs one micro-batch.
+        most (int): the maximum number of micro-batches. Smaller numbers need no new compilation.
 
     Inputs:
         - **count** (Tensor) - the number of micro-batches.
-        - **\\*columns** (tuple[Tensor]) - their columns, stacked; if there are weights, these are the last column.
+        - **\\*columns** (tuple[Tensor]) - their columns, stacked; weights, if there are any, are the last column.
 
     Outputs:
         Tensor, their losses, padded with zeros to `most`.
@@ -95,7 +95,7 @@ class TrainTogether(nn.Cell):
 
     def construct(self, count: Any, *columns: Any) -> Any:
         done = Tensor(0, ms.int32)
-        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop is a branch
+        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop behaves like a branch
         losses = ops.zeros(self.places.shape[:1], ms.float32)
         while done < count:
             row = [column[done] for column in columns]
@@ -111,7 +111,7 @@ class TrainTogether(nn.Cell):
 class TrainWindowOfOne(nn.Cell):
     """Run one micro-batch and update with it: a window of 1, without accumulators.
 
-    Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`. No weight: it would cancel out.
+    Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`, without a weight, which would cancel out.
     """
 
     def __init__(self, network: nn.Cell, optimizer: Any, *, clip_norm: float | None = None, numerics: Numerics = NONE):

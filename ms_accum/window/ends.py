@@ -14,9 +14,9 @@ TAILS = ("flush", "carry", "drop")
 
 
 def is_full(micro_batches: Any, window: Any) -> Any:
-    """Return whether a window of size `window` that holds `micro_batches` ends here.
+    """Return whether a window of size `window` with this number of micro-batches is full.
 
-    This is the only rule, used on the host with ints and inside a graph with tensors.
+    This is the only rule about it, used on the host with ints and in graphs with tensors.
     """
     return micro_batches >= window
 
@@ -27,7 +27,7 @@ def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: in
     Args:
         micro_batches (Iterable): the micro-batches of one epoch.
         window (Union[int, Callable]): the window's size, or a function that returns it, called when a window begins.
-        held (int): number of micro-batches that the first window already holds. Default: 0.
+        held (int): the number of micro-batches that the first window already contains. Default: 0.
     """
     size = None
     for micro_batch in micro_batches:
@@ -43,15 +43,15 @@ def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: in
 def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     """Split one batch into micro-batches of `micro_batch_size` rows; the last may be shorter.
 
-    For the functional pattern: weight each micro-batch by its rows, set the `Accumulator`'s window to the number of
-    micro-batches of a full batch, and call `flush()` after each batch; after a full batch it does nothing.
+    For the functional pattern: set the window size of the `Accumulator` to the number of micro-batches of a full batch,
+    weight each micro-batch by its rows, and call `flush()` after each batch; after a full batch `flush()` does nothing.
 
     Args:
         batch (Union[Tensor, tuple, list]): one or several tensors or arrays with one row per sample.
-        micro_batch_size (int): rows of a micro-batch.
+        micro_batch_size (int): the number of rows of a micro-batch.
 
     Returns:
-        Iterator[tuple], the same tensors, cut to each micro-batch's rows.
+        Iterator[tuple], for each micro-batch its rows of all tensors.
 
     Raises:
         TypeError: If `micro_batch_size` is not an int.
@@ -74,9 +74,9 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
 
 
 def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
-    """Split each batch, which is a window, and yield each micro-batch and whether its batch ends with it.
+    """Split each batch, which is a window; yield each micro-batch, and whether its batch ends with it.
 
-    The first `held` micro-batches of the first batch are already in the window and skipped.
+    The first `held` micro-batches of the first batch are already in the window, so they are skipped.
     """
     for batch in batches:
         pieces = list(split_batch(batch, micro_batch_size))
@@ -87,12 +87,12 @@ def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) 
 def window_ends(
     owner: str, mini_steps: Any, micro_batch_size: int | None, updates: Callable[[], int] = lambda: 0
 ) -> Callable:
-    """Return the function that marks the window ends, given an epoch's batches and the number of held micro-batches.
+    """Return a function that marks window ends; it gets an epoch's batches, and the micro-batches in the open window.
 
     Args:
         owner (str): the name used in error messages.
         mini_steps, micro_batch_size: as for `train_process`.
-        updates (Callable): returns the updates so far, on which the size of a window may depend.
+        updates (Callable): returns the number of updates so far, on which the window size may depend.
     """
     if (mini_steps is None) == (micro_batch_size is None):
         raise ValueError(
@@ -107,22 +107,22 @@ def window_ends(
 
 
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
-    """Return the number of updates of an epoch, for building learning-rate schedules.
+    """Return the number of updates in an epoch, for example to build a learning-rate schedule.
 
     Args:
-        micro_batches (int): micro-batches in an epoch.
-        mini_steps (int): the window's size.
-        tail (str): treatment of a last, shorter window: ``"flush"`` updates with it,
-            ``"drop"`` discards it, ``"carry"`` continues it in the next epoch. Default: ``"flush"``.
-        epoch (Optional[int]): the epoch, from 1. Only used for ``"carry"``, where epochs may
-            differ by one update. Default: ``None``, the first.
+        micro_batches (int): the number of micro-batches in an epoch.
+        mini_steps (int): the number of micro-batches in a window.
+        tail (str): what happens to a short last window: ``"flush"`` updates with it, ``"carry"`` continues it in the
+            next epoch, ``"drop"`` discards it. Default: ``"flush"``.
+        epoch (Optional[int]): the epoch, from 1; only used with ``"carry"``, where epochs may differ by one update.
+            Default: ``None``, the first.
 
     Returns:
-        int, the updates in that epoch.
+        int, the number of updates in that epoch.
 
     Raises:
         TypeError: If `micro_batches`, `mini_steps` or `epoch` is not an int.
-        ValueError: If one of them is less than 1, or `tail` is not one of these three.
+        ValueError: If one of them is less than 1, or `tail` is not one of the three.
 
     Examples:
         >>> from ms_accum import updates_per_epoch
@@ -141,7 +141,7 @@ def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", 
 
 
 def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
-    """Return the number of updates in `epochs` epochs, if the first window already holds `held` micro-batches."""
+    """Return the number of updates in `epochs` epochs; the first window already contains `held` micro-batches."""
     if tail == "carry":
         return (held + epochs * micro_batches) // mini_steps
     full = micro_batches // mini_steps
@@ -168,7 +168,7 @@ def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: 
 
 
 def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int) -> bool:
-    """Return whether windows grow beyond an epoch, so that none would ever fill again."""
+    """Return whether windows become larger than an epoch, so that none would ever be full again."""
     if sizes.constant is not None or epochs == 1:
         return False
     return windows == windows_in_run(batches, sizes, "drop", epochs - 1, updates=updates)
@@ -177,11 +177,11 @@ def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int)
 def planned(
     owner: str, batches: int | None, mini_steps: Any, tail: str, epochs: int, *, held: int = 0, updates: int = 0
 ) -> int | None:
-    """Return the number of windows of a run; `mini_steps` None means that each batch is a window.
+    """Return the number of windows of a run; if `mini_steps` is None, each batch is a window.
 
     Args:
         owner (str): the name used in error messages.
-        batches (Optional[int]): batches of an epoch. None: unknown; then the result is None, too.
+        batches (Optional[int]): batches in an epoch; if it is None (unknown), the result is also None.
         mini_steps, tail, epochs: as for `GradientAccumulation`.
         held (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
         updates (int): updates before the run. Default: 0.
@@ -200,6 +200,6 @@ def planned(
     if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
-            f"{sizes.settings}. No window would ever fill; take a smaller one, or tail='flush'."
+            f"{sizes.settings}. No window would ever fill; use a smaller one, or tail='flush'."
         )
     return windows

@@ -1,4 +1,4 @@
-"""What does the window of a compiled step hold?"""
+"""What does the window of a compiled step contain?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ends import is_full
 
 @ms.jit_class
 class GraphCounters:
-    """What an `Accumulator` counts, for the graph of a user's step.
+    """The counters of an `Accumulator`, in the graph of a user's step.
 
     Args:
         name (str): the first part of its Parameters' names.
@@ -58,14 +58,14 @@ class _Steps:
 
 @ms.jit_class
 class GraphWindow:
-    """The accumulators of an open window and its counters, for the graph of a user's step.
+    """The accumulators of an open window and its counters, in the graph of a user's step.
 
     Args:
         name (str): the first part of its Parameters' names.
         sizes (Sizes): the sizes of windows.
         like (Optional[Sequence]): Parameters with the accumulators' shapes. None: a window of 1 has none.
         sums (Optional[Callable]): sums gradients over the ranks before they are added.
-        skips (Optional[SkipMicro]): leaves micro-batches out.
+        skips (Optional[SkipMicro]): leaves out micro-batches.
         weighs (bool): whether the weights are summed.
     """
 
@@ -99,7 +99,7 @@ class GraphWindow:
         ops.assign_add(self.micro_batches, 1)
 
     def is_over(self) -> Any:
-        """Return whether it ends here."""
+        """Return whether the window is full."""
         return is_full(self.micro_batches, self.size)
 
     def begin(self, updates: Any) -> None:
@@ -109,7 +109,7 @@ class GraphWindow:
             ops.assign(self.size, ops.cast(self.next_size(updates), ms.int32))
 
     def resize(self, window: int, *, alone: bool) -> None:
-        """Change the size between two windows; `alone` in a single process, where windows of 1 have no accumulators."""
+        """Change the size between windows; `alone`: in a single process, where windows of 1 have no accumulators."""
         held = int(self.micro_batches.asnumpy())
         if held:
             raise RuntimeError(
@@ -117,9 +117,9 @@ class GraphWindow:
                 "Call 'flush()' or 'clear()' first."
             )
         if self.next_size is not None:
-            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it was given by the update.")
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it is defined by the update.")
         if alone and (window > 1) != (self.grad_sum is not None):
-            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Make a new Accumulator.")
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Use a new Accumulator.")
         ops.assign(self.size, Tensor(window, ms.int32))  # a compiled graph does not see set_data
 
     def clear(self) -> None:
@@ -132,7 +132,7 @@ class GraphWindow:
             ops.assign(self.weight_sum, Tensor(0.0, ms.float32))
 
     def sums_by(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the sums by name, the accumulators by those of their parameters."""
+        """Return the sums by name; accumulators are named after their parameters."""
         if self.grad_sum is None:
             return {}
         held = {f"grad_sum.{name}": total for name, total in zip(names, self.grad_sum)}

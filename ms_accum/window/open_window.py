@@ -1,4 +1,4 @@
-"""What does an open window hold, and how does it end?"""
+"""What does an open window contain, and how does it end?"""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .running import Accumulating, Immediate
 
 
 class Ended(NamedTuple):
-    """The result of a window that has ended."""
+    """The result of a finished window."""
 
     updated: bool
     """Whether the optimizer was called, that is, the gradient was finite."""
     figures: tuple[float, float, float, int]
     """Its loss, learning rate, norm and samples, as in an `UpdateRecord`."""
     wishes: Sequence[float]
-    """The requests (to stop, to save) made at its end, summed over the ranks."""
+    """The requests to stop and to save at its end, summed over the ranks."""
     overflow: bool = False
     """Whether the loss scale was too large."""
     bad: Sequence[int] = ()
@@ -46,8 +46,8 @@ class OpenWindow:
     Args:
         objective (Objective): the loss and its weights.
         optimizer (Optimizer): updates the parameters.
-        runner (Callable): returns the object that runs micro-batches and accumulates them; with
-            ``accumulates=False`` the one for windows of 1.
+        runner (Callable): returns the object that runs micro-batches and accumulates gradients; with
+            ``accumulates=False`` that for windows of 1.
         group (Optional[Group]): the ranks, which share each window. Default: ``None``.
         numerics (Numerics): the collaborators. Default: none.
     """
@@ -65,25 +65,25 @@ class OpenWindow:
         self._optimizer, self._runner, self._group = optimizer, runner, group
         self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None
         self.counters = Counters(at_once=numerics.policy == RAISE)
-        """Counters, of the windows that have ended."""
+        """Counters, of the finished windows."""
         self._overflows = 0
         self._rows = 1
         self.size: int | None = None
-        """Optional[int], the micro-batches of a full window; 0 if it changes. None: each batch is a window, split."""
+        """Optional[int], the micro-batches of a full window; 0 if it changes; None if each batch is a window."""
         self.micro_batches = 0
-        """int, the micro-batches in the window."""
+        """int, the number of micro-batches in the window."""
         self.lost = False
         """bool, whether the window was discarded because a micro-batch failed."""
         self._first_update = FirstUpdate("train_process", checks.kind_of(optimizer), optimizer.parameters)
-        # With several ranks, windows of 1 are weighted and summed, too. Sparse gradients become dense when added.
+        # With several ranks, windows of 1 are also weighted and summed. Sparse gradients become dense when added.
         self._always_added = group is not None or gives_rows(objective.forward)
         self._collects = isinstance(objective.forward, LossOfBatch)
-        # With a shared unit a full window needs no division; but in float16 gradients N times as small may get lost.
+        # With a shared unit a full window needs no division; but in float16 gradients divided by N may underflow.
         alone = group is None and self._weight.weighs and not self._collects
         self._shares = alone and not (numerics.skips or numerics.scales or has_half(objective.forward))
         self._cells_made: dict[bool, Accumulating | Immediate | Coupled] = {}
         if group is not None:
-            self._cells.clear()  # makes the Cells now: ranks communicate there, not each at its first micro-batch
+            self._cells.clear()  # creates the Cells now, on all ranks at the same time, because they communicate
 
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size.
@@ -144,7 +144,7 @@ class OpenWindow:
         return Ended(self.counters.updated, shown, wishes, self._overflows > before, bad)
 
     def _show_first(self, noise: NoiseScale) -> None:
-        """Let it look at the accumulators after the window's first micro-batch."""
+        """Let it read the accumulators after the window's first micro-batch."""
         held = dict(self._cells.accumulators)
         weight = held.pop("window.weight_sum", None)
         counts = held.pop("window.counts", None)
@@ -154,7 +154,7 @@ class OpenWindow:
             noise.first([*held.values()], divisor, self._rows)
 
     def _figures(self) -> list[float]:
-        """Return the sums of the loss, to be summed in float32. The mean is a quotient, so any unit is right."""
+        """Return the sums of the loss, to be summed in float32. The mean is a quotient, so the unit cancels out."""
         total, weights, samples = self._loss.state
         return [self._weight.in_units(total), self._weight.in_units(weights), samples]
 
@@ -173,11 +173,11 @@ class OpenWindow:
         return held, {**facts, "bad": self._loss.bad} if self._loss.bad else facts
 
     def holds(self, micro_batches: int) -> bool:
-        """Return whether an open window with this content can be loaded: not for windows of 1."""
+        """Return whether an open window with this number of micro-batches can be loaded; windows of 1 can't."""
         return not micro_batches or (self.size != 1 and self.saved_inside)
 
     def accumulators(self, micro_batches: int) -> dict[str, Any]:
-        """Return the accumulators of a window of this many micro-batches; none if it is empty."""
+        """Return the accumulators of a window with this number of micro-batches; none if it is empty."""
         return self._cells.accumulators if micro_batches else {}
 
     @property
@@ -187,11 +187,11 @@ class OpenWindow:
 
     @property
     def saved_inside(self) -> bool:
-        """bool, whether an open window can be saved: not with several ranks, and not if it is run when it ends."""
+        """bool, whether an open window can be saved: not with several ranks, and not with a `CoupledLoss`."""
         return self._group is None and not self._collects
 
     def check_saved(self, tail: str) -> None:
-        """Raise an error if states would be saved inside windows, because these continue in the next epoch."""
+        """Raise an error if states would have to be saved inside windows that continue in the next epoch."""
         if tail == "carry" and not self.saved_inside:
             who = "a CoupledLoss" if self._collects else "several processes"
             rule = f"'flush' or 'drop' with a 'checkpointer' and {who}"
@@ -200,7 +200,7 @@ class OpenWindow:
 
     @property
     def is_whole(self) -> bool:
-        """bool, whether this process alone can save the state now."""
+        """bool, whether this process can save the state now, without the other ranks."""
         return self.saved_inside or not (self.micro_batches or checks.is_dealt_out(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -226,13 +226,13 @@ class OpenWindow:
             self.lost = True
             self._forget()
             self._numerics.clear()
-            for cells in self._cells_made.values():  # also if the first micro-batch failed: it may have added a part
+            for cells in self._cells_made.values():  # even the first micro-batch may have added a part
                 cells.clear()
             raise
 
     @property
     def _cells(self) -> Accumulating | Immediate | Coupled:
-        """The object that runs the window, made when it is first needed."""
+        """The object that runs the window, created when it is first needed."""
         added = self.size != 1 or self._always_added
         if added not in self._cells_made:
             self._cells_made[added] = self._runner(accumulates=added)
@@ -240,4 +240,4 @@ class OpenWindow:
 
 
 def _words(size: int | None) -> str:
-    return "whole batches" if size is None else str(size or "sizes that change")
+    return "complete batches" if size is None else str(size or "sizes that change")

@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 from .. import _check
 
-# One window without a finite gradient may be a bad batch; this many in a row mean that nothing is learned.
+# One window without a finite gradient may be a bad batch; this number in a row means that nothing is learned.
 SKIPPED_IN_A_ROW = 10
 
 
 @_check.documented
 class UpdateRecord(NamedTuple):
-    """The record of a window that has ended."""
+    """The record of a finished window, which reporters and callbacks get."""
 
     epoch: int
     """The epoch, from 1."""
     step: int
     """The number of the window in its epoch, from 1; the tutorial's printed line calls it `step`."""
     update: int
-    """Updates so far, including this one."""
+    """The number of updates so far, including this one."""
     loss: float
     """The mean loss of the window: the sum of weight times loss, divided by the sum of weights."""
     lr: float
@@ -28,20 +28,20 @@ class UpdateRecord(NamedTuple):
     grad_norm: float
     """The norm of the window's gradient, before clipping."""
     samples: int
-    """Rows in the window."""
+    """The number of rows in the window."""
     seconds: float
-    """Time since the previous update."""
+    """The time since the end of the previous window, in seconds."""
     skipped: bool
-    """True if the gradient was not finite and the optimizer was not called."""
+    """Whether the optimizer was not called, because the gradient was not finite or all weights were 0."""
     overflow: bool = False
-    """True if the loss scale was too large, and has been lowered."""
+    """Whether the loss scale was too large and has been lowered."""
     bad: tuple[int, ...] = ()
-    """This process's micro-batches whose loss was not finite, or that were left out: their numbers in the epoch,
-    from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the epoch before (tail="carry")."""
+    """The micro-batches of this process whose loss was not finite, or that were left out: their numbers in the epoch,
+    from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the previous epoch (tail="carry")."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """dict, the fields by name, without those that say that nothing special has happened."""
+        """dict, the fields by name, without `overflow` and `bad` if these are False and empty."""
         held = self._asdict()
         return {name: value for name, value in held.items() if name not in _SPECIAL or value}
 
@@ -50,7 +50,7 @@ _SPECIAL = ("overflow", "bad")
 
 
 class Counters:
-    """What a driver counts.
+    """The counters of a driver.
 
     Args:
         at_once (bool): whether the first gradient that is not finite ends the run.
@@ -67,14 +67,14 @@ class Counters:
         self.skips = SkippedInARow("GradientAccumulation", at_once=self._at_once)
 
     def add(self, updated: bool) -> None:
-        """Count a window that has ended."""
+        """Count a finished window."""
         self.updated = updated
         self.updates += updated
         self.skipped += not updated
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, what a training state keeps of it."""
+        """dict, its values in a training state."""
         held = {"updates": self.updates, "skipped": self.skipped, "updated": self.updated}
         return {**held, "skips": self.skips.count}
 
@@ -95,21 +95,21 @@ class SkippedInARow:
     def __init__(self, owner: str, *, at_once: bool = False):
         self._owner, self._at_once = owner, at_once
         self.count = 0
-        """int, the current number."""
+        """int, the current number of such windows in a row."""
 
     def flushed(self, updated: bool, overflow: bool) -> None:
-        """Raise an error if a window that was ended by the user is the first that is not finite."""
+        """Raise an error if a window that the user flushed is not finite and the first one ends the run."""
         if self._at_once and not (updated or overflow):
             self._raise("the open window")
 
     def _raise(self, window: str) -> None:
         raise FloatingPointError(
-            f"For '{self._owner}', the gradient of {window} is not finite. nonfinite='skip_micro' leaves such "
-            "micro-batches out, 'skip_window' their window."
+            f"For '{self._owner}', the gradient of {window} is not finite. nonfinite='skip_micro' leaves out such "
+            "micro-batches, 'skip_window' skips their window."
         )
 
     def add(self, record: UpdateRecord) -> None:
-        """Count a window, unless all its weights are 0, or a lower loss scale will mend it."""
+        """Count a window, unless all its weights are 0, or it overflowed and the loss scale was lowered."""
         if not record.samples or record.overflow:
             return
         self.count = self.count + 1 if record.skipped else 0

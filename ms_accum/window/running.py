@@ -15,13 +15,13 @@ from ..network.learning_rate import LearningRate
 from ..numerics.collaborators import NONE, Numerics
 from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWhole, TrainWindowOfOne
 
-# Up to this many micro-batches are collected and run in one call, if they need no more than this many bytes.
+# Up to this number of micro-batches are collected and run in one call, if they need no more than this number of bytes.
 TOGETHER = 8
 _LIMIT = 64 * 2**20
 
 
 class Waiting:
-    """Collected micro-batches of one shape, to be run in one call. They are copies: loaders reuse their buffers."""
+    """Collected micro-batches of one shape, to be run in one call; copies, because loaders reuse their buffers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ class Waiting:
         self.count += 1
 
     def stacked(self) -> list[Tensor]:
-        """Return each column as one Tensor of the maximum number of micro-batches; unused entries are not read."""
+        """Return each column as a Tensor for the maximum number of micro-batches; unused entries are not read."""
         return [Tensor.from_numpy(room) for room in self._rooms]
 
 
@@ -56,11 +56,11 @@ class Accumulating:
     """The Cells of a window, and the accumulators that they share.
 
     In graph mode on CPU, micro-batches of one shape are collected and run in one call, at the latest when the window
-    ends. Not if each is summed over the ranks: another rank may not be able to collect the same ones.
+    ends; but not if each is summed over the ranks, because other ranks may not be able to collect the same ones.
 
     Args:
         forward_backward (TrainForwardBackward): the Cell with the accumulators.
-        optim (TrainOptim), clear (TrainClear): share them.
+        optim (TrainOptim), clear (TrainClear): the Cells that share them.
         optimizer (Optimizer): updates the parameters.
         wait (bool): whether micro-batches may be collected. Default: ``True``.
     """
@@ -122,21 +122,21 @@ class Accumulating:
         """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
-            figures (Optional[Callable]): returns numbers to be summed over the ranks; their sums are returned, too.
-                It is called after the micro-batches have been run. Default: ``None``.
-            weights (Optional[float]): the sum of the weights, if this process knows it. Default: ``None``.
+            figures (Optional[Callable]): returns numbers to sum over the ranks; their sums are also returned. It is
+                called after the micro-batches have been run. Default: ``None``.
+            weights (Optional[float]): the exact sum of the weights, if it is available. Default: ``None``.
         """
         self._run()
         lr = self._learning_rate()
         updated, norm, *summed = self._update(weights) if figures is None else self._optim(_tensor(figures()))
-        # After an update the norm was finite, so every element is.
+        # After an update the norm was finite, so every element is finite.
         (self._empty if updated.asnumpy() else self._clear)()
         return (lr, updated, norm, *summed)
 
     def _update(self, weights: float | None) -> tuple:
         if weights == 1:
             return self._whole()
-        if weights is not None:  # the graph has the sum of rounded weights
+        if weights is not None:  # the graph has only the sum of the rounded weights
             ops.assign(self._forward_backward.weight_sum[0], _tensor(weights))
         return self._optim()
 
@@ -148,12 +148,12 @@ def _tensor(values: Any) -> Tensor:
 def _may_wait(columns: tuple) -> bool:
     """Return whether to collect a micro-batch: it saves graph calls, which are slow on CPU, but needs a copy."""
     graphs_on_cpu = ms.get_context("device_target") == "CPU" and ms.get_context("mode") == ms.GRAPH_MODE
-    stackable = all(column.dtype != ms.bfloat16 for column in columns)  # there is no bfloat16 in NumPy
+    stackable = all(column.dtype != ms.bfloat16 for column in columns)  # NumPy has no bfloat16
     return graphs_on_cpu and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
 
 
 class Immediate:
-    """Does the work of `Accumulating` for windows of 1, without accumulators."""
+    """Replaces `Accumulating` for windows of 1, without accumulators."""
 
     accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None

@@ -1,7 +1,7 @@
 """Where is the zoo in a clone?
 
-In the folder `model_zoo`, which is installed in the place of this one. Each module is loaded once, by whichever of its
-two names it is imported: loaded twice, there would be two `DataError`s, and `except` would catch one of them.
+In the folder `model_zoo`, which is installed in place of this folder. Each module is loaded once, whichever of its two
+names is imported: otherwise there would be two `DataError`s, and `except` would catch only one of them.
 """
 
 import sys
@@ -21,14 +21,14 @@ class _SecondName:
         return ModuleSpec(name, self) if name.startswith(f"{__name__}.") else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python make a module, which is thrown away."""
+        """Let Python create a module, which is not used."""
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = import_module(_NAME + module.__name__[len(__name__) :])
 
 
 def _is_ours() -> bool:
-    """Return whether `model_zoo` is the clone's: a user's folder may have one that comes first."""
+    """Return whether `model_zoo` is that of the clone: the user's own `model_zoo` may come first."""
     found = find_spec(_NAME)
     return found is not None and found.origin is not None and Path(found.origin).resolve() == _FACE
 

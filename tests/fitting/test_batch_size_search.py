@@ -84,7 +84,7 @@ def test_without_peaks_it_bisects(largest):
 
 def test_one_of_several_processes_does_not_search(monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
-    with pytest.raises(RuntimeError, match="For 'find_micro_batch_size', the process must be alone. Run it once"):
+    with pytest.raises(RuntimeError, match="For 'find_micro_batch_size', there must be a single process. Run it once"):
         find_micro_batch_size(print, 8, memory_budget="4GiB")
 
 

@@ -51,7 +51,7 @@ def test_another_error_is_not(error):
 @pytest.mark.parametrize(("rows", "window", "half", "doubled"), [(32, 4, 16, 8), (33, 1, 16, 3), (2, 5, 1, 10)])
 def test_the_advice_keeps_the_effective_batch(rows, window, half, doubled):
     advice = memory_advice(MemoryError(), rows, window)
-    assert f"take micro-batches of {half} and 'mini_steps' {doubled}," in advice
+    assert f"use micro-batches of {half} and 'mini_steps' {doubled}," in advice
     assert f"--batch_size auto --effective_batch {rows * window})" in advice and "\n" not in advice
 
 

@@ -77,8 +77,8 @@ def test_smaller_ones_are_tried_where_none_fits():
         (
             runs.ends_well,
             TypeError,
-            "'trial' must be a function that returns another one, which trains the window once more, but got one that "
-            "returns NoneType. Return it, or take prefer='memory'.",
+            "'trial' must be a function that returns a function, which trains the window once more, but got one that "
+            "returns NoneType. Return one, or use prefer='memory'.",
         ),
         (partial(runs.costs, most=8), RuntimeError, "runs with 16 rows in a new process, but got ValueError: 16 are"),
     ],

@@ -137,7 +137,7 @@ def test_the_largest_that_fits_is_found(idle):
 
 
 def test_a_row_that_does_not_fit_says_what_it_takes():
-    with pytest.raises(ValueError, match=r"'memory_budget' must be at least [\d.]+ MiB, what training with a micro-"):
+    with pytest.raises(ValueError, match=r"'memory_budget' must be at least [\d.]+ MiB, which training with a micro-"):
         find_micro_batch_size(runs.ends_well, 2, memory_budget="10MiB")
 
 

@@ -332,7 +332,7 @@ def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkey
     runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
 
 
-@pytest.mark.filterwarnings("ignore:Random layers start anew:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
 @pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
 def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broken):
     expected = left_by(tmp_path / "one", broken, monkeypatch, [])

@@ -167,7 +167,7 @@ def test_where_time_comes_first_labels_are_counted(loss_fn):
     ("labels", "said"),
     [
         (np.zeros(4, np.float32), "must get integer labels, or a distribution"),
-        ([1, 255, 0], "got the label 255"),
+        ([1, 255, 0], "labels >= 0 and < 5, the number of class weights, but got 255"),
     ],
 )
 def test_labels_that_are_none_are_refused_in_a_line(labels, said):

@@ -50,21 +50,21 @@ def rejected(model, batch, error=ValueError):
 ONE_HOT = np.eye(3, dtype=np.float32)[LABELS]
 DENSE = nn.SoftmaxCrossEntropyWithLogits(reduction="mean")
 MISTAKES = {
-    "swapped": ((LABELS, IMAGES), "sparse", "the network takes", "The columns are swapped: yield the data first"),
-    "dicts that begin with the label": ({"y": LABELS, "x": IMAGES}, "sparse", "the network takes", "are swapped"),
+    "swapped": ((LABELS, IMAGES), "sparse", "the network accepts", "The columns are swapped: yield the data first"),
+    "dicts that begin with the label": ({"y": LABELS, "x": IMAGES}, "sparse", "the network accepts", "are swapped"),
     "float64": ((IMAGES.astype(float), LABELS), "sparse", "Float64 [8, 1, 6, 6]", "Yield the data as Float32. "),
     "bytes": (((IMAGES * 255).astype(np.uint8), LABELS), "sparse", "the network", "Yield the data as Float32. "),
     "channels last": ((IMAGES.transpose(0, 2, 3, 1), LABELS), "sparse", "the network", "channels before height"),
-    "no channel": ((IMAGES[:, 0], LABELS), "sparse", "the network takes", "an axis for the channel"),
+    "no channel": ((IMAGES[:, 0], LABELS), "sparse", "the network accepts", "an axis for the channel"),
     "another size": ((IMAGES[:, :, 1:], LABELS), "sparse", "[8, 1, 5, 6]", "MindSpore's error at test_first_look.py:"),
-    "float labels": ((IMAGES, LABELS.astype(np.float32)), "sparse", "'loss_fn' takes with", "labels as Int32. "),
+    "float labels": ((IMAGES, LABELS.astype(np.float32)), "sparse", "'loss_fn' accepts with", "labels as Int32. "),
     "labels in a column": ((IMAGES, LABELS[:, None]), "sparse", "'loss_fn'", "Yield the labels without their last"),
     "one-hot labels": ((IMAGES, ONE_HOT), "sparse", "output, Float32 [8, 3], but", "labels as class numbers"),
-    "class numbers": ((IMAGES, LABELS), DENSE, "'loss_fn' takes", "one-hot rows, or make the loss with sparse=True"),
+    "class numbers": ((IMAGES, LABELS), DENSE, "'loss_fn' accepts", "one-hot rows, or make the loss with sparse=True"),
     "int64 labels": ((IMAGES, LABELS.astype(int)), nn.CrossEntropyLoss(), "Int64 [8].", "Yield the labels as Int32. "),
     "labels of fewer rows": ((IMAGES, LABELS[:4]), "sparse", "Float32 [8, 1, 6, 6] and Int32 [4]", "MindSpore's error"),
     "both": ((IMAGES.astype(float), LABELS[:, None]), "sparse", "the network", "as Float32 and the labels without"),
-    "of mint": ((LABELS, IMAGES), mint.nn.CrossEntropyLoss(), "the network takes", "The columns are swapped"),
+    "of mint": ((LABELS, IMAGES), mint.nn.CrossEntropyLoss(), "the network accepts", "The columns are swapped"),
 }
 
 
@@ -258,7 +258,9 @@ def test_labels_of_no_class_are_rejected(loss_fn, strange, place):
     labels = LABELS.copy()
     labels[place] = strange
     said = rejected(driver(loss_fn=loss_fn), (IMAGES, labels))
-    assert f"must be one that yields labels from 0 to 2, the network's 3 classes, but got {strange}. Should it" in said
+    assert (
+        f"must be one that yields labels from 0 to 2, the network's 3 classes, but got {strange}. Should this" in said
+    )
 
 
 @pytest.mark.host
@@ -272,7 +274,7 @@ def test_labels_that_are_ignored_are_of_no_class():
 def test_the_last_class_is_not_label_minus_one():
     """MindSpore's loss takes it for that, also in a later micro-batch."""
     later = np.r_[LABELS[:7], -1].astype(np.int32)
-    with pytest.raises(ValueError, match="labels >= 0, but got the label -1. Should it be its 'ignore_index'"):
+    with pytest.raises(ValueError, match="labels >= 0, but got -1. Should this be its 'ignore_index'"):
         run(driver(loss_fn=nn.CrossEntropyLoss()), [(IMAGES, LABELS), (IMAGES, later)], 2)
 
 

@@ -29,7 +29,7 @@ def driver(make):
 @pytest.mark.parametrize("window", [1, 2])
 def test_an_optimizer_that_moves_nothing_is_noticed_once(window):
     model = driver(lambda parameters: Idle(parameters, 0.5))
-    said = "'Idle' moved no parameter in an update with learning rate 0.5 and a gradient of norm 1. If that is not"
+    said = "'Idle' changed no parameter in an update with learning rate 0.5 and a gradient of norm 1. If this is not"
     with pytest.warns(RuntimeWarning, match=said) as seen:
         run(model, [micro_batch(1.0)] * 4 * window, window)
     assert len(seen) == 1 and seen[0].filename == run.__code__.co_filename

@@ -92,5 +92,5 @@ def test_without_it_nothing_is_trained(monkeypatch):
 
 @pytest.mark.host
 def test_outside_a_graph_their_rows_are_not_known():
-    with pytest.raises(ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside a graph .* take graph mode, or nn.Emb"):
+    with pytest.raises(ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use graph mode, or nn.Emb"):
         trained(nn.EmbeddingLookup, True, 3)

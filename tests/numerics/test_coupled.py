@@ -329,8 +329,12 @@ def train(rng, *arguments, **options):
         (lambda rng: wrong(weight=2), ValueError, "'weight' must be None with a CoupledLoss"),
         (lambda rng: wrong(reduction="sum"), ValueError, "'reduction' must be 'mean' with a CoupledLoss"),
         (lambda rng: wrong(lambda: nn.SequentialCell(Tower(), nn.Dropout(p=0.1))), ValueError, "Call replace_dropout"),
-        (lambda rng: train(rng, WithScale, of_two), ValueError, "Numbers that are trained"),
-        (lambda rng: train(rng, columns=2), ValueError, "'train_dataset' must be one whose columns the network takes"),
+        (lambda rng: train(rng, WithScale, of_two), ValueError, "Make trained numbers parameters"),
+        (
+            lambda rng: train(rng, columns=2),
+            ValueError,
+            "'train_dataset' must be one whose columns the network accepts",
+        ),
         (saved_inside, ValueError, "'tail' must be 'flush' or 'drop' with a 'checkpointer' and a CoupledLoss"),
     ],
 )
@@ -345,7 +349,7 @@ def test_what_looks_at_single_micro_batches_is_refused(name, value, rng):
     network = Towers()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     model = GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, **{name: value})
-    with pytest.raises(ValueError, match=f"'{name}' must be left out with a CoupledLoss"):
+    with pytest.raises(ValueError, match=f"'{name}' must be the default with a CoupledLoss"):
         model.train_process(1, pairs(rng), 2, report=(), ckpt_path=None)
 
 

@@ -81,7 +81,7 @@ def test_it_is_applied_and_taken_back():
     before, average = run.weights, ema.state["of.w"].asnumpy()
     with ema.applied():
         assert run.weights.tolist() == average.tolist() != before.tolist() and ema.is_applied
-        with pytest.raises(RuntimeError, match="the averages are applied already"), ema.applied():
+        with pytest.raises(RuntimeError, match="the averages are already applied"), ema.applied():
             pass
     assert run.weights.tolist() == before.tolist() and not ema.is_applied
     with pytest.raises(KeyError), ema.applied():
@@ -225,7 +225,7 @@ def test_it_serves_one_optimizer():
     with pytest.raises(RuntimeError, match="'applied' needs averages"), ema.applied():
         pass
     Trained("driver", Root(), ema=ema)
-    with pytest.raises(RuntimeError, match="there was no update yet"), ema.applied():
+    with pytest.raises(RuntimeError, match="no average before the first update"), ema.applied():
         pass
     with pytest.raises(ValueError, match="'ema' must be a new one for each optimizer, but got one that is in use"):
         Trained("driver", Half(), ema=ema)

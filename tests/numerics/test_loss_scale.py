@@ -254,7 +254,7 @@ def test_cells_must_have_the_same():
     optimizer = nn.SGD([network.w], 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
     TrainForwardBackward(network, optimizer, grad_sum, loss_scale=8)
-    with pytest.raises(ValueError, match="'loss_scale' must be 8.0, as in the other Cell that has this 'grad_sum'"):
+    with pytest.raises(ValueError, match="'loss_scale' must be 8.0, as in the other Cell with this 'grad_sum'"):
         TrainOptim(optimizer, grad_sum)
 
 
@@ -271,7 +271,7 @@ def test_two_optimizers_do_not_share_one():
     """The first to end a window would change it inside the other's window."""
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     first = Trained("driver", Half(), loss_scale=scaler)
-    message = "'loss_scale' must be one of its own for each optimizer, but got one that another optimizer has"
+    message = "'loss_scale' must be a separate one for each optimizer, but got one that another optimizer uses"
     with pytest.raises(ValueError, match=message):
         Trained("accumulator", Half(), loss_scale=scaler)
     del first

@@ -13,7 +13,7 @@ from mindspore.train import Model
 from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from ms_accum.numerics import nonfinite
-from ms_accum.program.report import MetricsFile
+from ms_accum.results.metrics import MetricsFile
 from reference import miss
 from runs import stop_after
 from test_train_step import dataset
@@ -183,7 +183,7 @@ def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_sparse_gradients_are_refused(way):
-    message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Take nn.Embedding"
+    message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
     with pytest.raises(ValueError, match=message):
         Trained(way, Looked(), make=lambda parameters: nn.LazyAdam(parameters, 0.1), nonfinite="skip_micro")
 

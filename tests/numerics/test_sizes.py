@@ -85,7 +85,7 @@ def test_windows_are_planned(epochs, tail, count):
 @pytest.mark.host
 def test_windows_that_outgrow_an_epoch_are_refused_where_tails_are_dropped():
     """From the second epoch on nothing would be learned, and nothing said."""
-    with pytest.raises(ValueError, match="No window would ever fill; take a smaller one, or tail='flush'"):
+    with pytest.raises(ValueError, match="No window would ever fill; use a smaller one, or tail='flush'"):
         slope_driver(tail="drop").train_process(3, DATA[:4], {0: 2, 1: 6}, report=(), ckpt_path=None)
 
 
@@ -203,7 +203,7 @@ def test_a_function_that_returns_nonsense_is_refused():
 @pytest.mark.host
 def test_sizes_that_were_given_can_not_be_set():
     accumulator = Accumulator(nn.SGD([Slope().w], 1.0), STEPS)
-    with pytest.raises(ValueError, match="'accumulate_step' can't be set: it was given by the update"):
+    with pytest.raises(ValueError, match="'accumulate_step' can't be set: it is defined by the update"):
         accumulator.accumulate_step = 3
 
 

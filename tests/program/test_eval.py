@@ -79,7 +79,7 @@ def test_a_model_of_the_digits_is_not_evaluated_on_others(models, capfd):
 def test_other_data_in_the_folder_are_refused(models, capfd):
     write_cifar10(models / "cifar")
     said = refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=cifar", code=DATA)
-    assert said.startswith("argument --data_path: must hold MNIST, but got 'cifar' with CIFAR-10")
+    assert said.startswith("argument --data_path: must contain MNIST, but got 'cifar' with CIFAR-10")
 
 
 def test_other_images_of_the_same_kind_are_evaluated_and_that_is_said(models, capfd):
@@ -123,7 +123,7 @@ def test_the_record_of_another_model_is_noticed(models, capfd):
     save_model(LeNet5(), "other.ckpt")
     os.rename(sidecar("digits.ckpt"), sidecar("other.ckpt"))
     said = refused(capfd, "--ckpt_path=other.ckpt", code=CHECKPOINT)
-    assert "is damaged or that of another file" in said and said.endswith(
+    assert "is damaged or belongs to another file" in said and said.endswith(
         "Remove the record to use the model without it."
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +94,7 @@ def test_a_resumed_run_that_falls_has_as_many_updates():
 def test_the_rate_that_is_used_falls(capfd):
     assert train("--lr_decay=linear", "--lr=0.1", "--output_dir=out", *QUICK) == OK
     assert plan(capfd.readouterr().out)["optimizer"].startswith("momentum, lr 0.1, linear to 0")
-    with open("out/metrics.jsonl", encoding="utf-8") as file:
-        rates = [json.loads(line)["lr"] for line in file]
+    rates = [line["lr"] for line in metrics("out")]
     assert rates == pytest.approx([0.1 * (1 - update / len(rates)) for update in range(len(rates))], rel=1e-5)
 
 

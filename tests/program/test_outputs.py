@@ -131,7 +131,7 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
 def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, out, capfd):
     state = "runs/001/states/state-00000001.safetensors"
     said = refused(capfd, *OUT, f"--resume={state}", "--epochs=2")
-    assert said.endswith("no state there to continue from: give another folder, or --overwrite instead")
+    assert said.endswith("no state to resume from: give another folder, or --overwrite instead of --resume")
     assert train(*RUN, "--output_dir=new", f"--resume={state}", "--epochs=2") == OK
 
 
@@ -166,7 +166,7 @@ def test_a_model_that_is_of_no_run_is_kept(here, capfd):
     Path(DEFAULT).write_bytes(b"precious")
     assert train(*RUN) == OK
     kept = "gradient_accumulation.previous.ckpt"
-    assert plan(capfd.readouterr().out)["copied to"] == f"{DEFAULT} (the file before is {kept})"
+    assert plan(capfd.readouterr().out)["copied to"] == f"{DEFAULT} (previous file: {kept})"
     assert Path(kept).read_bytes() == b"precious" and read_record(DEFAULT)["updates"] == 1
 
 

@@ -95,4 +95,4 @@ def test_times_are_in_fitting_units(seconds, text, capsys):
     plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
     shown = capsys.readouterr().out
     assert shown.startswith(f"time             {text}\n")
-    assert "copied to        gradient_accumulation.ckpt (the file before is previous.ckpt)\n" in shown
+    assert "copied to        gradient_accumulation.ckpt (previous file: previous.ckpt)\n" in shown

@@ -118,7 +118,7 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     whole = once("signals-whole", lambda folder: finished(folder, *flags))
     assert finished(tmp_path / "parts", *flags, "--resume") == model_of(whole)
     lines = [(folder / "out" / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "parts", whole)]
-    assert len(lines[0]) == len(lines[1]) == 3 * 7
+    assert len(lines[0]) == len(lines[1]) == 3 * 7 + 1  # and the evaluation
 
 
 PENDING = """

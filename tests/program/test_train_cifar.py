@@ -51,8 +51,8 @@ def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_sa
     [
         (["--dataset=cifar10"], "argument --data_path: must be given for cifar10; --download fetches it there"),
         (["--model=resnet18"], "argument --data_path: must be given for cifar10"),
-        (["--model=resnet18", "--dataset=digits"], "argument --model: resnet18 does not take the images of digits"),
-        (["--dataset=cifar10", "--data_path=x", "--model=mlp"], "argument --model: mlp does not take the images of"),
+        (["--model=resnet18", "--dataset=digits"], "argument --model: resnet18 does not accept the images of digits"),
+        (["--dataset=cifar10", "--data_path=x", "--model=mlp"], "argument --model: mlp does not accept the images of"),
         (["--dataset=cifar100", "--data_path=x"], "argument --dataset: invalid choice: 'cifar100'"),
         (
             ["--dataset=cifar10", "--data_path=x", "--download="],
@@ -81,9 +81,9 @@ def test_another_data_set_in_the_folder_is_data(capfd, tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar")
     assert train("--dataset=cifar10", "--data_path=mnist") == DATA
-    assert "must hold CIFAR-10's data_batch_1.bin" in one_line(capfd.readouterr().err)
+    assert "must contain CIFAR-10's data_batch_1.bin" in one_line(capfd.readouterr().err)
     assert train("--data_path=cifar") == DATA
-    assert "with CIFAR-10. Say so: dataset='cifar10', or '--dataset cifar10'" in one_line(capfd.readouterr().err)
+    assert "with CIFAR-10. Give dataset='cifar10', or '--dataset cifar10'" in one_line(capfd.readouterr().err)
 
 
 def test_a_download_that_fails_is_data(capfd, tmp_path):

@@ -236,7 +236,7 @@ def test_a_download_that_fails_is_data(capfd, tmp_path):
         (lambda path: None, "is not a file"),
         (lambda path: path.mkdir(), "is not a file"),
         (lambda path: path.write_bytes(b""), "is not a checkpoint"),
-        (lambda path: path.write_bytes(b"PK\x03\x04 a zip, or so"), "is not a whole checkpoint"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 a zip, or so"), "is not a valid checkpoint"),
         (
             lambda path: save_model(LeNet5(num_class=3), str(path)),
             "architectures lenet5, mlp, resnet18",
@@ -295,7 +295,7 @@ def test_a_disk_that_has_room_for_the_model_alone_gets_it(tmp_path):
 
 def test_other_flags_are_refused_in_a_run_that_is_resumed(out, capfd):
     assert train(*QUICK, "--resume", "--lr=0.5", "--seed=2") == CHECKPOINT
-    said = "of a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give --allow_config_change"
+    said = "to a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give --allow_config_change"
     assert said in one_line(capfd.readouterr().err)
 
 
@@ -311,7 +311,7 @@ def test_other_data_are_refused_in_a_run_that_is_resumed(out, capfd, monkeypatch
     monkeypatch.setattr(training, "create_dataset", relabelled)
     capfd.readouterr()
     assert train(*QUICK, "--epochs=2", "--resume") == CHECKPOINT
-    assert re.search(r"of a run with other settings: data was \w+ and is \w+\.", one_line(capfd.readouterr().err))
+    assert re.search(r"to a run with other settings: data was \w+ and is \w+\.", one_line(capfd.readouterr().err))
 
 
 @pytest.mark.slow
@@ -593,7 +593,7 @@ def test_a_budget_that_nothing_fits_says_what_is_needed(tmp_path, capfd):
     assert train("--batch_size=auto", "--effective_batch=64", "--memory_budget=9MB") == USAGE
     out, err = capfd.readouterr()
     assert out == "" and os.listdir(tmp_path) == []
-    assert re.search(r"must be at least [\d.]+ MiB, what training with a micro-batch of 1 row", one_line(err))
+    assert re.search(r"must be at least [\d.]+ MiB, which training with a micro-batch of 1 row", one_line(err))
 
 
 def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
@@ -603,7 +603,7 @@ def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
     monkeypatch.setattr("ms_accum.window.running.Accumulating.add", fail)
     assert train("--output_dir=out") == TRAINING
     message = one_line(capfd.readouterr().err)
-    assert "take micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message
+    assert "use micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message
 
 
 @pytest.mark.parametrize("flag", ["--mini_steps", "--accumulate_step", "--gradient_accumulation_steps"])

@@ -120,14 +120,14 @@ def test_another_number_of_windows_is_an_error_on_all(seen):
     said = [rank["windows"] for rank in seen[0]]
     counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(said))]
     assert set(said) == {
-        f"For 'train_process', all ranks must have as many windows, but there are {', '.join(counts)}."
+        f"For 'train_process', all ranks must have the same number of windows, but got {', '.join(counts)}."
     }
 
 
 def test_what_ranks_cannot_do_is_refused(seen):
     for rank in seen[0]:
         size, tail = rank["refused"]
-        assert "'train_dataset' must be one that knows its size where several processes train" in size
+        assert "'train_dataset' must be one with a known size if several processes train" in size
         assert "'tail' must be 'flush' or 'drop' with a 'checkpointer' and several processes" in tail
 
 
@@ -209,7 +209,9 @@ def test_where_ranks_go_on_needs_the_size_of_batches():
     assert Data(program.Batches(numbers([8] * 18))).place(place).batches == 6
     assert Data(program.Batches(numbers([16] * 9))).place(place).batches == 3
     assert Data(program.Batches(numbers([8] * 6)), 3).place(place).batches == 2
-    with pytest.raises(ValueError, match="must say the size of its batches by 'get_batch_size' where 2 .* and 1 go on"):
+    with pytest.raises(
+        ValueError, match="must provide the size of its batches with 'get_batch_size', because 2 .* and 1 resume"
+    ):
         Data(numbers([8] * 18)).place(place)
 
 
@@ -222,7 +224,7 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
     run.model._window._group = Group(0, 2)
     with pytest.raises(
         CheckpointError,
-        match="holds 2 micro-batches of a window, which several ranks or a CoupledLoss can't go on with",
+        match="holds 2 micro-batches of an open window, which several ranks or a CoupledLoss can't continue",
     ):
         run.model._ways.saved.put_back(found, parameters, 2, Data(numbers(), 2))
     run.model._window._group = None

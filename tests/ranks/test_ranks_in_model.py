@@ -32,7 +32,7 @@ def test_ranks_are_one_process(in_model, name):
 
 
 def test_other_numbers_of_micro_batches_are_refused(in_model):
-    assert all("as many micro-batches in an epoch" in rank["another number"] for rank in in_model)
+    assert all("the same number of micro-batches in an epoch" in rank["another number"] for rank in in_model)
 
 
 def test_a_stopped_run_is_resumed(in_model):

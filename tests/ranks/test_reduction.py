@@ -152,11 +152,11 @@ def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
     for rank in in_step:
         number, split, windows, resumed = rank["refused"]
         counts = ", ".join(f"{3 if each == 0 else 4} on rank {each}" for each in range(ranks))
-        assert f"all ranks must have as many batches in an epoch, but there are {counts}." in number
+        assert f"all ranks must have the same number of batches in an epoch, but got {counts}." in number
         assert resumed == number
         counts = ", ".join(f"{3 if each == 0 else 2} on rank {each}" for each in range(ranks))
-        assert f"all ranks must have as many micro-batches in a window, but there are {counts}." in windows
-        assert "'mini_steps' must be given, with as many micro-batches on all ranks" in split
+        assert f"all ranks must have the same number of micro-batches in a window, but got {counts}." in windows
+        assert "'mini_steps' must be given, with the same number of micro-batches on all ranks" in split
 
 
 def test_misuse_is_an_error_on_all_ranks(in_step):
@@ -258,7 +258,9 @@ def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
     TrainForwardBackward(network, optimizer, grad_sum, group=first, sync_every_micro_batch=True)
-    with pytest.raises(ValueError, match=f"'group' must be {first}, as in the other Cell .* Else make other accum"):
+    with pytest.raises(
+        ValueError, match=f"'group' must be {first}, as in the other Cell .* Otherwise use separate accum"
+    ):
         TrainOptim(optimizer, grad_sum, group=second, sync_every_micro_batch=True)
 
 

@@ -134,7 +134,7 @@ def test_groups_may_be_given_too():
     ],
 )
 def test_what_needs_whole_parameters_is_refused(make):
-    with pytest.raises(ValueError, match="'make' must be an optimizer that updates elements apart"):
+    with pytest.raises(ValueError, match="'make' must be an optimizer that updates each element independently"):
         ZeroOptimizer(make, program.network_of().trainable_params())
 
 

@@ -174,7 +174,7 @@ def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
         (check_name, "model.pt", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
         (check_name, "", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got ''"),
         (check_name, "folder.ckpt", "'ckpt_path' must name a file, but got the folder 'folder.ckpt'"),
-        (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none'. Make it"),
+        (check_folder, "none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none'. Create it first."),
         (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file'"),
     ],
 )

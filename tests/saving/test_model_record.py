@@ -94,7 +94,7 @@ def test_the_record_of_another_file_is_noticed(tmp_path):
     path = tmp_path / "model.ckpt"
     save_model(small(), path, RECORD)
     ms.save_checkpoint(small(), str(path))
-    with pytest.raises(CheckpointError, match="or that of another file: .* Remove the record"):
+    with pytest.raises(CheckpointError, match="or belongs to another file: .* Remove the record"):
         read_record(path)
 
 

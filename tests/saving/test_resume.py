@@ -349,7 +349,7 @@ def test_random_layers_are_warned_about(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make().train_process(1, numbers(), checkpointer=Checkpointer(tmp_path), **options)
-    with pytest.warns(RuntimeWarning, match=r"Random layers start anew in a run that is resumed \(1, 2\)"):
+    with pytest.warns(RuntimeWarning, match=r"Random layers restart in a resumed run \(1, 2\)"):
         make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
 
 
@@ -413,7 +413,7 @@ def test_what_the_run_has_not_written_stays(tmp_path):
     resumed = Checkpointer(tmp_path, resume="auto")
     (tmp_path / left[-1]).write_bytes(b"damaged")
     Run().train(even(), 1, epochs=3, states=resumed)
-    assert left[-1] in names(tmp_path) and "no training state" in resumed.resumed[0]
+    assert left[-1] in names(tmp_path) and "not a training state" in resumed.resumed[0]
 
 
 def test_tails_are_updates_too(tmp_path):
@@ -710,7 +710,7 @@ def test_arrays_that_numpy_does_not_have_are_refused(saved, dtype):
     text = json.dumps(header).encode()
     crafted = saved.with_name("state-00000002.safetensors")
     crafted.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
-    with pytest.raises(CheckpointError, match="state-00000002.safetensors' is no training state"):
+    with pytest.raises(CheckpointError, match="state-00000002.safetensors' is not a training state"):
         training_state.read(str(crafted))
     assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
 
@@ -731,7 +731,9 @@ def test_crafted_facts_touch_nothing_and_are_passed_over(saved):
 
 
 def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
-    with pytest.raises(CheckpointError, match="holds 2 micro-batches of a window, which windows of 1 can't go on"):
+    with pytest.raises(
+        CheckpointError, match="holds 2 micro-batches of an open window, which windows of 1 can't continue"
+    ):
         resume(saved, mini_steps=1, allow_config_change=True)
 
 

@@ -194,7 +194,7 @@ def test_restored_weights_are_in_the_last_state(tmp_path):
 def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
     train(driver()[0], epochs=1, checkpointer=Checkpointer(tmp_path))
     again = {"callbacks": ReduceLROnPlateau("loss"), "checkpointer": Checkpointer(tmp_path, resume="auto")}
-    with pytest.warns(RuntimeWarning, match="ReduceLROnPlateau start anew in a run that is resumed"):
+    with pytest.warns(RuntimeWarning, match="ReduceLROnPlateau restart in a resumed run"):
         train(driver()[0], epochs=2, **again)
 
 

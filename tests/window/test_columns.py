@@ -90,8 +90,8 @@ def test_dicts_are_rows_whatever_the_order_of_their_keys():
         ((np.array(["a", "b"]),), "batches of numbers, but got a column of ndarray, <U1"),
         ((["a", "b"],), "batches of numbers, but got a column of list, <U1"),
         ((Tensor(np.array(["a", "b"])),), "batches of numbers, but got a column of strings"),
-        ((np.float32(3.0),), "columns with a row a sample, but got a column that is one number"),
-        ((Tensor(3.0),), "columns with a row a sample, but got a column that is one number"),
+        ((np.float32(3.0),), "columns with one row per sample, but got a column that is one number"),
+        ((Tensor(3.0),), "columns with one row per sample, but got a column that is one number"),
         (({"x": 1},), "batches of numbers, but got a column of dict, object"),
         ((None,), "batches of numbers, but got a column of NoneType, object"),
         (([[1.0, 2.0], [3.0]],), "batches of numbers, but got a column of rows that differ in size"),
@@ -151,14 +151,18 @@ def test_a_loss_may_take_several_labels():
 @pytest.mark.parametrize(
     ("loss_fn", "columns", "said"),
     [
-        (nn.MSELoss(), 1, "2 columns, data and what 'loss_fn' takes beside the output, but got 1: Float32 [2, 1]."),
+        (
+            nn.MSELoss(),
+            1,
+            "2 columns: the data, and what 'loss_fn' takes in addition to the output, but got 1: Float32 [2, 1].",
+        ),
         (
             nn.MSELoss(),
             3,
-            "2 columns, data and what 'loss_fn' takes beside the output, but got 3: Float32 [2, 1] and",
+            "2 columns: the data, and what 'loss_fn' takes in addition to the output, but got 3: Float32 [2, 1] and",
         ),
-        (TwoLabels(), 2, "3 columns, data and what 'loss_fn' takes beside the output, but got 2"),
-        (lambda output, label, weight=1.0: ops.mean(output), 4, "2 columns, data and what"),
+        (TwoLabels(), 2, "3 columns: the data, and what 'loss_fn' takes in addition to the output, but got 2"),
+        (lambda output, label, weight=1.0: ops.mean(output), 4, "2 columns: the data, and what"),
     ],
 )
 def test_another_number_of_columns_is_refused_in_a_line(loss_fn, columns, said):
@@ -186,7 +190,7 @@ class Returns(Slope):
 def test_a_network_that_returns_more_than_its_loss_is_refused(what):
     network = Returns(what)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
-    with pytest.raises((TypeError, RuntimeError), match="the network must return its loss alone, but got several"):
+    with pytest.raises((TypeError, RuntimeError), match="the network must return only its loss, but got several"):
         run(model, [(rows(1.0)[0],)], 1)
 
 

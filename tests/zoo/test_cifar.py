@@ -85,12 +85,18 @@ def test_as_many_batches_as_rows_make(folder):
 
 DAMAGED = {
     "empty": (b"", "but got an empty file"),
-    "a byte too few": (bytes(20 * RECORD - 1), "whole records of 3073 bytes, but got 61459 bytes, 3072 too many"),
+    "a byte too few": (bytes(20 * RECORD - 1), "complete records of 3073 bytes, but got 61459 bytes, 3072 too many"),
     "a byte too many": (bytes(20 * RECORD + 1), "but got 61461 bytes, 1 too many"),
     "a page": (b"<html>moved</html>", "but got 18 bytes"),
-    "a record too few": (bytes(19 * RECORD), "hold as many records as 'data_batch_1.bin', 20, but got 19"),
-    "a label of CIFAR-100": (bytes(7 * RECORD) + b"\x0a" + bytes(13 * RECORD - 1), "labels 0 to 9, but got label 10"),
-    "too long": (bytes((ROWS + 1) * RECORD), "hold at most 10000 records, but got 10001"),
+    "a record too few": (
+        bytes(19 * RECORD),
+        "contain the same number of records as 'data_batch_1.bin', 20, but got 19",
+    ),
+    "a label of CIFAR-100": (
+        bytes(7 * RECORD) + b"\x0a" + bytes(13 * RECORD - 1),
+        "labels from 0 to 9, but got label 10",
+    ),
+    "too long": (bytes((ROWS + 1) * RECORD), "contain at most 10000 records, but got 10001"),
 }
 
 
@@ -104,13 +110,13 @@ def test_a_damaged_file(folder, content, says):
 
 def test_the_row_of_a_wrong_label_is_named(folder):
     (folder / "test_batch.bin").write_bytes(bytes(7 * RECORD) + b"\xff" + bytes(RECORD - 1))
-    assert "label 255 at row 7" in refused(folder, "test")
+    assert "label 255 in row 7" in refused(folder, "test")
 
 
 def test_a_huge_file_costs_no_memory(tmp_path):
     with open(tmp_path / "test_batch.bin", "wb") as file:
         file.truncate(2**40 // RECORD * RECORD)  # with no block on the disk
-    assert "hold at most 10000 records" in refused(tmp_path, "test")
+    assert "contain at most 10000 records" in refused(tmp_path, "test")
 
 
 def test_what_a_flipped_bit_can_do(folder):
@@ -124,7 +130,7 @@ def test_what_a_flipped_bit_can_do(folder):
         path.write_bytes(damaged)
         if damaged[row * RECORD] > 9:
             refusals += 1
-            assert f"at row {row}" in refused(folder)
+            assert f"in row {row}" in refused(folder)
         else:
             assert load_cifar10(folder, "train").labels.max() <= 9
     assert refusals > 100
@@ -138,17 +144,17 @@ def test_a_missing_file(tmp_path, name, top):
     usage = "test" if name in FILES["test"] else "train"
     message = refused(folder, usage, error=FileNotFoundError)
     if usage == "train":
-        assert f"the file {str(folder / top / name)!r} is missing beside" in message
+        assert f"the file {str(folder / top / name)!r} is missing next to" in message
     else:
-        assert "must hold CIFAR-10's test_batch.bin (in the folder itself or in" in message
+        assert "must contain CIFAR-10's test_batch.bin (in the folder itself or in" in message
 
 
 def test_what_is_no_folder_of_cifar10(tmp_path):
     write_mnist(tmp_path / "mnist")
     for path, error, says in (
         ("nowhere", FileNotFoundError, "must be an existing folder"),
-        ("mnist", FileNotFoundError, "must hold CIFAR-10's data_batch_1.bin"),
-        ("pickled", FileNotFoundError, "with the one for Python, which is pickled"),
+        ("mnist", FileNotFoundError, "must contain CIFAR-10's data_batch_1.bin"),
+        ("pickled", FileNotFoundError, "with the pickled version for Python"),
         ("cifar-10-binary.tar.gz", DataError, "Unpack it"),
     ):
         (tmp_path / "pickled" / "cifar-10-batches-py").mkdir(parents=True, exist_ok=True)
@@ -158,7 +164,7 @@ def test_what_is_no_folder_of_cifar10(tmp_path):
 
 
 def test_cifar10_for_mnist_says_so(folder):
-    with pytest.raises(FileNotFoundError, match="with CIFAR-10. Say so: dataset='cifar10', or '--dataset cifar10'"):
+    with pytest.raises(FileNotFoundError, match="with CIFAR-10. Give dataset='cifar10', or '--dataset cifar10'"):
         create_dataset(folder)
 
 

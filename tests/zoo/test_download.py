@@ -147,7 +147,7 @@ def test_a_truncated_body(tmp_path, small, serve, kept, announced):
 def test_a_server_that_stalls(tmp_path, small):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
-        assert "nothing came for 1 seconds" in refused(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        assert "no data arrived for 1 seconds" in refused(url, tmp_path, error=TimeoutError, stall_seconds=1)
 
 
 def test_an_archive_too_long_for_mnist(tmp_path, small, serve, monkeypatch):
@@ -156,7 +156,7 @@ def test_an_archive_too_long_for_mnist(tmp_path, small, serve, monkeypatch):
 
 
 def test_a_page_instead_of_an_archive(tmp_path, small, serve):
-    assert "sound zip archive" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
+    assert "valid zip archive" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
 
 
 def test_a_hostile_archive(tmp_path, small, serve):
@@ -183,7 +183,7 @@ def test_files_of_another_data_set_are_not_replaced(tmp_path, small, name):
     other = tmp_path / "data" / name
     other.parent.mkdir(parents=True)
     other.write_bytes(b"Fashion-MNIST")
-    with pytest.raises(DataError, match="which is not MNIST's") as caught:
+    with pytest.raises(DataError, match="which does not belong to MNIST") as caught:
         download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
     assert str(other) in str(caught.value) and other.read_bytes() == b"Fashion-MNIST"
 

@@ -104,14 +104,14 @@ def test_an_archive_of_that_sum_with_other_files(tmp_path, small, serve, monkeyp
     body = tarred(entries(files))
     known = model_zoo.data.download.CIFAR10._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setattr(model_zoo.data.download, "CIFAR10", known)
-    assert "hold 12292 bytes of" in refused(serve(sends(body)), tmp_path, error=DataError)
+    assert "contain 12292 bytes of" in refused(serve(sends(body)), tmp_path, error=DataError)
 
 
 def test_files_of_another_size_are_not_replaced(tmp_path, small):
     other = tmp_path / "data" / TOP / "data_batch_5.bin"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"mine")
-    with pytest.raises(DataError, match="which is not CIFAR-10's"):
+    with pytest.raises(DataError, match="which does not belong to CIFAR-10"):
         download_cifar10(tmp_path / "data", NOBODY)
     assert other.read_bytes() == b"mine"
 
@@ -120,7 +120,7 @@ def test_files_of_that_size_and_another_content_are_found_out(tmp_path, small, s
     other = tmp_path / "data" / TOP / "data_batch_5.bin"
     other.parent.mkdir(parents=True)
     other.write_bytes(bytes(4 * 3073))
-    with pytest.raises(DataError, match="which is not CIFAR-10's"):
+    with pytest.raises(DataError, match="which does not belong to CIFAR-10"):
         download_cifar10(tmp_path / "data", serve(sends(small)))
     assert os.listdir(tmp_path / "data" / TOP) == ["data_batch_5.bin"] and other.read_bytes() == bytes(4 * 3073)
 

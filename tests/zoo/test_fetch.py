@@ -40,7 +40,7 @@ def unfetched(url, folder, *, error=OSError, **kwargs):
     with pytest.raises(error) as caught:
         fetched(url, folder, **kwargs)
     message = str(caught.value)
-    start = f"For 'download_mnist', 'url' must be a file that can be fetched, but got {url!r}: "
+    start = f"For 'download_mnist', 'url' must be a file that can be downloaded, but got {url!r}: "
     assert message.startswith(start) and message.endswith("or give a mirror's address.")
     assert len(message.splitlines()) == 1
     return message
@@ -58,7 +58,7 @@ def test_a_server_that_never_answers(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url, start = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", time.monotonic()
         message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=1)
-        assert "nothing came for 1 seconds, after 0 bytes" in message
+        assert "no data arrived for 1 seconds, after 0 bytes" in message
         assert time.monotonic() - start < BOUND
 
 
@@ -75,7 +75,7 @@ def test_a_server_that_stalls_in_the_body(tmp_path):
         start = time.monotonic()
         message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
         over.set()
-        assert "nothing came for 2 seconds" in message
+        assert "no data arrived for 2 seconds" in message
         assert time.monotonic() - start < BOUND
 
 
@@ -130,7 +130,7 @@ def test_a_server_that_drips(tmp_path, part):
 
     with serving(drip) as url:
         start = time.monotonic()
-        assert "nothing came for 2 seconds" in unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        assert "no data arrived for 2 seconds" in unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
         assert time.monotonic() - start < BOUND
 
 
@@ -146,7 +146,7 @@ def test_an_address_that_is_not_found_in_time(tmp_path, monkeypatch, step):
     start = time.monotonic()
     message = unfetched("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
     over.set()
-    assert "nothing came for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
+    assert "no data arrived for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
 
 
 @pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (20_000, 1_000)], ids=["stalled", "too long"])
@@ -271,11 +271,11 @@ def test_redirects_between_servers(tmp_path, tls):
             assert fetched(url, tmp_path) == b"secret"
         (tmp_path / "x.zip").unlink()
         with serving(moved(plain), tls=tls) as down:
-            assert "redirects from https to an open connection" in unfetched(down, tmp_path)
+            assert "redirects from https to an unencrypted connection" in unfetched(down, tmp_path)
             assert (tmp_path / "x.zip").read_bytes() == b""
             (tmp_path / "x.zip").unlink()
             with serving(moved(down)) as up_and_down:
-                assert "redirects from https to an open connection" in unfetched(up_and_down, tmp_path)
+                assert "redirects from https to an unencrypted connection" in unfetched(up_and_down, tmp_path)
 
 
 def test_the_body_of_a_redirect_is_not_read(tmp_path):

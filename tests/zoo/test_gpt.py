@@ -183,7 +183,7 @@ def test_without_a_weight_the_driver_warns_that_rows_are_no_tokens(rng):
         (lambda: GPT(5, layers=0), ValueError, "'layers' must be an int >= 1"),
         (lambda: GPT(5, context=0), ValueError, "'context' must be"),
         (lambda: GPT(5, width=10, heads=4), ValueError, "'width' must be a multiple of 4 heads, but got 10"),
-        (lambda: GPT(5, context=4)(ops.zeros((2, 5), ms.int32)), ValueError, "at most 4 in a row, but got 5"),
+        (lambda: GPT(5, context=4)(ops.zeros((2, 5), ms.int32)), ValueError, "at most 4 per row, but got 5"),
     ],
 )
 def test_bad_arguments_are_refused(make, error, message):

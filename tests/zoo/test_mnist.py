@@ -90,16 +90,16 @@ class Damage:
 
 
 DAMAGE = {
-    "missing images": Damage(IMAGES, None, "is missing beside 'train-labels-idx1-ubyte'"),
-    "missing labels": Damage(LABELS, None, "is missing beside 'train-images-idx3-ubyte'"),
+    "missing images": Damage(IMAGES, None, "is missing next to 'train-labels-idx1-ubyte'"),
+    "missing labels": Damage(LABELS, None, "is missing next to 'train-images-idx3-ubyte'"),
     "empty images": Damage(IMAGES, b"", "an empty file"),
     "empty labels": Damage(LABELS, b"", "an empty file"),
     "cut header": Damage(IMAGES, GOOD_IMAGES[:9], "a header of 16 bytes, but got 9"),
     "cut magic": Damage(LABELS, GOOD_LABELS[:2], "a file that begins with 0x0000"),
-    "short images": Damage(IMAGES, GOOD_IMAGES[:-1], "50175 bytes behind the header"),
-    "short labels": Damage(LABELS, GOOD_LABELS[:-1], "63 bytes behind the header"),
-    "trailing bytes": Damage(IMAGES, GOOD_IMAGES + b"x", "50177 bytes behind the header"),
-    "trailing label": Damage(LABELS, GOOD_LABELS + b"x", "65 bytes behind the header"),
+    "short images": Damage(IMAGES, GOOD_IMAGES[:-1], "50175 bytes after the header"),
+    "short labels": Damage(LABELS, GOOD_LABELS[:-1], "63 bytes after the header"),
+    "trailing bytes": Damage(IMAGES, GOOD_IMAGES + b"x", "50177 bytes after the header"),
+    "trailing label": Damage(LABELS, GOOD_LABELS + b"x", "65 bytes after the header"),
     "wrong magic": Damage(IMAGES, b"PK\x03\x04" + GOOD_IMAGES[4:], "begins with 0x504b0304"),
     "labels for images": Damage(IMAGES, GOOD_LABELS, "IDX file of images, but got a file of label"),
     "images for labels": Damage(LABELS, GOOD_IMAGES, "IDX file of labels, but got a file of image"),
@@ -112,9 +112,9 @@ DAMAGE = {
     ),
     "2**32-1 everything": Damage(IMAGES, struct.pack(">4I", 2051, *[2**32 - 1] * 3), "but got 4294967295x4294967295"),
     "2**32-1 labels": Damage(LABELS, struct.pack(">2I", 2049, 2**32 - 1), "4294967295 labels"),
-    "no images": Damage(IMAGES, struct.pack(">4I", 2051, 0, 28, 28), "announces 0"),
-    "label 10": Damage(LABELS, GOOD_LABELS[:-1] + b"\x0a", "0 to 9, but got label 10 at row 63"),
-    "label 200": Damage(LABELS, GOOD_LABELS[:8] + b"\xc8" + GOOD_LABELS[9:], "label 200 at row 0"),
+    "no images": Damage(IMAGES, struct.pack(">4I", 2051, 0, 28, 28), "a header with the number 0"),
+    "label 10": Damage(LABELS, GOOD_LABELS[:-1] + b"\x0a", "from 0 to 9, but got label 10 in row 63"),
+    "label 200": Damage(LABELS, GOOD_LABELS[:8] + b"\xc8" + GOOD_LABELS[9:], "label 200 in row 0"),
 }
 
 
@@ -144,12 +144,12 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_folder_without_mnist(tmp_path):
-    with pytest.raises(FileNotFoundError, match="must hold MNIST's train-images-idx3-ubyte"):
+    with pytest.raises(FileNotFoundError, match="must contain MNIST's train-images-idx3-ubyte"):
         create_dataset(tmp_path)
 
 
 def test_a_split_that_is_not_there(folder):
-    with pytest.raises(FileNotFoundError, match="must hold MNIST's t10k-images-idx3-ubyte"):
+    with pytest.raises(FileNotFoundError, match="must contain MNIST's t10k-images-idx3-ubyte"):
         create_dataset(folder / "train", usage="test")
 
 

@@ -52,9 +52,9 @@ def test_how_it_is_trained(argv, expected):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("cifar10", "lenet5", "x", None), "--model: lenet5 does not take the images of cifar10; resnet18 does"),
-        (("mnist", "resnet18", "x", None), "--model: resnet18 does not take the images of mnist; lenet5 does"),
-        (("digits", "resnet18", None, None), "--model: resnet18 does not take the images of digits; lenet5 does"),
+        (("cifar10", "lenet5", "x", None), "--model: lenet5 does not accept the images of cifar10; resnet18 does"),
+        (("mnist", "resnet18", "x", None), "--model: resnet18 does not accept the images of mnist; lenet5 does"),
+        (("digits", "resnet18", None, None), "--model: resnet18 does not accept the images of digits; lenet5 does"),
         (("cifar10", None, None, True), "--data_path: must be given for cifar10; --download fetches it there"),
         ((None, "resnet18", None, None), "--data_path: must be given for cifar10; --download fetches it there"),
         ((None, None, None, True), "--download: needs --data_path"),

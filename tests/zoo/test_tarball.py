@@ -92,20 +92,22 @@ def test_no_other_kind_of_entry_passes_for_a_file(tmp_path, small, kind):
     others = [(name, content) for name, content in small.items() if name != NAME]
     wrong.size = len(small[NAME])  # as a file would announce; what is behind it does not matter
     body = tarred([*others, (wrong, None)])
-    assert f"hold plain files only, but got '{NAME}', a link or device" in unpacking_fails(body, tmp_path)
+    assert f"contain only regular files, but got '{NAME}', a link or device" in unpacking_fails(body, tmp_path)
     assert not (tmp_path / "out" / NAME).exists()
 
 
 @pytest.mark.parametrize("change", [-1, 1, 50_000])
 def test_another_size(tmp_path, small, change):
     wrong = {**small, NAME: bytes(len(small[NAME]) + change)}
-    says = f"hold {len(small[NAME])} bytes of '{NAME}', but got {len(wrong[NAME])}"
+    says = f"contain {len(small[NAME])} bytes of '{NAME}', but got {len(wrong[NAME])}"
     assert says in unpacking_fails(tarred(entries(wrong)), tmp_path)
 
 
 def test_another_content_where_it_is_known(tmp_path, small):
     wrong = {**small, NAME: bytes(len(small[NAME]))}
-    assert f"hold the known '{NAME}', but got SHA-256" in unpacking_fails(tarred(entries(wrong)), tmp_path, known=True)
+    assert f"contain the published '{NAME}', but got SHA-256" in unpacking_fails(
+        tarred(entries(wrong)), tmp_path, known=True
+    )
 
 
 def test_a_name_twice(tmp_path, small):
@@ -145,7 +147,7 @@ def test_sizes_that_are_lies(tmp_path, small, kind, size, first):
 
 def test_what_is_no_tar_at_all(tmp_path, small):
     for body in (b"", b"<html>moved</html>", gzip.compress(b"no tar" * 1000), tarred(entries(small), mode="w")):
-        assert "be a sound tar.gz archive" in unpacking_fails(body, tmp_path)
+        assert "be a valid tar.gz archive" in unpacking_fails(body, tmp_path)
 
 
 def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):

@@ -1,0 +1,25 @@
+"""Like basic.py, but first compare the gradient of 4 micro-batches with that of one large batch."""
+
+import argparse
+
+import mindspore as ms
+from mindspore import nn
+
+from ms_accum import GradientAccumulation, verify
+from ms_accum.zoo import LeNet5, create_dataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=25)
+epochs = parser.parse_args().epochs
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
+network = LeNet5()
+loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
+
+train, test = create_dataset(usage="train"), create_dataset(usage="test")
+large = next(create_dataset(batch_size=128).create_tuple_iterator(num_epochs=1))
+print(verify(network, loss_fn, large, 4))
+model = GradientAccumulation(network, loss_fn, optimizer)
+model.train_process(epochs, train, mini_steps=4, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)

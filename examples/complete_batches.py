@@ -1,0 +1,23 @@
+"""Like basic.py, but the loader yields complete effective batches, which are split into 48 + 48 + 32 rows."""
+
+import argparse
+
+import mindspore as ms
+from mindspore import nn
+
+from ms_accum import GradientAccumulation
+from ms_accum.zoo import LeNet5, create_dataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=25)
+epochs = parser.parse_args().epochs
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
+network = LeNet5()
+loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
+
+model = GradientAccumulation(network, loss_fn, optimizer)
+train, test = create_dataset(batch_size=128, usage="train"), create_dataset(usage="test")
+model.train_process(epochs, train, micro_batch_size=48, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)

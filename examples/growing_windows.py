@@ -1,0 +1,24 @@
+"""Like basic.py, with windows that grow: 1, then 2, then 4 micro-batches."""
+
+import argparse
+
+import mindspore as ms
+from mindspore import nn
+
+from ms_accum import GradientAccumulation
+from ms_accum.zoo import LeNet5, create_dataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=25)
+epochs = parser.parse_args().epochs
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
+network = LeNet5()
+loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
+
+model = GradientAccumulation(network, loss_fn, optimizer)
+train, test = create_dataset(usage="train"), create_dataset(usage="test")
+sizes = {0: 1, 20: 2, 40: 4}  # from these updates on
+model.train_process(epochs, train, mini_steps=sizes, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)

@@ -1,0 +1,162 @@
+"""What does a file of metrics say about each update?
+
+NumPy and the standard library only: MindSpore's import takes seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+FILE = "metrics.jsonl"
+_NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds")
+_NO_MEASURE = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
+
+
+class Evaluation(NamedTuple):
+    """An evaluation."""
+
+    after: int
+    """The number of windows before it."""
+    updates: int
+    """The number of updates before it."""
+    results: Mapping[str, Any]
+    """Its results by name, such as ``accuracy``."""
+
+
+class Metrics(NamedTuple):
+    """What a run has written about its updates."""
+
+    path: Path
+    """The file."""
+    windows: Sequence[Mapping[str, Any]]
+    """A dict for each window, those that were skipped included."""
+    evaluations: Sequence[Evaluation]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a field of all windows as float64: NaN where it is absent or not finite."""
+        return np.array([finite(window.get(name)) for window in self.windows], np.float64)
+
+
+def read(folder: str | os.PathLike[str]) -> Metrics:
+    """Read the metrics of a run's folder; a last line that was cut by a kill is left out.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it has no updates, or a line that is empty or damaged.
+    """
+    path = Path(folder, FILE)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"'{folder}' is not a folder; give the folder of a run")
+    if not path.is_file():
+        raise FileNotFoundError(f"'{folder}' has no {FILE}; give the folder of a run")
+    windows: list[Mapping[str, Any]] = []
+    evaluations = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            found = _parsed(line)
+            if found is None and not line.endswith(b"\n"):
+                break
+            if found is None:
+                raise ValueError(f"line {number} of '{path}' is {'damaged' if line.strip() else 'empty'}")
+            if "update" in found:
+                windows.append(found)
+            else:
+                evaluations.append(Evaluation(len(windows), found["updates"], found))
+    if not windows:
+        raise ValueError(f"'{path}' has no updates")
+    return Metrics(path, windows, evaluations)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says of a window or of an evaluation; None if it is damaged."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or type(found.get("update", found.get("updates"))) is not int:
+        return None
+    fields = _NUMBERS if "update" in found else found
+    return found if all(isinstance(found.get(name), (int, float, type(None))) for name in fields) else None
+
+
+def finite(value: Any) -> float:
+    """Return a number as a float: NaN if it is absent, not finite, or too large."""
+    try:
+        value = math.nan if value is None else float(value)
+    except OverflowError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
+    """Write a CSV file with a row for each window, in which an evaluation is in the row of the window before it.
+
+    Raises:
+        OSError: If it can't be written.
+    """
+    measured: dict[int, dict[str, Any]] = {}
+    for each in metrics.evaluations:
+        results = {name: value for name, value in each.results.items() if name not in _NO_MEASURE}
+        measured.setdefault(each.after - 1, {}).update(results)
+    rows = [{**window, **measured.get(number, {})} for number, window in enumerate(metrics.windows)]
+    names = _in_order(metrics.windows) | _in_order(list(measured.values()))
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(names)
+        table.writerows([_cell(row.get(name)) for name in names] for row in rows)
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    """Return the names in the order in which they appear first."""
+    found: dict[str, None] = {}
+    for row in rows:
+        if not found.keys() >= row.keys():
+            found.update(dict.fromkeys(row))
+    return found
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for a table: as in JSON, but empty where there is no number."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return value if isinstance(value, (float, str)) or type(value) is int else json.dumps(value)
+
+
+def running(values: np.ndarray, half: int, places: np.ndarray, middle: Callable = np.mean) -> np.ndarray:
+    """Return at some places the middle of the values there, `half` values before and `half` after.
+
+    NaN count for nothing, and stay NaN. Each mean has a sum of its own: differences of cumulative sums would lose what
+    is small after a large value.
+
+    Args:
+        values (ndarray): the values.
+        half (int): the number of values on each side.
+        places (ndarray): the numbers of the values to replace by the middle.
+        middle (Callable): ``np.mean`` or ``np.median``. Default: ``np.mean``.
+    """
+    found = np.full(len(places), math.nan)
+    for number, place in enumerate(places):
+        if np.isfinite(values[place]):
+            near = values[max(0, place - half) : place + half + 1]
+            found[number] = middle(near[np.isfinite(near)])
+    return found
+
+
+def thinned(values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return places and values of a curve that looks the same with no more than `most` points.
+
+    Neighbours become the smallest and the largest of them; NaN are left out unless there is nothing else.
+    """
+    if len(values) <= most:
+        return np.arange(len(values)), values
+    starts = np.linspace(0, len(values), most >> 1, endpoint=False).astype(np.int64)
+    ends = [np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)]
+    return np.repeat(starts, 2), np.stack(ends, 1).ravel()

@@ -1,0 +1,138 @@
+"""Does `python -m ms_accum.plot` write its files, or one line?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ms_accum import plot as plotting
+from ms_accum.program.main import DATA, DISK, OK, USAGE, run
+from programs import ROOT, one_line
+
+pytestmark = pytest.mark.host
+PICTURES = ["metrics.png", "metrics.svg"]
+
+
+def plot(*argv):
+    return run(plotting.main, plotting.flags(), argv)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two folders of runs."""
+    for name, loss in (("a", 2.5), ("b", 1.5)):
+        (tmp_path / name).mkdir()
+        line = {"epoch": 1, "update": 1, "loss": loss, "samples": 8, "seconds": 0.5}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return tmp_path
+
+
+def files(folder):
+    return sorted(os.listdir(folder))
+
+
+def started(folder, *argv, **modules):
+    """Run it as a person does, with other modules in the place of some."""
+    for name, text in {"mindspore": "raise AssertionError('it is imported')", **modules}.items():
+        (folder / f"{name}.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    command = [sys.executable, "-m", "ms_accum.plot", *argv]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+# With matplotlib
+
+
+@pytest.fixture
+def matplotlib():
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+
+
+def test_pictures_and_tables_are_written(runs, capfd, matplotlib):
+    assert plot("a/", "b", "a") == OK
+    out, err = capfd.readouterr()
+    written = ["a/metrics.png", "a/metrics.svg", "a/metrics.csv", "b/metrics.csv"]
+    assert (out.splitlines(), err) == ([f"written          {path}" for path in written], "")
+    assert files("a") == ["metrics.csv", "metrics.jsonl", *PICTURES] and files("b") == ["metrics.csv", "metrics.jsonl"]
+    assert Path("b/metrics.csv").read_text() == "epoch,update,loss,samples,seconds\n1,1,1.5,8,0.5\n"
+
+
+def test_the_pictures_have_a_folder_of_their_own(runs, matplotlib):
+    assert plot("a", "--output", "new/folder") == OK
+    assert files("new/folder") == PICTURES and files("a") == ["metrics.csv", "metrics.jsonl"]
+
+
+def test_it_does_not_import_mindspore(runs, matplotlib):
+    done = started(runs, "a")
+    assert (done.returncode, done.stderr) == (OK, "") and files(runs / "a")[2:] == PICTURES
+
+
+@pytest.mark.parametrize("output", ["file", "file/folder"])
+def test_an_output_that_cannot_be_written_is_one_line(runs, capfd, output, matplotlib):
+    Path("file").touch()
+    assert plot("a", f"--output={output}") == DISK
+    assert one_line(capfd.readouterr().err).startswith("'file")
+
+
+def test_a_table_that_cannot_be_written_is_one_line(runs, capfd, matplotlib):
+    Path("a/metrics.csv").mkdir()
+    assert plot("a") == DISK
+    assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: Is a directory"
+
+
+def test_a_full_disk_is_one_line(runs, capfd, matplotlib):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    os.symlink("/dev/full", "a/metrics.csv")
+    assert plot("a") == DISK
+    assert one_line(capfd.readouterr().err) == "'a' can't be written: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("none", "'none' is not a folder; give the folder of a run"),
+        ("a/metrics.jsonl", "'a/metrics.jsonl' is not a folder; give the folder of a run"),
+        (".", "'.' has no metrics.jsonl; give the folder of a run"),
+        ("bad", "line 2 of 'bad/metrics.jsonl' is damaged"),
+        ("gap", "line 1 of 'gap/metrics.jsonl' is empty"),
+        ("new", "'new/metrics.jsonl' has no updates"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(runs, capfd, folder, message, matplotlib):
+    good = Path("a/metrics.jsonl").read_text()
+    for name, text in {"bad": good + good[9:], "gap": "\n" + good, "new": ""}.items():
+        Path(name).mkdir()
+        Path(name, "metrics.jsonl").write_text(text)
+    before = files("a")
+    assert plot("a", folder) == DATA
+    out, err = capfd.readouterr()
+    assert (out, one_line(err)) == ("", message) and files("a") == before
+
+
+# Without
+
+
+def test_wrong_flags_are_usage(capfd):
+    assert plot() == USAGE and "DIR" in one_line(capfd.readouterr().err)
+
+
+def test_a_missing_matplotlib_is_one_line(runs):
+    done = started(runs, "a", matplotlib="raise ImportError")
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert one_line(done.stderr) == "matplotlib is not installed. Run: pip install matplotlib"
+    assert files(runs / "a") == ["metrics.jsonl"]
+
+
+def test_help_names_every_flag(capfd):
+    with pytest.raises(SystemExit):
+        plot("--help")
+    shown = capfd.readouterr().out
+    assert [flag for flag in plotting.flags()._option_string_actions if flag not in shown] == []

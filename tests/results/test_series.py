@@ -1,0 +1,235 @@
+"""Are the metrics of a run read, smoothed and thinned as they are?"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ms_accum.results import series
+from ms_accum.results.series import read, running, thinned, write_table
+
+pytestmark = pytest.mark.host
+NAN = float("nan")
+FIRST = {"epoch": 1, "update": 1, "loss": 2.5, "lr": 0.1, "grad_norm": 1.5, "samples": 64, "seconds": 0.5}
+SKIPPED = {**FIRST, "loss": None, "grad_norm": None, "skipped": True, "bad": [3, 4]}
+SECOND = {**FIRST, "update": 2, "loss": 1e-07, "skipped": False}
+EVALUATION = {"epoch": 1, "updates": 2, "accuracy": 0.75, "correct": 3, "total": 4}
+
+
+def text_of(*lines):
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def written(folder, text):
+    (folder / "metrics.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
+# Reading
+
+
+def test_windows_and_evaluations_are_told_apart(tmp_path):
+    found = read(written(tmp_path, text_of(FIRST, SKIPPED, SECOND, EVALUATION, SECOND)))
+    assert found.windows == [FIRST, SKIPPED, SECOND, SECOND] and found.path == tmp_path / "metrics.jsonl"
+    (evaluation,) = found.evaluations
+    assert (evaluation.after, evaluation.updates, evaluation.results) == (3, 2, EVALUATION)
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", f"1{'0' * 400}"])
+def test_what_is_no_finite_number_is_a_gap(tmp_path, value):
+    found = read(written(tmp_path, text_of(FIRST, SECOND).replace("2.5", value)))
+    np.testing.assert_array_equal(found.numbers("loss"), [NAN, 1e-07])
+    np.testing.assert_array_equal(found.numbers("none"), [NAN, NAN])
+    np.testing.assert_array_equal(found.numbers("lr"), [0.1, 0.1])
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, len(text_of(SECOND)) - 1])
+def test_a_last_line_that_was_cut_is_left_out(tmp_path, cut):
+    text = text_of(FIRST, SECOND)
+    whole = cut == 1  # its line break alone is missing
+    assert read(written(tmp_path, text[:-cut])).windows == ([FIRST, SECOND] if whole else [FIRST])
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("", "empty"),
+        ("  ", "empty"),
+        ("{", "damaged"),
+        ("7", "damaged"),
+        ("[]", "damaged"),
+        ("{}", "damaged"),
+        ('{"update": "1"}', "damaged"),
+        ('{"update": true}', "damaged"),
+        ('{"update": 1, "loss": "low"}', "damaged"),
+        ('{"updates": 1, "accuracy": [1]}', "damaged"),
+        ('{"update": 1' + "0" * 9999 + "}", "damaged"),
+        ("[" * 99999, "damaged"),
+        ("\x00" * 9, "damaged"),
+        (b"\xff\xfe", "damaged"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, what):
+    line = line if isinstance(line, bytes) else line.encode()
+    first, second = text_of(FIRST).encode(), text_of(SECOND).encode()
+    for text, number in ((first + line + b"\n" + second, 2), (first + second + line + b"\n", 3)):
+        with pytest.raises(ValueError, match=rf"^line {number} of '.*metrics\.jsonl' is {what}$"):
+            read(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", '{"epoch": 1, "upd', text_of(EVALUATION)])
+def test_a_file_without_updates_is_an_error(tmp_path, text):
+    with pytest.raises(ValueError, match=r"^'.*metrics\.jsonl' has no updates$"):
+        read(written(tmp_path, text))
+
+
+def test_a_folder_without_metrics_is_an_error(tmp_path):
+    (tmp_path / "a" / "metrics.jsonl").mkdir(parents=True)
+    for folder, what in (("none", "is not a folder"), ("a", "has no metrics.jsonl"), ("a/b/c", "is not a folder")):
+        with pytest.raises(FileNotFoundError, match=f"'.*{folder}' {what}; give the folder of a run"):
+            read(tmp_path / folder)
+
+
+# The table
+
+
+def table_of(folder, *lines):
+    write_table(read(written(folder, text_of(*lines))), folder / "metrics.csv")
+    return (folder / "metrics.csv").read_text(encoding="utf-8")
+
+
+def test_the_table_has_a_row_for_each_window(tmp_path):
+    assert table_of(tmp_path, FIRST, SKIPPED, SECOND, EVALUATION, {**SECOND, "update": 3}) == (
+        "epoch,update,loss,lr,grad_norm,samples,seconds,skipped,bad,accuracy\n"
+        "1,1,2.5,0.1,1.5,64,0.5,,,\n"
+        '1,1,,0.1,,64,0.5,true,"[3, 4]",\n'
+        "1,2,1e-07,0.1,1.5,64,0.5,false,,0.75\n"
+        "1,3,1e-07,0.1,1.5,64,0.5,false,,\n"
+    )
+
+
+def check_table(folder, rng):
+    """Compare what a table says with what was written, for numbers of all sizes."""
+    losses = np.exp(rng.uniform(-300, 300, 99)).tolist()
+    table_of(folder, *({**FIRST, "update": number, "loss": loss} for number, loss in enumerate(losses, 1)))
+    with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == losses and [int(row["update"]) for row in rows] == list(
+        range(1, 100)
+    )
+
+
+def test_the_table_has_all_digits(tmp_path, rng):
+    check_table(tmp_path, rng)
+
+
+def test_a_rounded_table_is_noticed(tmp_path, rng, monkeypatch):
+    monkeypatch.setattr(series, "_cell", lambda value: f"{value:.12g}")
+    with pytest.raises(AssertionError):
+        check_table(tmp_path, rng)
+
+
+def test_a_table_without_evaluations_has_no_column_for_them(tmp_path):
+    assert table_of(tmp_path, FIRST).splitlines()[0] == ",".join(FIRST)
+
+
+def test_the_last_of_two_evaluations_counts(tmp_path):
+    rows = table_of(tmp_path, FIRST, EVALUATION, {**EVALUATION, "accuracy": 0.5}).splitlines()
+    assert rows[1].endswith(",0.5")
+
+
+def test_an_evaluation_before_all_windows_has_no_row(tmp_path):
+    assert table_of(tmp_path, EVALUATION, FIRST).splitlines()[1] == "1,1,2.5,0.1,1.5,64,0.5,"
+
+
+# Running means
+
+
+def by_definition(values, half, places, middle=np.mean):
+    of = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
+    near = [values[max(0, place - half) : place + half + 1] for place in places]
+    return [math.nan if math.isnan(values[place]) else of(each) for place, each in zip(places, near)]
+
+
+def by_differences(values, half, places, middle=np.mean):
+    sums = np.concatenate([[0.0], np.nancumsum(values)])
+    starts, ends = (np.clip(np.arange(len(values)) + by, 0, len(values)) for by in (-half, half + 1))
+    known = np.concatenate([[0], np.cumsum(np.isfinite(values))])
+    means = (sums[ends] - sums[starts]) / np.maximum(known[ends] - known[starts], 1)
+    return np.where(np.isfinite(values), means, math.nan)[places]
+
+
+def gaps_as_zeros(values, half, places, middle=np.mean):
+    return np.where(np.isfinite(values[places]), running(np.nan_to_num(values), half, places, middle), math.nan)
+
+
+def of_more(values, half, places, middle=np.mean):
+    return running(values, half + 1, places, middle)
+
+
+def always_the_mean(values, half, places, middle=np.mean):
+    return running(values, half, places)
+
+
+def check_running(function, rng):
+    for length, half, middle in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
+        values = rng.randn(length)
+        values[5:7] = values[-2:] = NAN
+        values[20:21] = 1e20
+        for places in (np.arange(length), np.arange(length)[::7]):
+            expected = by_definition(values, half, places, middle)
+            np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_running_mean_is_that_of_the_neighbours(rng):
+    check_running(running, rng)
+
+
+@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
+def test_other_means_are_noticed(function, rng):
+    with pytest.raises(AssertionError):
+        check_running(function, rng)
+
+
+# Thinned curves
+
+
+def check_thinned(thin):
+    values = np.sin(np.arange(10_007) / 900)
+    values[5003], values[7001] = 9, -9
+    values[2000:4000] = NAN
+    places, found = thin(values, 100)
+    assert len(places) == len(found) <= 100 and list(places) == sorted(places) and places[-1] < len(values)
+    assert np.nanmax(found) == 9 and np.nanmin(found) == -9
+    np.testing.assert_allclose(places[np.array([np.nanargmax(found), np.nanargmin(found)])], [5003, 7001], atol=201)
+    assert np.isnan(found[(places >= 2000) & (places < 3700)]).all() and np.isfinite(found[places >= 4000]).all()
+    short = np.array([1.0, NAN, 2.0])
+    places, found = thin(short, 3)
+    np.testing.assert_array_equal((places, found), ([0, 1, 2], short))
+
+
+def every_so_many(values, most):
+    places = np.linspace(0, len(values) - 1, min(most, len(values))).astype(int)
+    return places, values[places]
+
+
+def one_gap_hides_its_neighbours(values, most):
+    places, found = thinned(values, most)
+    return (places, found) if len(values) <= most else (places, np.where(places > 9000, NAN, found))
+
+
+def test_a_thinned_curve_has_its_extremes_and_its_gaps():
+    check_thinned(thinned)
+
+
+@pytest.mark.parametrize(
+    "thin", [every_so_many, one_gap_hides_its_neighbours, lambda values, most: thinned(values, 200)]
+)
+def test_other_curves_are_noticed(thin):
+    with pytest.raises(AssertionError):
+        check_thinned(thin)

@@ -1,0 +1,57 @@
+"""Does the notebook run from top to bottom, and does it show what is stored in it?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOK = ROOT / "examples" / "window.ipynb"
+# In a process of its own: the libraries of notebooks warn of their own future.
+RUN = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": sys.argv[2]}}).execute()
+print(nbformat.writes(notebook))
+"""
+
+
+def shown(notebook):
+    """Return what the cells show: printed texts and values, and the kinds of pictures."""
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+    texts = [output["text"] if "text" in output else output["data"]["text/plain"] for output in outputs]
+    pictures = [kind for output in outputs for kind in output.get("data", {}) if kind.startswith("image/")]
+    return [text for text in map("".join, texts) if "object" not in text and "Figure" not in text], pictures
+
+
+def numbers(svg):
+    """Return all words and numbers of a picture."""
+    return re.findall(r"[\w.#]+", svg)
+
+
+def test_what_is_stored_is_a_complete_run():
+    stored = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    texts, pictures = shown(stored)
+    assert pictures == ["image/svg+xml", "image/png"]
+    assert "accumulated and large batch differ by less than 1e-6: True" in "".join(texts)
+    window = (ROOT / "docs" / "images" / "window.svg").read_text(encoding="utf-8")
+    (svg,) = [output["data"]["image/svg+xml"] for output in code[0]["outputs"]]
+    assert numbers("".join(svg)) == numbers(window)  # IPython writes other quotation marks
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_what_is_stored():
+    pytest.importorskip("nbclient", reason="nbclient is not installed (requirements-dev.txt)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RUN, str(NOTEBOOK), str(NOTEBOOK.parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shown(json.loads(done.stdout)) == shown(json.loads(NOTEBOOK.read_text(encoding="utf-8")))

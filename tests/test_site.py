@@ -1,0 +1,146 @@
+"""Are the documents in both languages in step, in the site, short, and in plain English?"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ms_accum
+from ms_accum import zoo
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+ENGLISH = sorted(path for path in DOCS.glob("**/*.md") if not path.name.endswith(".zh.md"))
+PAIRS = [(ROOT / "README.md", ROOT / "README_CN.md")]
+PAIRS += [(path, path.with_suffix(".zh.md")) for path in ENGLISH if path.parent.name != "reference"]
+
+# FACE's words to avoid: what a stranger has to read twice, or code that acts like a person.
+AVOIDED = {
+    r"deal(s|t)? out|dealt-out": "shard",
+    r"\bspeaks?\b|\btells?\b|\bis told\b": "communicate, print",
+    r"\bgo(es)? on\b": "resume, continue",
+    r"\bat hand\b": "available",
+    r"\brefus(e|es|ed|al)\b": "reject, raise an error",
+    r"\bas many\b": "the same number of",
+    r"\bwithout a word\b": "silently",
+    r"\bnobody\b|\bwhoever\b|\bwho wants\b": "name the person or the thing",
+    r"\bset(s)? of parameters\b|\bparameter sets?\b": "model size",
+    r"\bknows\b": "code knows nothing",
+}
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def fences(text):
+    return re.findall(r"^```[^\n]*\n.*?^```", text, re.MULTILINE | re.DOTALL)
+
+
+def skeleton(text):
+    """Return what the two languages of a page have in common: headings' levels, code, rows of tables, tables' marks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", prose, re.MULTILINE)]
+    rows = len(re.findall(r"^\|", prose, re.MULTILINE))
+    return levels, fences(text), rows, re.findall(r"<!-- .* -->", text.replace(".zh -->", " -->"))
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_both_languages_are_in_step(english, chinese):
+    mine, theirs = skeleton(read(english)), skeleton(read(chinese))
+    for what, first, second in zip(("headings", "code", "rows of tables", "marks"), mine, theirs):
+        assert first == second, what
+
+
+@pytest.mark.parametrize("chinese", [chinese for _, chinese in PAIRS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_chinese_page_is_chinese(chinese):
+    code = r"^```(?s:.*?)^```|^\|[^\n]*$|^\[[^\n]*$|`[^`\n]*`|\]\([^)]*\)|<!--[^\n]*-->"
+    prose = re.sub(code, "", read(chinese), flags=re.MULTILINE)
+    assert len(re.findall(r"[\u4e00-\u9fff]", prose)) > len(re.findall(r"[A-Za-z]+", prose))
+
+
+def test_pages_out_of_step_are_noticed():
+    page = "# A\n\n## B\n\n```python\nx = 1\n```\n\n| a |\n|---|\n<!-- table: t -->\n"
+    for other in (
+        page.replace("## B", "### B"),
+        page.replace("x = 1", "x = 2"),
+        page + "| b |\n",
+        page.replace("table: t", "table: u"),
+    ):
+        assert skeleton(page) != skeleton(other)
+    assert skeleton(page) == skeleton(page.replace("A", "甲"))
+
+
+def words(text):
+    return len(text.split())
+
+
+def test_the_readme_can_be_finished():
+    assert words(read(ROOT / "README.md")) <= 900
+
+
+def pages_of(entry):
+    """Yield the files that an entry of the navigation names."""
+    for each in entry.values() if isinstance(entry, dict) else entry:
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from pages_of(each)
+
+
+def test_every_page_is_in_the_navigation():
+    settings = yaml.safe_load(read(ROOT / "mkdocs.yml"))
+    assert sorted(pages_of(settings["nav"])) == sorted(str(path.relative_to(DOCS)) for path in ENGLISH)
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = "\n".join(map(read, DOCS.glob("reference/*.md")))
+    found = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
+    public = [f"ms_accum.{name}" for name in ms_accum.__all__] + [f"model_zoo.{name}" for name in zoo.__all__]
+    constants = {f"model_zoo.{name}" for name in zoo.__all__ if not callable(getattr(zoo, name))}
+    assert sorted(found) == sorted(set(public) - constants)
+
+
+def test_the_pictures_are_those_of_the_script():
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    assert {path.name: read(path) for path in draw.IMAGES.glob("*.svg")} == draw.pictures(), "python docs/draw.py"
+    project = read(ROOT / "pyproject.toml")
+    assert draw.badges(project) != draw.badges(project.replace("3.12", "3.13"))
+
+
+# Plain English
+
+
+def avoided(text):
+    """Return the words of a text that are to be avoided, with better ones."""
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [f"{found[0]!r}: {better}" for words, better in AVOIDED.items() for found in re.finditer(words, prose, re.I)]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in [*ROOT.glob("*.md"), *ENGLISH] if path.name != "README_CN.md"], ids=lambda path: path.name
+)
+def test_documents_are_in_plain_english(path):
+    assert avoided(read(path)) == []
+
+
+SOURCES = [*ROOT.glob("ms_accum/**/*.py"), *ROOT.glob("model_zoo/**/*.py"), *ROOT.glob("examples/*.py")]
+
+
+@pytest.mark.parametrize("path", [*SOURCES, ROOT / "train.py", ROOT / "eval.py"], ids=lambda path: str(path.name))
+def test_docstrings_and_messages_are_in_plain_english(path):
+    texts = [node.value for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Constant)]
+    assert [each for text in texts if isinstance(text, str) for each in avoided(text)] == []
+
+
+def test_words_to_avoid_are_noticed():
+    text = "It is refused, and `refused` is code.\n```\nrefused\n```\n"
+    assert avoided(text) == ["'refused': reject, raise an error"]
+    assert avoided("The run goes on.") and not avoided("The run continues.")

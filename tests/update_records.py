@@ -1,0 +1,19 @@
+"""Helpers for tests of what is called after each update."""
+
+from __future__ import annotations
+
+from ms_accum import UpdateRecord
+from ms_accum.window.callbacks import Callbacks, Facts
+
+
+def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
+    values = {"step": update, "lr": 0.25, "grad_norm": 1.5, "samples": 128, "seconds": 0.125, **others}
+    return UpdateRecord(epoch=epoch, update=update, loss=loss, skipped=skipped, **values)
+
+
+def tell(reporter, *records, updates=None, **facts):
+    """Do what the driver does."""
+    with Callbacks([reporter], Facts(**facts)) as calls:
+        calls("on_train_begin", planned=updates)
+        for told in records:
+            calls.step_end(told)
