@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +42,6 @@ def checked(given: dict[str, Any]) -> argparse.Namespace:
 if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
-import mindspore as ms
 from mindspore import nn
 
 from ms_accum import tune_cpu
@@ -51,7 +49,7 @@ from ms_accum.evaluation import evaluate_seen
 from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
 from ms_accum.program.report import show
-from ms_accum.program.steps import choose_device
+from ms_accum.program.steps import choose_device, versions_with
 from ms_accum.results.diagnosis import Answers
 from ms_accum.results.report_file import place_of, write_page
 from ms_accum.results.report_page import Subject, page
@@ -122,6 +120,11 @@ def data_of(record: Record | None, dataset: str, model: str, data_path: str | No
     return test
 
 
+def is_about(record: Record, test: Any) -> bool:
+    """Return whether the accuracy in a record is that on these test images."""
+    return bool(record["test_data"] == test.source.facts["data"])
+
+
 def described(args: argparse.Namespace, record: Record | None, test: Any) -> str:
     """Return the test images in words."""
     facts = test.source.facts
@@ -141,7 +144,7 @@ def show_what(args: argparse.Namespace, model: str, record: Record | None, test:
     show("model", f"{model}, {record['updates']:,} updates, {record['optimizer']}, lr {record['lr']:g}")
     show("data", described(args, record, test))
     if record["total"]:
-        same = "" if record["test_data"] == test.source.facts["data"] else " on other images"
+        same = "" if is_about(record, test) else " on other images"
         show("record", f"{in_percent(record['correct'], record['total'])}{same} after training")
 
 
@@ -164,8 +167,8 @@ def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Recor
         mean=facts["mean"],
         std=facts["std"],
         record=record,
-        same_data=record is not None and record["test_data"] == facts["data"],
-        versions={"ms_accum": __version__, "mindspore": ms.__version__, "python": platform.python_version()},
+        same_data=record is not None and is_about(record, test),
+        versions=versions_with(__version__),
     )
 
 

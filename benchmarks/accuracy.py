@@ -49,7 +49,7 @@ TASKS = {
         (
             Entry(OURS, "mindspore", _CIFAR, ("--framework", "train.py")),
             Entry("torch", "torch", _CIFAR, ("--framework", "torch")),
-            Entry(f"{OURS}-batchnorm", "mindspore", _CIFAR, ("--framework", "ours", "--norm", "batch")),
+            Entry(f"{OURS}-batchnorm", "mindspore", _CIFAR, ("--framework", "batch_norm")),
         ),
         "CIFAR10_DATA",
         nullcontext,

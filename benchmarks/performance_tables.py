@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, NamedTuple
 
 from .contenders import OURS, PLAIN, UNTUNED
@@ -13,6 +13,7 @@ from .results import RESULTS
 from .tables import Lines, groups, markdown, part
 
 MACHINES = {"avx512": "with AVX-512", "avx2": "without"}
+_FIRST = next(iter(MACHINES))
 _WINDOWS, _EVERY = (4, 16), 5
 _SHOWN = 5  # of the dearest kernels
 
@@ -23,13 +24,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 def tables() -> dict[str, str]:
     """Return the tables by the names of their marks, such as avx512/speed."""
-    made = {"goals": _goals({machine: partial(rows, machine) for machine in MACHINES})}
-    made.update({name: _readme(words) for name, words in README.items()})
-    for machine in MACHINES:
+    results = {machine: cache(partial(rows, machine)) for machine in MACHINES}  # most are needed by several tables
+    made = {"goals": _goals(results)}
+    made.update({name: _readme((results[_FIRST], *words)) for name, words in README.items()})
+    for machine, found in results.items():
         made[f"{machine}/runs"] = _runs(machine)
         for name, (benchmark, table) in TABLES.items():
-            found = rows(machine, benchmark)
-            made[f"{machine}/{name}"] = table(found) if found else NOTHING
+            made[f"{machine}/{name}"] = table(found(benchmark)) if found(benchmark) else NOTHING
     return made
 
 
@@ -194,19 +195,18 @@ _BESIDE = ("torch", "tutorial-functional")  # of the tutorials the one that is w
 
 
 @markdown
-def _readme(words: Sequence[str]) -> Lines:
-    """Accuracy and speed in a few lines, on the first machine."""
-    trained, speed, tutorial = words
-    machine = next(iter(MACHINES))
+def _readme(source: Sequence[Any]) -> Lines:
+    """Accuracy and speed in a few lines, from the results of a machine and the words of a language."""
+    found, trained, speed, tutorial = source
     yield ["", OURS, "PyTorch", tutorial]
-    for found in (rows(machine, "accuracy"), rows(machine, "cifar10")):
-        summaries = {row["contender"].replace("-0-workers", ""): row for row in part(found, "summary")}
+    for mine in (found("accuracy"), found("cifar10")):
+        summaries = {row["contender"].replace("-0-workers", ""): row for row in part(mine, "summary")}
         if OURS in summaries:
             network = summaries[OURS]["network"]
-            epochs = max(row["epoch"] for row in part(found, "epoch"))
+            epochs = max(row["epoch"] for row in part(mine, "epoch"))
             cells = [_reached(summaries.get(name)) for name in (OURS, *_BESIDE)]
             yield [trained.format(network, _DATA[network], epochs), *cells]
-    of_sixteen = [row for row in rows(machine, "speed") if row["window"] == _WINDOWS[-1]]
+    of_sixteen = [row for row in found("speed") if row["window"] == _WINDOWS[-1]]
     for (network,), mine in groups(of_sixteen, "network").items():
         times = {row["contender"]: f"{row['ms']:,.1f}" for row in mine}
         yield [speed.format(network), *(times.get(name, "-") for name in (OURS, *_BESIDE))]

@@ -62,7 +62,7 @@ class Contender:
 
     def __enter__(self) -> Contender:
         self._stderr = tempfile.TemporaryFile()
-        self._scratch = tempfile.TemporaryDirectory()  # it is killed, and could not remove what it made
+        self._scratch = tempfile.TemporaryDirectory()  # the program is killed, so it removes nothing itself
         # A group of its own, to be stopped and ended with all its children. It stays in our session: should we
         # be killed, the kernel wakes a stopped group with SIGHUP, which ends it.
         self._process = subprocess.Popen(

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def instructions() -> str:
-    """Return the vector instructions of this machine, after which the folder of its results is called."""
+    """Return the vector instructions of this machine, which name the folder of its results."""
     flags = (_first("/proc/cpuinfo", "flags") or "").split()
     return next((name for name in ("avx512f", "avx2") if name in flags), platform.machine()).removesuffix("f")
 

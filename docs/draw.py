@@ -58,7 +58,7 @@ def window(words: dict) -> str:
         parts += [_rows(25, _TOP + 14 + sum(ROWS[: number - 1]) * _ROW, rows, colour), _rows(197, top, rows, colour)]
         parts += [_text(288, middle + 4, words["rows"].format(rows), anchor="start", size=12)]
         parts += [_arrow(336, middle, 424, middle), _formula(430, middle + 5, number, colour)]
-        parts += [_line(474, middle, 508, 150 + (middle - 150) * 0.25)]
+        parts += [_arrow(474, middle, 508, 150 + (middle - 150) * 0.25)]
         top += high + _GAP
     parts += [_text(380, 46, words["forward"], size=12), _arrow(102, 150, 188, 150)]
     parts += [_box(508, 122, 96, 56, "#f0f4f8"), _sum(556, 156), _arrow(604, 150, 664, 150)]
@@ -110,11 +110,8 @@ def _sum(x: float, y: float) -> str:
     return f"<text x='{x}' y='{y}' {style}>Σ <tspan font-style='italic'>w g</tspan></text>"
 
 
-def _line(x: float, y: float, to_x: float, to_y: float) -> str:
+def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"<path d='M{x} {y:g}L{to_x} {to_y:g}' stroke='{LINE}' stroke-width='1.6' marker-end='url(#tip)'/>"
-
-
-_arrow = _line
 
 
 def badges(project: str) -> str:

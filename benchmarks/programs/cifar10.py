@@ -1,4 +1,4 @@
-"""Train SmallResNet on CIFAR-10 epoch by epoch, and evaluate after each: train.py, our driver or PyTorch.
+"""Train SmallResNet on CIFAR-10 epoch by epoch, and evaluate after each: train.py, our driver with BatchNorm, PyTorch.
 
 All three take the same batches.
 """
@@ -27,8 +27,6 @@ LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.2, 400, 0.9, 5e-4
 
 _ACCURACY = re.compile(r"accuracy: ([\d.]+) after ")
 
-Norm = Literal["none", "batch"]
-
 
 def rates(updates: int) -> list[float]:
     """Return the learning rates of a run."""
@@ -36,7 +34,7 @@ def rates(updates: int) -> list[float]:
     return [LR * part_of_rate(update, updates, warm_up, "cosine") for update in range(updates)]
 
 
-def program(data: str, seed: int, norm: Norm) -> Iterator:
+def program(data: str, seed: int) -> Iterator:
     """Run train.py with its config, as a user would; it evaluates and saves after each epoch."""
     import mindspore as ms
 
@@ -44,7 +42,7 @@ def program(data: str, seed: int, norm: Norm) -> Iterator:
 
     yield {"mindspore": ms.__version__}
     updates = -(-len(load_cifar10(Path(data), "train").labels) // (BATCH * WINDOW))  # of an epoch
-    # In the folder for temporary files, which goes when the benchmark ends this program; train.py ends with it.
+    # The benchmark ends this program and train.py together, and removes their temporary files.
     flags = [f"--config={CONFIG}", f"--data_path={data}", f"--seed={seed}", f"--output_dir={tempfile.mkdtemp()}"]
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--keep_best", f"--save_every={updates}"]
     merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -60,8 +58,8 @@ def program(data: str, seed: int, norm: Norm) -> Iterator:
     yield epoch
 
 
-def ours(data: str, seed: int, norm: Norm) -> Iterator:
-    """Train with the driver."""
+def batch_norm(data: str, seed: int) -> Iterator:
+    """Train the network with BatchNorm, which train.py does not offer, with the driver."""
     import mindspore as ms
     from mindspore import nn
     from ours import driver, tuned
@@ -75,7 +73,7 @@ def ours(data: str, seed: int, norm: Norm) -> Iterator:
     ms.set_seed(seed)
     train = create_dataset(data, BATCH, usage="train", seed=seed, dataset="cifar10")
     test = create_dataset(data, TEST_BATCH, usage="test", dataset="cifar10")
-    network = tuned(SmallResNet(norm=norm))
+    network = tuned(SmallResNet(norm="batch"))
     updates = EPOCHS * updates_per_epoch(train.get_dataset_size(), WINDOW)
     how = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     model = driver(network, nn.SGD(network.trainable_params(), rate_by_update(rates(updates)), **how))
@@ -88,7 +86,7 @@ def ours(data: str, seed: int, norm: Norm) -> Iterator:
     yield epoch
 
 
-def torch(data: str, seed: int, norm: Norm) -> Iterator:
+def torch(data: str, seed: int) -> Iterator:
     """Train with the usual loop, from the batches of ours: each loss divided by the window's size."""
     import torch
     from networks_torch import SmallResNet
@@ -126,10 +124,10 @@ def torch(data: str, seed: int, norm: Norm) -> Iterator:
 
 
 def build(
-    framework: Literal["train.py", "ours", "torch"], data: str, seed: int = 1, norm: Norm = "none"
+    framework: Literal["train.py", "batch_norm", "torch"], data: str, seed: int = 1
 ) -> tuple[dict, Callable[[], dict]]:
-    """Read the data and build the network. From here on the clock runs when we do."""
-    return by_epoch({"train.py": program, "ours": ours, "torch": torch}[framework](data, seed, norm))
+    """Read the data and build the network; its seconds are counted."""
+    return by_epoch({"train.py": program, "batch_norm": batch_norm, "torch": torch}[framework](data, seed))
 
 
 if __name__ == "__main__":

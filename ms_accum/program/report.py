@@ -18,7 +18,7 @@ from ..window.callbacks import UNKNOWN, callbacks_of
 from ..window.ends import is_full
 from ..window.record import UpdateRecord
 
-# Off a terminal, about so many lines an epoch: a person can read them.
+# The approximate number of lines per epoch off a terminal, few enough to be read.
 _LINES_IN_AN_EPOCH = 20
 
 # Milliseconds: on two CPU cores the MLP, whose micro-batches of 32 rows take 2.5, trains 3 times as fast with larger

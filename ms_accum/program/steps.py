@@ -217,8 +217,12 @@ class Written:
 
 def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
     """Return what the records say of the data, and of the versions."""
-    versions = {"ms_accum": version, "mindspore": ms.__version__, "python": platform.python_version()}
-    return {**train.source.facts, "test_data": test.source.facts["data"], **versions}
+    return {**train.source.facts, "test_data": test.source.facts["data"], **versions_with(version)}
+
+
+def versions_with(version: str) -> dict[str, str]:
+    """Return the versions of this package, of MindSpore and of Python, by name."""
+    return {"ms_accum": version, "mindspore": ms.__version__, "python": platform.python_version()}
 
 
 def train(

@@ -27,7 +27,7 @@ def line_chart(name: str, points: Sequence[tuple[float, float]], *, mark: float 
     """Return a curve over the updates as an SVG element.
 
     Args:
-        name (str): what is drawn, for those who hear the page.
+        name (str): what is drawn, for screen readers.
         points (Sequence): pairs of update and value, all finite, in the order of the updates; at least one.
         mark (Optional[float]): the update of the model, where a line is drawn. Default: ``None``.
     """

@@ -15,7 +15,7 @@ import numpy as np
 from .series import Metrics, finite, running, thinned
 
 _WIDTH, _HEIGHT, _ROWS, _COLUMNS = 12.0, 6.6, 2, 3
-_POINTS = 1200  # of a curve; a panel has about half of that in pixels
+_POINTS = 1200  # of a curve, at most; a panel is about half as wide in pixels
 _DOTS = 12  # curves with no more points than these have dots
 _SMOOTH_FROM, _SMOOTH_PART, _MOST_SMOOTH = 40, 1 / 40, 1000  # updates on each side of a mean
 _WIDE = 100.0  # the ratio of values from which an axis is logarithmic

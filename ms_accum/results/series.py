@@ -1,4 +1,4 @@
-"""What does a file of metrics say about each update?
+"""What does a file of metrics hold about each update?
 
 NumPy and the standard library only: MindSpore's import takes seconds.
 """
