@@ -16,7 +16,7 @@ from .process import Contender
 from .runner import Session, alternate, awake, ratio, ratios, summary
 from .tables import part
 
-# Each yields MNIST's training images in batches of 32, 32x32 and normalised.
+# Each yields MNIST's training images in batches of 32, 32x32 and normalized.
 LOADERS = (
     Entry(OURS, "mindspore", "loader.py", ("--pipeline", "ours")),
     Entry("MnistDataset", "mindspore", "loader.py", ("--pipeline", "tutorial")),

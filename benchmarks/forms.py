@@ -24,7 +24,7 @@ BLOCKS = (
     "division",
     "product",
     "narrow-product",
-    "standardised",
+    "standardized",
     "pooling",
 )
 _BURST, _ROUNDS = 0.2, 11  # seconds of a form in a round

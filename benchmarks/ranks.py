@@ -52,7 +52,7 @@ TABLES = {
     ),
     "alone": ("a collective alone", "ranks:d operator bytes:,d ms:,.3f ms_min:,.3f model_ms:,.3f"),
     "memory": (
-        "peak of the largest rank, and parameter sets that it keeps",
+        "peak of the largest rank, and what it keeps, in model sizes",
         "network ranks:d way peak_mib:,.0f parameters:.2f accumulators:.2f optimizer:.2f",
     ),
 }

@@ -82,12 +82,12 @@ def sending_seconds(way: str, window: int, size: float, ranks: int, link_of: Lin
 def kept_sets(way: str, ranks: int) -> dict[str, float]:
     """Return the parameter sets that a rank keeps with Adam; gradients and temporaries come on top."""
     part = 1 / ranks
-    dealt_out = way.startswith("ZeRO")
+    sharded = way.startswith("ZeRO")
     return {
         "parameters": 1.0,
         "accumulators": part if way == "ZeRO-2" else 1.0,
         # Dealt out, the part of the parameters is kept a second time, as what the optimizer updates.
-        "optimizer": part * (_ADAM + 1) if dealt_out else float(_ADAM),
+        "optimizer": part * (_ADAM + 1) if sharded else float(_ADAM),
     }
 
 

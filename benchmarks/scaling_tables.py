@@ -95,9 +95,9 @@ def _error(rows: Sequence[dict]) -> Lines:
 
 @markdown
 def _sent(rows: Sequence[dict]) -> Lines:
-    """Of the largest network: in parameter sets, all networks are alike."""
+    """Of the largest network: in model sizes, all networks are alike."""
     windows = ", ".join(str(window) for (window,) in groups(rows, "window"))
-    names = ["AllReduce + AllGather", "sets sent in a ring", "sets seen on the loopback device"]
+    names = ["AllReduce + AllGather", "model sizes sent in a ring", "model sizes seen on the loopback device"]
     yield ["ranks", "", *(f"{name}, N = {windows}" for name in names)]
     largest = max(rows, key=lambda row: row["set_mib"])["network"]
     for key, mine in groups([row for row in rows if row["network"] == largest], "ranks", "way").items():
@@ -126,7 +126,7 @@ def _memory(rows: Sequence[dict]) -> Lines:
 
 @markdown
 def _kept(assumed: Assumed) -> Lines:
-    """What Adam keeps, and what is sent, in parameter sets."""
+    """What Adam keeps, and what is sent, in model sizes."""
     head = [f"kept, W = {ranks:,}" for ranks in _RANKS]
     yield ["", *head, *(f"sent, N = {window}" for window in _WINDOWS)]
     for way in WAYS:

@@ -21,7 +21,7 @@ class LayerNorm(nn.Cell):
         self.type = ms.float32
 
     def construct(self, x: Any) -> Any:
-        """Return `x`, standardised to mean 0 and variance 1 along the last axis, times gamma plus beta."""
+        """Return `x`, standardized to mean 0 and variance 1 along the last axis, times gamma plus beta."""
         exact = self.cast(x, self.type)
         centred = exact - self.mean(exact, -1)
         scale = self.rsqrt(self.mean(self.square(centred), -1) + 1e-5)

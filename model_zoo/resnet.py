@@ -21,7 +21,7 @@ class ResNet18(nn.Cell):
     the arithmetic, and its accuracy is much lower. Layers are named as in torchvision (`conv1`, `bn1`,
     `layer1.0.conv1`, ..., `fc`). Convolutions are initialized with He's normal distribution over the fan-out.
 
-    BatchNorm normalises each micro-batch by its own statistics, so accumulation does not equal the large batch.
+    BatchNorm normalizes each micro-batch by its own statistics, so accumulation does not equal the large batch.
 
     Args:
         num_class (int): The number of classes. Default: ``10``.

@@ -17,10 +17,10 @@ _GAIN = math.sqrt(2 / (1 - 1 / math.pi))
 
 
 class SmallResNet(nn.Cell):
-    """A residual network without normalisation of activations, for images of 32x32.
+    """A residual network without normalization of activations, for images of 32x32.
 
     A convolution with 32 channels at 32 pixels, then three stages of one residual block, with 48, 96 and 192 channels
-    at 16, 8 and 4 pixels. The weights of the convolutions are standardised, and there is no BatchNorm behind them: no
+    at 16, 8 and 4 pixels. The weights of the convolutions are standardized, and there is no BatchNorm behind them: no
     row's output depends on another row, so accumulated gradients equal those of the big batch. With ``norm="batch"`` it
     has BatchNorm, for comparison.
 
@@ -52,7 +52,7 @@ class SmallResNet(nn.Cell):
         num_class = check_int("SmallResNet", "num_class", num_class, low=1)
         if norm not in ("none", "batch"):
             raise ValueError(f"For 'SmallResNet', 'norm' must be 'none' or 'batch', but got {norm!r}.")
-        convolution = _Standardised if norm == "none" else _normalised
+        convolution = _Standardized if norm == "none" else _normalized
         channels, cells = _STEM, [convolution(3, _STEM, 1), nn.ReLU()]
         for out in _WIDTHS:
             cells += [convolution(channels, out, 2), nn.ReLU(), _Block(out, convolution)]
@@ -78,7 +78,7 @@ class _Block(nn.Cell):
         return self.relu(x + self.second(self.relu(self.first(x))))
 
 
-class _Standardised(nn.Cell):
+class _Standardized(nn.Cell):
     """A 3x3 convolution whose weights have mean 0 and variance 1 / fan-in in each channel, times a trained gain."""
 
     def __init__(self, channels: int, out: int, stride: int, gain: float = _GAIN) -> None:
@@ -94,7 +94,7 @@ class _Standardised(nn.Cell):
         self.product, self.square, self.rsqrt, self.add = ops.MatMul(), ops.Square(), ops.Rsqrt(), ops.BiasAdd()
 
     def construct(self, x: Any) -> Any:
-        """Return the convolution of `x` with the standardised weights."""
+        """Return the convolution of `x` with the standardized weights."""
         rows = self.weight.reshape(self.shape[0], -1)
         centred = rows - self.product(self.product(rows, self.mean), self.copy)
         scale = self.gain * self.rsqrt(self.product(self.square(centred), self.sum) + 1e-4)
@@ -102,7 +102,7 @@ class _Standardised(nn.Cell):
         return self.add(self.convolution(x, weight.reshape(self.shape)), self.bias)
 
 
-def _normalised(channels: int, out: int, stride: int, gain: float = 1.0) -> nn.Cell:
+def _normalized(channels: int, out: int, stride: int, gain: float = 1.0) -> nn.Cell:
     """Return a convolution followed by BatchNorm."""
     init = HeNormal(mode="fan_out", nonlinearity="relu")
     padding = {"pad_mode": "pad", "padding": 1}

@@ -251,7 +251,7 @@ def _check_accumulators(
     """Raise an error unless the accumulators match this Cell, and Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
-    checks.as_many(owner, "grad_sum", grad_sum, how.like, remedy)
+    checks.same_number(owner, "grad_sum", grad_sum, how.like, remedy)
     checks.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
     given: dict[str, Any] = {
         "weight_sum": "None" if weight_sum is None else "given",

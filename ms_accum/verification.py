@@ -23,7 +23,7 @@ from .window.ends import split_batch
 _OWNER = "verify"
 _SHOWN = 8
 _BATCH_NORM = (
-    "BatchNorm normalises each micro-batch with its own statistics. batch_to_group_norm or freeze_batch_norm make the "
+    "BatchNorm normalizes each micro-batch with its own statistics. batch_to_group_norm or freeze_batch_norm make the "
     "gradients agree."
 )
 _RANDOM = "Random layers draw other masks for micro-batches than for the large batch; without them the gradients agree."
@@ -172,13 +172,13 @@ class _Trial:
         cells = dict(self._network.cells_and_names())
         names = [name for name, cell in cells.items() if isinstance(cell, CountedDropout) and cell.p]
         random = [cells[name] for name in (*random_layers(self._network), *names)]
-        normalising = [cell for cell in cells.values() if takes_statistics(cell, training=True)]
-        if normalising:
-            yield normalising, _BATCH_NORM
+        normalizing = [cell for cell in cells.values() if takes_statistics(cell, training=True)]
+        if normalizing:
+            yield normalizing, _BATCH_NORM
         if random:
             yield random, _RANDOM
-        if random and normalising:
-            yield [*random, *normalising], f"{_BATCH_NORM} {_RANDOM}"
+        if random and normalizing:
+            yield [*random, *normalizing], f"{_BATCH_NORM} {_RANDOM}"
 
     def _of_weights(self, expected: Gradient, found: Gradient, rtol: float) -> str:
         """Return the diagnosis from the weights with which the micro-batches' gradients add up to the large batch's."""

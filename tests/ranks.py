@@ -251,17 +251,17 @@ def adam_driver(zero):
     return GradientAccumulation(network, cross_entropy(), adam_of(network, zero), clip_norm=0.5)
 
 
-def whole_state_of(model):
+def complete_state_of(model):
     state = model._trained.parameters()
     return {name: parameter.asnumpy().tolist() for name, parameter in state.items()}
 
 
-def dealt_out(group):
-    """Adam's state whole and dealt out, and runs that go on from one kind of state with the other kind of optimizer."""
+def sharded(group):
+    """Adam's state complete and sharded, and runs that continue from one kind of state with the other optimizer."""
     folder, models = Path(sys.argv[1]) / "zero", [adam_driver(zero) for zero in (False, True, True)]
     for model in models:
         train(model, own_data(group))
-    states = [whole_state_of(model) for model in models]
+    states = [complete_state_of(model) for model in models]
     asked = count(1)
     with contextlib.suppress(Stopped):
         stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
@@ -277,10 +277,10 @@ def dealt_out(group):
     kept = [own for own in models[1]._trained.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
     return {
         "plain": states[0],
-        "dealt out": states[1],
+        "sharded": states[1],
         "again": states[1] == states[2],
-        "resumed": whole_state_of(resumed),
-        "more": [whole_state_of(model) for model in (plain, again)],
+        "resumed": complete_state_of(resumed),
+        "more": [complete_state_of(model) for model in (plain, again)],
         "kept": [own.size for own in kept],
     }
 
@@ -300,5 +300,5 @@ def look(group):
         "refused": on_host(refused, group),
         "shards": on_host(shards, group),
         "resumed": on_host(stopped_and_resumed, group),
-        "zero": on_host(dealt_out, group),
+        "zero": on_host(sharded, group),
     }

@@ -59,7 +59,7 @@ def trained(group, zero, **options):
     """Also the records: the norm before clipping is one of all ranks."""
     model = driver_of(zero, **options)
     records = ranks.train(model, even(group))
-    return {"state": ranks.whole_state_of(model), "records": records}
+    return {"state": ranks.complete_state_of(model), "records": records}
 
 
 def graphs(group, zero, in_step):
@@ -144,13 +144,13 @@ def stopped(group, folder):
 
 
 def resumed(group):
-    """A run of which accumulators are dealt out is stopped, and goes on."""
+    """A run of which accumulators are sharded is stopped, and goes on."""
     folder = Path(sys.argv[1]) / "in step"
     first = ranks.on_host(stopped, group, folder)
     parallel.wait_for_all(group)
     model = driver_of(True, **IN_STEP)
     ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
-    return {"state": ranks.whole_state_of(model), "updates": first.updates}
+    return {"state": ranks.complete_state_of(model), "updates": first.updates}
 
 
 def functional(group, zero, **options):
@@ -174,7 +174,7 @@ def passed_over(group, **options):
     ]
     model = driver_of(zero=False, **options)
     records = ranks.train(model, data)
-    return {"state": ranks.whole_state_of(model), "records": records}
+    return {"state": ranks.complete_state_of(model), "records": records}
 
 
 def bad_on_one(group, zero):
@@ -184,7 +184,7 @@ def bad_on_one(group, zero):
         data[0] = (Tensor(np.full(data[0][0].shape, np.nan, np.float32)), data[0][1])
     model = driver_of(zero, **IN_STEP)
     ranks.train(model, data, epochs=1)
-    return {"counts": [model.updates, model.skipped], "state": ranks.whole_state_of(model)}
+    return {"counts": [model.updates, model.skipped], "state": ranks.complete_state_of(model)}
 
 
 def refused(group):
@@ -243,7 +243,7 @@ def tiny_weights(group):
     """So small that a product of weight and gradient is no float32."""
     model = driver_of(zero=False, weight=lambda x, y: 1e-50 * float(counting(x, y)))
     records = ranks.train(model, even(group))
-    return {"state": ranks.whole_state_of(model), "updates": model.updates, "records": records}
+    return {"state": ranks.complete_state_of(model), "updates": model.updates, "records": records}
 
 
 def sent(group):

@@ -94,7 +94,9 @@ def test_large_gradients_cancel():
     assert fed.seen == [1.0]
 
 
-@pytest.mark.parametrize("mutation", ["no division", "no clear", "one late"])
+@pytest.mark.parametrize(
+    "mutation", ["one late", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+)
 def test_one_to_four_twice_notices(mutation, monkeypatch):
     expected = [np.array([5.0])]
     intact = Fed(4, reduction="mean")
@@ -260,15 +262,9 @@ def add_in_half_precision(total, gradients):
     return tree._map(in_half_precision, total, gradients)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "micro_batches"),
-    [
-        ("float16", 512),
-        pytest.param("bfloat16", 512, marks=pytest.mark.slow),
-        pytest.param("float16", 4096, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 4096, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [512, 4096])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
     fed = Fed(micro_batches)
     gradients = as_gradients(1e-4, dtype=DTYPES[dtype])

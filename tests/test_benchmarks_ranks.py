@@ -35,11 +35,11 @@ def test_ranks_run(tmp_path):
     assert len(parts["sent"]) == 3 * len(WAYS)
     assert {row["operator"] for row in parts["alone"]} == {"AllReduce", "AllGather"}
     assert all(row["ms"] >= row["ms_min"] > 0 and row["model_ms"] > 0 for row in parts["alone"])
-    one, dealt_out = parts["memory"]
-    for row in (one, dealt_out):
+    one, sharded = parts["memory"]
+    for row in (one, sharded):
         kept = scaling.kept_sets(row["way"], row["ranks"])
         assert {name: row[name] for name in KEPT} == pytest.approx(kept, rel=1e-3)
-    assert (one["way"], dealt_out["way"]) == (ONE, "ZeRO-2")
+    assert (one["way"], sharded["way"]) == (ONE, "ZeRO-2")
     assert "predicted" in said
 
 

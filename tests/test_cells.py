@@ -69,7 +69,7 @@ def test_a_weight_of_the_users():
     assert values([network.w]) == [-2.0]
 
 
-@pytest.mark.parametrize("mutation", ["no division", "no clear"])
+@pytest.mark.parametrize("mutation", ["no division", pytest.param("no clear", marks=pytest.mark.slow)])
 def test_two_windows_notice(mutation, monkeypatch):
     mutate(monkeypatch, mutation)
     network, cells = slope_by_hand(mean=True)
@@ -125,7 +125,7 @@ def test_a_scale_that_is_not_above_0_is_refused(sens):
         slope_by_hand(sens=sens)
 
 
-@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_update_inside_a_window_is_the_end_of_a_shorter_one(mean):
     network, cells = slope_by_hand(mean=mean)
     cells.forward_backward(*micro_batch(3, rows=2))
@@ -143,7 +143,7 @@ def test_to_clear_twice_is_to_clear_once():
     assert values([network.w]) == [-2.0]
 
 
-@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_update_with_nothing_in_the_window(mean):
     """With weights there is no mean and no update; the tutorial's sum of nothing is a gradient of zero."""
     network, cells = slope_by_hand(mean=mean)

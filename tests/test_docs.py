@@ -150,6 +150,7 @@ def printed(tmp_path_factory):
     return execute(programs, tmp_path_factory.mktemp("programs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCTESTS)
 def test_docstring(name, printed):
     assert mismatches(DOCTESTS[name], printed[name]) == []

@@ -353,7 +353,8 @@ def never_stopped(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
-@pytest.mark.parametrize("stops", [(5, 3), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 14))])
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(5, 3), *((stop,) for stop in range(1, 14))])
 def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
     losses = []

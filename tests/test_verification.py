@@ -81,7 +81,7 @@ FAULTS = {
     "a wrong weight": (dense, cross_entropy, {"weight": 1.0}, "The weights are not what the loss averages over"),
     "coupled": (dense, lambda: coupled, {}, "The loss couples the rows of a batch: .* Use CoupledLoss"),
     "mixed rows": (Pooling, cross_entropy, {}, "The loss couples the rows"),
-    "BatchNorm": (lambda: dense(nn.BatchNorm1d(16)), cross_entropy, {}, "^BatchNorm normalises .* batch_to_group_norm"),
+    "BatchNorm": (lambda: dense(nn.BatchNorm1d(16)), cross_entropy, {}, "^BatchNorm normalizes .* batch_to_group_norm"),
     "Dropout": (lambda: dense(nn.Dropout(p=0.5)), cross_entropy, {}, "^Random layers draw other masks"),
     "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "^Random layers draw"),
     "both": (lambda: dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy, {}, "^BatchNorm .* Random layers"),

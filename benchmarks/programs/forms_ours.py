@@ -109,7 +109,7 @@ class Scaled(nn.Cell):
         return x * (1 / 3.0) if self.by_reciprocal else x / 3.0
 
 
-class Standardised(nn.Cell):
+class Standardized(nn.Cell):
     """A matrix whose rows have mean 0 and length 1, by means or by products with columns and rows of ones."""
 
     def __init__(self, width: int, *, by_products: bool):
@@ -119,7 +119,7 @@ class Standardised(nn.Cell):
         self.mean = self.sum / width
 
     def construct(self, x: Any) -> Any:
-        """Return the standardised matrix."""
+        """Return the standardized matrix."""
         if self.by_products:
             centred = x - ops.matmul(ops.matmul(x, self.mean), self.copy)
             return centred * ops.matmul(ops.rsqrt(ops.matmul(ops.square(centred), self.sum) + 1e-4), self.copy)
@@ -156,8 +156,8 @@ def forms_of(block: str, rows: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
     if block == "division":
         usual, other = Scaled(by_reciprocal=False), Scaled(by_reciprocal=True)
         return {"by 3": usual, "times 1/3": other}, [numbers(rows, 4 * WIDTH)]
-    if block == "standardised":
-        usual, other = Standardised(1152, by_products=False), Standardised(1152, by_products=True)
+    if block == "standardized":
+        usual, other = Standardized(1152, by_products=False), Standardized(1152, by_products=True)
         return {"by means": usual, "by products with ones": other}, [numbers(128, 1152)]
     if block == "pooling":
         relu, pool = nn.ReLU(), nn.MaxPool2d(2, 2)

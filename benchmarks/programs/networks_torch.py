@@ -59,8 +59,8 @@ class Transformer(nn.Module):
         return self.head(self.blocks(self.embedding(tokens) + self.positions)).flatten(0, 1)
 
 
-class Standardised(nn.Conv2d):
-    """A 3x3 convolution as in `model_zoo.SmallResNet`: standardised weights times a trained gain."""
+class Standardized(nn.Conv2d):
+    """A 3x3 convolution as in `model_zoo.SmallResNet`: standardized weights times a trained gain."""
 
     def __init__(self, channels: int, out: int, stride: int, gain: float = math.sqrt(2 / (1 - 1 / math.pi))):
         super().__init__(channels, out, 3, stride, padding=1)
@@ -81,7 +81,7 @@ class Residual(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.first, self.second = Standardised(channels, channels, 1), Standardised(channels, channels, 1, 0.0)
+        self.first, self.second = Standardized(channels, channels, 1), Standardized(channels, channels, 1, 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output, of the shape of its input."""
@@ -93,9 +93,9 @@ class SmallResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        channels, parts = 32, [Standardised(3, 32, 1), nn.ReLU()]
+        channels, parts = 32, [Standardized(3, 32, 1), nn.ReLU()]
         for out in (48, 96, 192):
-            parts += [Standardised(channels, out, 2), nn.ReLU(), Residual(out)]
+            parts += [Standardized(channels, out, 2), nn.ReLU(), Residual(out)]
             channels = out
         self.stages, self.head = nn.Sequential(*parts), nn.Linear(channels, 10)
 

@@ -34,7 +34,7 @@ def create_dataset(
 ) -> GeneratorDataset:
     """Create a dataset of batches of MNIST, the embedded digits, or CIFAR-10.
 
-    The columns are `image`, normalised float32 of shape (N, 1, image_size, image_size), or (N, 3, 32, 32) for CIFAR-10,
+    The columns are `image`, normalized float32 of shape (N, 1, image_size, image_size), or (N, 3, 32, 32) for CIFAR-10,
     and `label`, int32 of shape (N,). Training images of CIFAR-10 are cropped from padded copies and mirrored at random.
     This is a function of (seed, pass, row), so it does not depend on the batch size, the shards, or where a run
     resumes.

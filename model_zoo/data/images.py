@@ -41,13 +41,13 @@ class Split:
         """Return a view of the images with an axis for the channels."""
         return self.images if self.images.ndim == 4 else self.images[:, np.newaxis]
 
-    def normaliser(self) -> Callable[[np.ndarray], np.ndarray]:
+    def normalizer(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return the function that converts images with channels to network inputs."""
         if self.images.ndim == 3:
             return self.gray_to_input().__getitem__
         # In colour a lookup for each channel is slower than arithmetic: 0.8 ms for 128 images, against 0.2 ms.
         mean, std = (np.array(value)[:, np.newaxis, np.newaxis] for value in (self.mean, self.std))
-        return partial(_normalise, scale=(1 / (255 * std)).astype(np.float32), shift=(-mean / std).astype(np.float32))
+        return partial(_normalize, scale=(1 / (255 * std)).astype(np.float32), shift=(-mean / std).astype(np.float32))
 
     def gray_to_input(self) -> np.ndarray:
         """Return the network inputs of the 256 gray levels: a lookup is faster than arithmetic on every batch."""
@@ -55,7 +55,7 @@ class Split:
         return ((gray - self.mean) / self.std).astype(np.float32)
 
 
-def _normalise(images: np.ndarray, *, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+def _normalize(images: np.ndarray, *, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
     inputs = images.astype(np.float32)
     inputs *= scale
     inputs += shift

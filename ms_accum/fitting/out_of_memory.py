@@ -40,11 +40,11 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
         return f"{failed}: a micro-batch can't be smaller, {rest}"
     half = rows >> 1
     if window is None:
-        return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find the largest that fits"
+        return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
     halved = len(range(0, rows * window, half))
     return (
         f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
-        f"(train.py --batch_size auto --effective_batch {rows * window}) find the largest that fits"
+        f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"
     )
 
 

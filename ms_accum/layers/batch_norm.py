@@ -16,7 +16,7 @@ FLAT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
     """Replace the BatchNorm layers of a network by GroupNorm, in place, so that accumulation is exact.
 
-    GroupNorm normalises each row separately. The new layers keep the Parameters gamma and beta of the old ones, but
+    GroupNorm normalizes each row separately. The new layers keep the Parameters gamma and beta of the old ones, but
     have no running statistics: train the network again, or fine-tune it. A layer gets the largest number of groups, up
     to `groups`, that divides its number of channels. `nn.BatchNorm1d` gets one group, which is LayerNorm over all
     channels: with inputs of shape (N, C), groups of one channel would give zeros.

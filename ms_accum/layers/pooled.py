@@ -140,9 +140,9 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     momentum, once per window. Without this function each micro-batch is averaged in, with its own variance. A skipped
     window does not change the statistics.
 
-    Each micro-batch is still normalised with its own statistics, so the gradient is not exactly that of the large
+    Each micro-batch is still normalized with its own statistics, so the gradient is not exactly that of the large
     batch. The running statistics are exact only for layers without an earlier BatchNorm, because the inputs of later
-    layers were normalised by micro-batch.
+    layers were normalized by micro-batch.
 
     Call this before you create the driver, the step or the `Accumulator`, which then updates the statistics. For mixed
     precision call it after `mindspore.amp.auto_mixed_precision`. A saved model contains the sums, which are zero

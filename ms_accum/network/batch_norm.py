@@ -13,11 +13,11 @@ _KINDS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "PooledB
 
 
 def warn_about_batch_norm(network: nn.Cell) -> None:
-    """Warn that BatchNorm normalises micro-batches, so that accumulation does not equal the large batch."""
+    """Warn that BatchNorm normalizes micro-batches, so that accumulation does not equal the large batch."""
     names = [name for name, cell in network.cells_and_names() if takes_statistics(cell)]
     if names:
         _check.warn(
-            f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalise each micro-batch by its own "
+            f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalize each micro-batch by its own "
             "statistics, so accumulation does not equal the large batch. With GroupNorm (batch_to_group_norm) it does.",
             UserWarning,
         )

@@ -52,7 +52,7 @@ def kind_of(value: Any) -> str:
     return type(inner_of(value)).__name__
 
 
-def is_dealt_out(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
     """Return whether an optimizer's state is sharded over several ranks."""
     return inner_of(value) is not value and value.group is not None
 
@@ -110,7 +110,7 @@ def not_traced(owner: str) -> bool:
     return True
 
 
-def as_many(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
+def same_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
     """Raise an error unless the numbers of tensors and of the optimizer's parameters are equal."""
     if len(tensors) != len(parameters):
         raise ValueError(
@@ -123,7 +123,7 @@ def gradients(owner: str, grads: Any, parameters: Any) -> Any:
     """Return gradients as a tuple of dense tensors; raise an error if they do not match the parameters. In a graph."""
     not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
-    as_many(owner, "grads", grads, parameters)
+    same_number(owner, "grads", grads, parameters)
     return same_layout(owner, "grads", tree.dense(grads, parameters), parameters)
 
 

@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         add(*names, type=sizes, metavar="N", help=what)
         what = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
         add("--effective_batch", type=whole(1), metavar="N", help=what)
-        what = "for --batch_size auto: what the process may take, such as 2GiB; default: what the device has"
+        what = "for --batch_size auto: what the process may take, such as 2GiB; on CPU it is required"
         add("--memory_budget", type=memory, metavar="SIZE", help=what)
         what = "of a window's gradients, default: %(default)s"
         add("--reduction", choices=("mean", "sum"), default="mean", help=what)

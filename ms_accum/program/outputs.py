@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..saving.model_record import DEFAULT, copy_model, keep_previous
 from .main import DISK, USAGE, Failure, exit_code
-from .settings import AUTO, RUNS, Settings, best_of, ema_of
+from .settings import AUTO, METRICS, RUNS, Settings, best_of, ema_of
 
 _NUMBERED = re.compile("[0-9]+")
 
@@ -62,7 +62,7 @@ def no_empty_folder(settings: Settings) -> Iterator[None]:
     except BaseException:
         folder = Path(settings.output_dir or "")
         if settings.is_latest and settings.resume is None:
-            _remove_if_empty(folder / "metrics.jsonl", folder / "states" / ".lock", folder / "states", folder)
+            _remove_if_empty(folder / METRICS, folder / "states" / ".lock", folder / "states", folder)
         raise
 
 
@@ -116,9 +116,29 @@ def _is_of_a_run(path: str) -> bool:
 def _folder_to_resume(resume: str) -> str | None:
     """Return the folder of the newest run with a state, or that of the given state; None for a new run."""
     if resume == AUTO:
-        return next((run_of(number) for number in sorted(_runs(), reverse=True) if _states_in(run_of(number))), None)
+        return _newest_run()
     folder, states = os.path.split(os.path.dirname(resume))
     return (folder or os.curdir) if states == "states" else None
+
+
+def _newest_run() -> str | None:
+    """Return the folder of the newest run, or None if no run has trained.
+
+    Raises:
+        Failure: If it was killed before it saved a state. An older run is not what the user means.
+    """
+    for folder in map(run_of, sorted(_runs(), reverse=True)):
+        if _states_in(folder):
+            return folder
+        if _has_trained(folder):
+            ways = "start it again, with --save_every N to save more often, or give a state of an older run"
+            raise Failure(f"argument --resume: the newest run, '{folder}', was killed before it saved; {ways}", USAGE)
+    return None
+
+
+def _has_trained(folder: str) -> bool:
+    metrics = os.path.join(folder, METRICS)
+    return os.path.isfile(metrics) and os.path.getsize(metrics) > 0
 
 
 def _continues(settings: Settings) -> bool:
@@ -141,7 +161,7 @@ def _check_free(settings: Settings) -> None:
         return  # there is no model and no state to lose
     states = _states_in(settings.output_dir)
     found = [os.path.basename(path) for path in models]
-    found += ["metrics.jsonl"] if os.path.isfile(settings.metrics) else []
+    found += [METRICS] if os.path.isfile(settings.metrics) else []
     found += [f"{states} training state{'s' * (states > 1)}"] if states else []
     if found:
         where = f"'{settings.output_dir}' holds another run ({', '.join(found)})"

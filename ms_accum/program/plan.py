@@ -69,8 +69,9 @@ def words_of(found: MicroBatch, budget: int | None) -> list[str]:
     """Return the lines about the micro-batch that was found, the trials, and whether accumulation is needed."""
     of_budget = f" of {short(budget)}" if budget else ""
     split = f"of {found.effective_batch}, {found.mini_steps} in a window"
-    first = f"{found.micro_batch_size} rows ({split}), the fastest of those that fit, {short(found.peak)}{of_budget}"
-    return [first, *found.table.splitlines(), *([found.advice] if found.advice else [])]
+    first = f"{found.micro_batch_size} rows ({split})"
+    why = f"the fastest of those that fit, {short(found.peak)}{of_budget}"
+    return [first, why, *found.table.splitlines(), *([found.advice] if found.advice else [])]
 
 
 def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
@@ -120,6 +121,8 @@ def show_end(settings: Settings, seconds: float, kept: str | None, noise: NoiseS
         show("copied to", DEFAULT + (f" (previous file: {kept})" if kept else ""))
     show("states", settings.states)
     show("metrics", settings.metrics)
+    if settings.tensorboard:
+        show("tensorboard", settings.events)
 
 
 def _duration(seconds: float) -> str:

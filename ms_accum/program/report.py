@@ -202,5 +202,5 @@ class Hint(Callback):
     def on_train_end(self, run_context: RunContext) -> None:
         del run_context
         if self._speed.rows and (took := 1000 * self._rows / self._speed.rows) < _SHORT:
-            what = f"a micro-batch takes {took:.1f} ms, mostly the fixed cost of a call"
-            show("hint", f"{what}; --batch_size auto finds a faster split (with --effective_batch)")
+            show("hint", f"a micro-batch takes {took:.1f} ms, mostly the fixed cost of a call;")
+            show("", "try --batch_size auto --effective_batch N --memory_budget SIZE")

@@ -17,6 +17,8 @@ from .main import USAGE, Failure
 
 RUNS = "runs"
 """str, the folder of runs for which no --output_dir is given."""
+METRICS = "metrics.jsonl"
+"""str, the name of the metrics in a run's folder."""
 # Settings that must equal those of a resumed run, in addition to the driver's.
 _CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 # The same, for those that older states do not have: they are compared if they are not the default.
@@ -207,7 +209,7 @@ class Settings:
     @property
     def metrics(self) -> str:
         """str, the path of the metrics."""
-        return self._in_folder("metrics.jsonl")
+        return self._in_folder(METRICS)
 
     @property
     def events(self) -> str:

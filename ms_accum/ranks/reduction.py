@@ -133,15 +133,15 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
     group, like = group_of(owner, group), optimizer.parameters
-    dealt_out = checks.is_dealt_out(optimizer)
-    if dealt_out and group is None:
+    sharded = checks.is_sharded(optimizer)
+    if sharded and group is None:
         _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
     if group is None:
         return Summing(None, None, like)
-    sums = PartSums(optimizer.parts, optimizer.group) if dealt_out else WholeSums(like)
+    sums = PartSums(optimizer.parts, optimizer.group) if sharded else WholeSums(like)
     if not every_micro_batch:
         return Summing(None, sums, like)
-    return Summing(sums, SumsAlready(sums), checks.inner_of(optimizer).parameters if dealt_out else like)
+    return Summing(sums, SumsAlready(sums), checks.inner_of(optimizer).parameters if sharded else like)
 
 
 def pieces(sizes: Sequence[int], limit: int) -> tuple:

@@ -136,7 +136,7 @@ class ZeroOptimizer(nn.Cell):
         gathered = parts if self.all_gather is None else self.all_gather(parts)
         return ops.reshape(gathered, (-1, parts.shape[0]))
 
-    def whole_state(self) -> dict[str, Any]:
+    def complete_state(self) -> dict[str, Any]:
         """Return its unsharded state for a training state, under the names of the unsharded optimizer."""
         parts = {own.name: part for own, part in zip(self.inner.parameters, self.parts)}
         state: dict[str, Any] = {whole.name: whole for whole in self.parameters}

@@ -132,7 +132,7 @@ def pixels(image: np.ndarray, mean: Any, std: Any) -> np.ndarray:
     """Return the bytes of a picture from the input of a network.
 
     Args:
-        image (numpy.ndarray): normalised, of shape (channels, height, width); three channels are red, green and blue.
+        image (numpy.ndarray): normalized, of shape (channels, height, width); three channels are red, green and blue.
         mean (Union[float, Sequence]): what was subtracted from each value / 255, for all channels or for each.
         std (Union[float, Sequence]): what the difference was divided by.
 

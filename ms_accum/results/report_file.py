@@ -10,7 +10,7 @@ from ..saving.files import write_whole
 
 NAME = "report.html"
 MARK = "<!-- ms_accum: report of an evaluation. The next report replaces a file that begins with this line. -->"
-"""str, the first line of each page, by which it is recognised."""
+"""str, the first line of each page, by which it is recognized."""
 
 
 def place_of(folder: str) -> str:

@@ -72,8 +72,8 @@ def _named(owner: str, parameters: Iterable[Any]) -> dict[str, Any]:
 
 def _held_by(optimizer: Any) -> list[Any]:
     """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
-    if hasattr(optimizer, "whole_state"):
-        return list(optimizer.whole_state().values())
+    if hasattr(optimizer, "complete_state"):
+        return list(optimizer.complete_state().values())
     held = [*optimizer.get_parameters(), *_parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])]
     return list({id(parameter): parameter for parameter in held}.values())
 

@@ -201,7 +201,7 @@ class OpenWindow:
     @property
     def is_whole(self) -> bool:
         """bool, whether this process can save the state now, without the other ranks."""
-        return self.saved_inside or not (self.micro_batches or checks.is_dealt_out(self._optimizer))
+        return self.saved_inside or not (self.micro_batches or checks.is_sharded(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the accumulators have been loaded."""

@@ -33,7 +33,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", MEMORY, ids=str)
-def test_memory_is_recognised(error):
+def test_memory_is_recognized(error):
     assert is_out_of_memory(error)
 
 
@@ -52,7 +52,7 @@ def test_another_error_is_not(error):
 def test_the_advice_keeps_the_effective_batch(rows, window, half, doubled):
     advice = memory_advice(MemoryError(), rows, window)
     assert f"use micro-batches of {half} and 'mini_steps' {doubled}," in advice
-    assert f"--batch_size auto --effective_batch {rows * window})" in advice and "\n" not in advice
+    assert f"--batch_size auto --effective_batch {rows * window} --memory_budget SIZE)" in advice and "\n" not in advice
 
 
 def test_a_row_cannot_be_halved():

@@ -34,6 +34,7 @@ def test_what_is_tried(rows, most, tried):
 
 
 @on_linux
+@pytest.mark.slow
 def test_the_fastest_is_found_and_not_the_largest():
     found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB")
     assert (found.micro_batch_size, found.mini_steps, found.effective_batch) == (16, 4, 64)

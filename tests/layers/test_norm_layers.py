@@ -62,7 +62,7 @@ def test_frozen_layers_use_and_keep_their_statistics(kind, shape, rng):
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_rows_are_normalised_each_by_itself(kind, shape, rng):
+def test_rows_are_normalized_each_by_itself(kind, shape, rng):
     network = nn.SequentialCell(kind(6)).set_train()
     gamma, beta = network.trainable_params()
     gamma.set_data(Tensor(np.arange(1, 7), ms.float32))

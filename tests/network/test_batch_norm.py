@@ -49,7 +49,7 @@ def test_it_does_with_layer_norm(rng):
 def test_a_warning_says_so_once_a_run(epochs, rng):
     model, data = driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8, 8])
     with pytest.warns(
-        UserWarning, match=r"BatchNorm layers \(1, the first is '1'\) normalise each micro-batch"
+        UserWarning, match=r"BatchNorm layers \(1, the first is '1'\) normalize each micro-batch"
     ) as seen:
         run(model, data, 2, epochs)
     assert len(seen) == 1
@@ -75,7 +75,7 @@ def test_batch_norm_of_mint_is_found_too():
 
 @pytest.mark.host
 def test_one_that_is_frozen_is_left_alone():
-    """As it normalises by what it has learned. One that always takes what it sees is not frozen by its mode."""
+    """As it normalizes by what it has learned. One that always takes what it sees is not frozen by its mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2)).set_train(False))

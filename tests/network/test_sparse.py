@@ -48,21 +48,17 @@ def trained(make, late, window, **options):
     return values(network.trainable_params())
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    ("late", "window"), [(True, 3), *(pytest.param(*case, marks=SLOW) for case in ((False, 3), (True, 1), (False, 1)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("late", [False, True])
 def test_the_driver_trains_as_with_all_rows(window, late):
     found, expected = trained(nn.EmbeddingLookup, late, window), trained(nn.Embedding, late, window)
     for sparse, dense in zip(found, expected):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("late", "window"), [pytest.param(*case, marks=SLOW) for case in ((True, 2), (False, 2), (True, 1))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("late", "window"), [(True, 2), (False, 2), (True, 1)])
 def test_a_step_of_ones_own_does_too(late, window):
     left = []
     for make in (nn.EmbeddingLookup, nn.Embedding):
@@ -78,7 +74,7 @@ def test_a_step_of_ones_own_does_too(late, window):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
 
 
-@SLOW
+@pytest.mark.slow
 def test_without_it_nothing_is_trained(monkeypatch):
     """The mutant."""
 

@@ -170,6 +170,7 @@ def test_a_model_that_is_of_no_run_is_kept(here, capfd):
     assert Path(kept).read_bytes() == b"precious" and read_record(DEFAULT)["updates"] == 1
 
 
+@pytest.mark.slow
 def test_resume_takes_the_newest_run_that_has_a_state(here, capfd):
     os.rename("runs/001", "runs/003")  # so that the file here is a copy of the model that is replaced
     for name in ("002", "010", "1.txt", "notes"):
@@ -181,6 +182,14 @@ def test_resume_takes_the_newest_run_that_has_a_state(here, capfd):
     assert shown["copied to"] == DEFAULT and not os.path.exists("gradient_accumulation.previous.ckpt")
     assert shown["output"] == "runs/003" and shown["resumed"].startswith("runs/003/states/state-00000001.safetensors: ")
     assert read_record(DEFAULT)["updates"] == 2
+
+
+def test_resume_of_a_run_that_was_killed_before_it_saved_is_an_error(here, capfd):
+    for number in ("002", "003"):  # the last had not trained either
+        os.mkdir(f"runs/{number}")
+        Path(f"runs/{number}/metrics.jsonl").write_text("{}\n" if number == "002" else "")
+    line = refused(capfd, *RUN, "--resume")
+    assert "argument --resume: the newest run, 'runs/002', was killed before it saved; start it again, with" in line
 
 
 @pytest.mark.slow

@@ -90,6 +90,12 @@ def test_a_terminal_of_80_columns_shows_each_line_of_the_plan(argv, capsys):
     assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
 
 
+@pytest.mark.parametrize(("flags", "shown"), [((), False), (("--tensorboard",), True)])
+def test_the_end_says_where_the_curves_are(flags, shown, capsys):
+    plan.show_end(settings_of(*flags).in_folder("runs/001"), 1.0, None)
+    assert ("tensorboard      runs/001/tensorboard" in capsys.readouterr().out.splitlines()) is shown
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(4.26, "4.3 s"), (754.0, "12.6 min"), (5400.0, "1.5 h")])
 def test_times_are_in_fitting_units(seconds, text, capsys):
     plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")

@@ -19,7 +19,7 @@ from programs import ROOT, closing, evaluate, metrics, one_line, plan, process, 
 
 CONFIG = f"--config={ROOT / 'configs' / 'cifar10_resnet18.yaml'}"
 TINY = (CONFIG, "--data_path=data", "--batch_size=4", "--mini_steps=2", "--output_dir=out")
-WARNING = re.compile(r"warning: BatchNorm layers \(20, the first is 'bn1'\) normalise each micro-batch by its own .*\n")
+WARNING = re.compile(r"warning: BatchNorm layers \(20, the first is 'bn1'\) normalize each micro-batch by its own .*\n")
 
 
 @pytest.mark.slow

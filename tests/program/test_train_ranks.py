@@ -92,7 +92,7 @@ def test_two_are_one(whole, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_accumulators_that_are_dealt_out_make_no_difference(whole, tmp_path):
+def test_accumulators_that_are_sharded_make_no_difference(whole, tmp_path):
     done = finished(tmp_path, "--zero=2")
     assert (done.returncode, done.stderr) == (0, "") and "MiB on each rank" in done.stdout
     found, expected = metrics(tmp_path), metrics(whole[0])

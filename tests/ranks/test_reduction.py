@@ -48,7 +48,7 @@ def alone(ranks, **options):
 def test_one_process_would_train_so(in_step):
     model, records = alone(len(in_step))
     found = same(in_step, "plain")
-    check_close(found["state"], program.whole_state_of(model), rtol=1e-5)
+    check_close(found["state"], program.complete_state_of(model), rtol=1e-5)
     assert [record[5] for record in found["records"]] == pytest.approx([each.grad_norm for each in records], rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Does an optimizer whose state is dealt out train as the whole one does?"""
+"""Does an optimizer whose state is sharded train as the whole one does?"""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_same(found, expected):
 def test_ranks_train_as_with_the_whole_state(seen):
     found = [rank["zero"] for rank in seen[0]]
     for each in found:
-        check_same(each["dealt out"], found[0]["plain"])
-        assert each["again"] and each["dealt out"] == found[0]["dealt out"]
+        check_same(each["sharded"], found[0]["plain"])
+        assert each["again"] and each["sharded"] == found[0]["sharded"]
 
 
 def test_another_optimizer_is_noticed(seen):
@@ -36,7 +36,7 @@ def test_another_optimizer_is_noticed(seen):
     found = seen[0][0]["zero"]
     later = found["more"][0]
     with pytest.raises(AssertionError):
-        check_same(found["dealt out"], later)
+        check_same(found["sharded"], later)
 
 
 def test_each_rank_keeps_its_part(seen):
@@ -106,7 +106,7 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
 def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
     wholes = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
     optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), wholes, group=Group(0, 2))
-    state = optimizer.whole_state()
+    state = optimizer.complete_state()
     assert sorted(name for name in state if "weight" in name) == [
         "a.weight",
         "moments.a.weight",

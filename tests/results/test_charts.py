@@ -14,7 +14,7 @@ from ms_accum.results.charts import HEIGHT, MOST_POINTS, WIDTH, data_address, li
 pytestmark = pytest.mark.host
 
 
-def test_a_picture_is_what_the_network_saw_before_it_was_normalised(rng):
+def test_a_picture_is_what_the_network_saw_before_it_was_normalized(rng):
     for shape, mean, std in (((3, 5, 4), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((1, 5, 4), 0.3, 0.4)):
         expected = rng.randint(0, 256, shape).astype(np.uint8)
         scale = [np.reshape(np.array(each, np.float32), (-1, 1, 1)) for each in (mean, std)]

@@ -391,7 +391,7 @@ def test_a_folder_of_that_name_is_left_alone(tmp_path):
         place_of(str(tmp_path))
 
 
-def test_every_page_is_recognised(answers, tmp_path):
+def test_every_page_is_recognized(answers, tmp_path):
     path = place_of(str(tmp_path))
     write_page(path, page(subject(), answers, NONE))
     assert place_of(str(tmp_path)) == path

@@ -14,6 +14,7 @@ from programs import QUICK, lines_of, train_in
 
 FLAGS = (*QUICK, "--save_every=2", "--keep_best")
 HAS_TENSORBOARD = find_spec("tensorboardX") is not None
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
 # The moments
 
 
+@pytest.mark.modes
 def test_a_step_is_a_window():
     told = Told("cur_epoch_num", "cur_step_num", "batch_num")
     records = train(driver()[0], callbacks=[told])
@@ -81,6 +82,7 @@ def test_a_step_is_a_window():
     assert [(record.epoch, record.step) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
 
 
+@pytest.mark.modes
 def test_the_moments_come_in_models_order():
     told = Told()
     train(driver()[0], epochs=1, mini_steps=3, callbacks=told, valid_dataset=data([4]))
@@ -208,6 +210,7 @@ def test_a_window_in_which_nothing_counts_ends_no_run(capsys):
 # MindSpore's own
 
 
+@pytest.mark.modes
 def test_loss_monitor_prints_the_windows_losses(capsys):
     records = train(driver()[0], callbacks=LossMonitor())
     lines = [f"epoch: {r.epoch} step: {r.step}, loss is {np.float32(r.loss)}" for r in records]
@@ -221,6 +224,7 @@ def test_time_monitor_counts_windows(capsys):
     assert len(lines) == 2 and all(line.startswith("Train epoch time:") for line in lines)
 
 
+@pytest.mark.modes
 def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
     model, optimizer = driver()
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=5)

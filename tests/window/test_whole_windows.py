@@ -35,14 +35,14 @@ def mean_of(values, window, rows=4, **options):
     return seen_gradient(model)
 
 
-@pytest.mark.parametrize("window", [2, 3, 5, 6, 7])
+@pytest.mark.parametrize("window", [3, 7, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 5, 6))])
 def test_equal_micro_batches_need_no_division(window, rng, ended):
     values = rng.randint(1, 100, window)
     assert mean_of(values, window) == pytest.approx(values.mean(), rel=1e-7)
     assert ended == [WHOLE]
 
 
-@pytest.mark.parametrize(("window", "count"), [(7, 3), (5, 4), (194, 193)])
+@pytest.mark.parametrize(("window", "count"), [(7, 3), (194, 193), pytest.param(5, 4, marks=pytest.mark.slow)])
 def test_a_tail_is_divided_by_the_exact_sum_of_its_weights(window, count, rng, ended):
     values = rng.randint(1, 100, count)
     assert mean_of(values, window) == pytest.approx(values.mean(), rel=5e-7)

@@ -38,7 +38,7 @@ def refused(folder, usage="train", *, error=DataError):
 def test_the_real_one():
     train, test = (load_cifar10(Path(os.environ["CIFAR10_DATA"]), usage) for usage in ("train", "test"))
     assert np.bincount(train.labels).tolist() == [5000] * 10 and np.bincount(test.labels).tolist() == [1000] * 10
-    images = train.normaliser()(train.with_channels()[:10_000])
+    images = train.normalizer()(train.with_channels()[:10_000])
     assert images.mean((0, 2, 3)) == pytest.approx([0, 0, 0], abs=0.02)
     assert images.std((0, 2, 3)) == pytest.approx([1, 1, 1], abs=0.02)
 

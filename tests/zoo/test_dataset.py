@@ -55,7 +55,7 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch):
     assert np.array_equal(read, digits._digits.__wrapped__())
 
 
-def test_the_digits_are_normalised_by_their_own_constants():
+def test_the_digits_are_normalized_by_their_own_constants():
     split = load_digits_split("train")
     inputs = split.gray_to_input()[split.images]
     assert abs(inputs.mean()) < 1e-3 and abs(inputs.std() - 1) < 1e-3

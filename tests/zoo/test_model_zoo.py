@@ -148,18 +148,18 @@ def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
     def layer(x, name, stride=1):
         return convolve(x, weights[f"{name}.weight"], stride)
 
-    def normalise(x, name):
+    def normalize(x, name):
         mean, variance, gamma, beta = (weights[key].reshape(-1, 1, 1) for key in _batch_norm(name, 0))
         return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
 
-    x = np.maximum(normalise(layer(image.astype(np.float64), "conv1"), "bn1"), 0)
+    x = np.maximum(normalize(layer(image.astype(np.float64), "conv1"), "bn1"), 0)
     for name in [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]:
         changes = f"{name}.downsample.0.weight" in weights
         stride = 2 if changes else 1
-        inner = np.maximum(normalise(layer(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
+        inner = np.maximum(normalize(layer(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
         if changes:
-            x = normalise(layer(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = np.maximum(normalise(layer(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
+            x = normalize(layer(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+        x = np.maximum(normalize(layer(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
     return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
 
 

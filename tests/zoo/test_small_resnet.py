@@ -36,19 +36,19 @@ def test_it_is_the_textbook_computation(rng):
     found, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # The planted fault: weights as they are.
-    wrong = by_numpy(x.asnumpy(), weights, standardise=lambda weight: weight)
+    wrong = by_numpy(x.asnumpy(), weights, standardize=lambda weight: weight)
     assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
-def standardised(weight):
+def standardized(weight):
     rows = weight.reshape(len(weight), -1).astype(np.float64)
     rows = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) * rows.shape[1] + 1e-4)
     return rows.reshape(weight.shape)
 
 
-def by_numpy(x, weights, standardise=standardised):
+def by_numpy(x, weights, standardize=standardized):
     def layer(x, name, stride=1):
-        weight = standardise(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
+        weight = standardize(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
         return convolve(x, weight, stride) + weights[f"{name}.bias"].reshape(-1, 1, 1)
 
     x = np.maximum(layer(x, "stages.0"), 0)
