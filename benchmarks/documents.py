@@ -47,7 +47,8 @@ def _help(*command: str) -> str:
     done = subprocess.run(
         [sys.executable, *command, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    return f"```text\n{done.stdout}```\n"
+    text = done.stdout.replace("\noptional arguments:\n", "\noptions:\n")  # Python 3.9
+    return f"```text\n{text}```\n"
 
 
 def marked() -> Iterator[Path]:

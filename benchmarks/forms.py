@@ -11,7 +11,6 @@ from .contenders import OURS, Entry
 from .options import unused
 from .process import Contender
 from .runner import Session, alternate, ratio, repeats, summary
-from .tables import groups
 
 ENTRY = Entry(OURS, "mindspore", "forms_ours.py")
 TABLES = {"": ("", "block form ms:.3f ratio:.2f difference:.0e")}
@@ -19,7 +18,7 @@ NOTE = "ms: forward and backward, median; ratio: to the first form; difference: 
 BLOCKS = (
     "attention",
     "norm",
-    "gelu",
+    "feed-forward",
     "cross-entropy",
     "division",
     "product",
@@ -42,7 +41,7 @@ def run(arguments: Namespace) -> None:
             forms = contender.about["forms"]
             measured = alternate(rounds, {form: _burst(contender, form, arguments.short) for form in forms})
             session.rows += [_row(block, form, measured, contender.ask(form=form)) for form in forms]
-    session.finish(TABLES, draw, note=NOTE)
+    session.finish(TABLES, draw, note=NOTE, size=(13.0, 6.5))
 
 
 def _burst(contender: Contender, form: str, short: bool) -> Callable[[], float]:
@@ -69,9 +68,7 @@ def _row(block: str, form: str, measured: Any, checked: Any) -> dict[str, Any]:
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:
     """Draw each block's forms as bars."""
-    blocks = groups(rows, "block")
-    for axes, ((block,), mine) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items()):
-        axes.barh([row["form"] for row in mine], [row["ms"] for row in mine], color=plots.COLOURS[OURS])
-        axes.invert_yaxis()
-        axes.set(title=block, xlabel="ms")
+    for axes, (block,), mine in plots.panels(figure, rows, "block", wide=3):
+        plots.bars(axes, mine, "form", "ms", "ms", color=plots.COLOURS[OURS])
+        axes.set_title(block)
         plots.bare(axes)

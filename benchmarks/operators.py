@@ -14,7 +14,6 @@ from .contenders import OURS, Entry, available
 from .options import Settings, chosen, unused
 from .runner import Session
 from .speed import BATCH
-from .tables import groups
 
 ENTRIES = (Entry(OURS, "mindspore", "operators_ours.py"), Entry("torch", "torch", "operators_torch.py"))
 TABLES = {"": ("", "network contender kernel calls:d ms:.3f share:.3f")}
@@ -34,7 +33,7 @@ def run(arguments: Namespace) -> None:
             print(f"{network}, {entry.name} ...", flush=True)
             with session.start(entry, network=network, batch=BATCH[network]) as contender:
                 session.rows += _rows(network, entry.name, contender.ask(count=settings.rounds)["kernels"])
-    session.finish(TABLES, draw, note=NOTE)
+    session.finish(TABLES, draw, note=NOTE, size=(13.0, 13.0))
 
 
 def _rows(network: str, contender: str, kernels: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -49,10 +48,8 @@ def _rows(network: str, contender: str, kernels: Sequence[Sequence[Any]]) -> lis
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:
     """Draw for each network and contender its kernels as bars."""
-    panels = groups(rows, "network", "contender")
-    count = len(panels)
-    for axes, ((network, contender), mine) in zip(figure.subplots(1, count, squeeze=False)[0], panels.items()):
-        axes.barh([row["kernel"] for row in mine], [row["ms"] for row in mine], color=plots.COLOURS[contender])
-        axes.invert_yaxis()
-        axes.set(title=f"{network}, {contender}", xlabel="ms")
+    for axes, (network, contender), mine in plots.panels(figure, rows, "network", "contender", wide=2):
+        short = [{**row, "kernel": row["kernel"].rpartition("::")[2]} for row in mine]
+        plots.bars(axes, short, "kernel", "ms", "ms", color=plots.COLOURS[contender])
+        axes.set_title(f"{network}, {contender}")
         plots.bare(axes)

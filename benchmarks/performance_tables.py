@@ -165,7 +165,7 @@ def _accuracy(found: Rows) -> Lines:
 
 @markdown
 def _losses(found: Rows) -> Lines:
-    shown = [row for row in found if row["update"] == 1 or row["update"] % _EVERY == 0]
+    shown = [row for row in found if row["update"] < _EVERY or row["update"] % _EVERY == 0]
     yield ["update", *(row["update"] for row in shown)]
     for name in ("ours", "torch"):
         if name in shown[0]:
@@ -188,7 +188,7 @@ def _forms(found: Rows) -> Lines:
 
 README = {
     "readme": ("{}, {}, {} epochs: test accuracy, minutes", "{}: ms per micro-batch, N=16", "MindSpore's tutorial"),
-    "readme.zh": ("{}，{}，{} 个 epoch：测试精度，分钟", "{}：每个微批次的毫秒数，N=16", "MindSpore 教程"),
+    "readme.zh": ("{}，{}，{} 个 epoch：测试准确率，分钟", "{}：每个微批次的毫秒数，N=16", "MindSpore 教程"),
 }
 _DATA = {"lenet5": "MNIST", "small_resnet": "CIFAR-10"}
 _BESIDE = ("torch", "tutorial-functional")  # of the tutorials the one that is written today
@@ -213,7 +213,7 @@ def _readme(source: Sequence[Any]) -> Lines:
 
 
 def _reached(row: Mapping[str, Any] | None) -> str:
-    return f"{row['accuracy']:.1%}, {row['all_s'] / 60:.0f}" if row else "-"
+    return f"{row['accuracy']:.1%}, {row['all_s'] / 60:.2g}" if row else "-"
 
 
 class Goal(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -41,6 +42,15 @@ def columns(figure: Any, rows: Sequence[dict], high: int = 1) -> list[tuple[Any,
     networks = groups(rows, "network")
     grid = figure.subplots(high, len(networks), squeeze=False).T
     return [(axes if high > 1 else axes[0], name, mine) for axes, ((name,), mine) in zip(grid, networks.items())]
+
+
+def panels(figure: Any, rows: Sequence[dict], *keys: str, wide: int) -> list[tuple[Any, tuple, list[dict]]]:
+    """Return for each group of rows its axes, in a grid of `wide` columns, its values of the keys and its rows."""
+    found = groups(rows, *keys)
+    grid = figure.subplots(math.ceil(len(found) / wide), wide, squeeze=False)
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    return [(axes, values, mine) for axes, (values, mine) in zip(grid.flat, found.items())]
 
 
 def bars(axes: Any, rows: Sequence[dict], name: str, value: str, label: str, fmt: str = "%.2f", **style: Any) -> None:

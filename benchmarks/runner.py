@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from .contenders import Entry, start
+from .options import NotAvailable
 from .plots import plot
 from .process import Contender, ContenderError
-from .results import save
+from .results import machine, save
 from .tables import part, show
 
 T = TypeVar("T")
@@ -56,11 +57,17 @@ class Session:
             yield contenders
 
     def before(self) -> list[dict[str, Any]]:
-        """Return the rows that an earlier run has written to the same folder; their versions are kept too."""
+        """Return the rows that an earlier run has written to the same folder; their versions are kept too.
+
+        Raises:
+            NotAvailable: If they were measured on another CPU: one record tells of one machine.
+        """
         path = Path(self._arguments.output, f"{self._name}.json")
         if not path.exists():
             return []
         record = json.loads(path.read_text(encoding="utf-8"))
+        if (cpu := record["machine"]["cpu"]) != machine()["cpu"]:
+            raise NotAvailable(f"{path} was measured on {cpu}, not on this machine: measure all contenders again")
         self.versions.update(record["versions"])
         return record["rows"]
 

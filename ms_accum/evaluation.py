@@ -8,7 +8,7 @@ from typing import Any, Callable
 import numpy as np
 from mindspore import nn
 from mindspore.train import Loss
-from mindspore.train.metrics import get_metrics
+from mindspore.train.metrics import get_metrics, names
 
 from . import _check
 from .fitting.runtime import tune
@@ -98,7 +98,11 @@ class Evaluation:
     ):
         self._ema = ema
         self._every = _check.positive_int(_OWNER, "eval_every", every)
-        self._metrics = get_metrics(metrics) or {}
+        try:
+            self._metrics = get_metrics(metrics) or {}
+        except KeyError as error:
+            known = f"names of MindSpore's metrics ({', '.join(sorted(names()))})"
+            raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
         if dataset is None:
             _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
         self._objective, self._data, self._group = objective, Data(dataset, named=_check.VALID), group

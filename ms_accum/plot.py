@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from .inspect import Parser
 from .program.main import DATA, DISK, USAGE, Failure, exit_code, quiet, run
 from .results import plots
-from .results.series import Metrics, read, write_table
+from .results.series import Metrics, printable, read, write_table
 
 
 def flags() -> Parser:
@@ -41,10 +41,10 @@ def main(args: argparse.Namespace) -> None:
     try:
         paths = written(runs, output)
     except OSError as error:
-        what = f"'{error.filename or output}' can't be written: {error.strerror or error}"
+        what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
         raise Failure(what, DISK) from error
     for path in paths:
-        print(f"{'written':16} {path}")
+        print(f"{'written':16} {printable(path)}")
 
 
 def written(runs: Sequence[Metrics], output: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from .window.callbacks import UNKNOWN, Callbacks, Facts, warn_about_counters
 from .window.ends import planned, windows_in_run
 from .window.open_window import Ended, OpenWindow
 from .window.record import UpdateRecord
+
+_log = logging.getLogger("ms_accum")
 
 
 class Ways(NamedTuple):
@@ -78,6 +81,7 @@ class Run:
         if self.at.windows:
             warn_about_counters(self._calls.facts.list_callback)
         self._ended_at = time.perf_counter()
+        before = self._window.counters.updates, self._window.counters.skipped
         for batches in epochs:
             epoch = self._before + self.at.epoch
             self._calls("on_train_epoch_begin", cur_epoch_num=epoch)
@@ -96,6 +100,14 @@ class Run:
         if not self.at.windows and self._ways.tail == "drop" and not self._calls.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         self._calls("on_train_end")
+        self._warn_unless_updated(*before)
+
+    def _warn_unless_updated(self, updates: int, skipped: int) -> None:
+        """Warn if there were windows since these counts, and all of them were skipped."""
+        counters = self._window.counters
+        if counters.updates == updates and counters.skipped > skipped:
+            count = counters.skipped - skipped
+            _log.warning("For 'train_process', all %d windows were skipped, so nothing was learned.", count)
 
     def _run_epoch(self, micro_batches: Iterable) -> None:
         for micro_batch, ends in micro_batches:

@@ -105,7 +105,7 @@ class AccumulatedTrainStep(nn.Cell):
         ema: Ema | None = None,
     ):
         super().__init__(auto_prefix=False)
-        network, loss_fn = _parts_of(network)
+        network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         sizes = sizes_of(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
         self.group = group_of(_OWNER, group)
         self.optimizer = checks.optimizer(_OWNER, optimizer)
@@ -242,7 +242,9 @@ def _own_parameters() -> tuple[Parameter, ...]:
     return loss_sums, state(f"{name}.left", 0, ms.int32), state(f"{name}.empty", 0, ms.int32)
 
 
-def _parts_of(network: Any) -> tuple[nn.Cell, Any]:
+def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
     """Return the network and its loss function, None if it returns the loss itself."""
+    if isinstance(steps, nn.Optimizer):  # as for the driver: network, loss, optimizer
+        _check.refuse(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
     network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
     return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn

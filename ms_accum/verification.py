@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -71,7 +71,7 @@ def verify(
     Args:
         network (Cell): the network, as for `GradientAccumulation`.
         loss_fn (Union[Cell, Callable, None]): the loss, as for `GradientAccumulation`.
-        batch (Union[Tensor, tuple, list]): the columns of one batch.
+        batch (Union[Tensor, tuple, list, dict]): the columns of one batch.
         gradient_accumulation_steps (int): the number of micro-batches, at least 2.
         reduction (str): ``"mean"`` or ``"sum"``, as for `GradientAccumulation`. Default: ``"mean"``.
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch, as for `GradientAccumulation`.
@@ -99,6 +99,7 @@ def verify(
         True The gradients agree.
     """
     steps = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
+    batch = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     columns = tuple(each if isinstance(each, Tensor) else Tensor(each) for each in columns)
     rows = columns[0].shape[0]

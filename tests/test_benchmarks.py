@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ import pytest
 from benchmarks import forms, speed
 from benchmarks.contenders import ENTRIES, OURS, PLAIN, UNTUNED, WITH_OTHERS, available, check_same_size, start
 from benchmarks.environments import python
+from benchmarks.options import NotAvailable
 from benchmarks.process import Contender, ContenderError
 from benchmarks.results import machine, save
+from benchmarks.runner import Session
 from benchmarks.tables import show
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -272,6 +275,18 @@ def test_a_record_is_saved_with_the_machine(tmp_path):
     assert record["rows"] == [{"ms": 1.5}]
     assert record["machine"] == machine()
     assert record["machine"]["cores"] >= 1
+
+
+def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path):
+    session = Session("losses", Namespace(output=tmp_path), {})
+    assert session.before() == []
+    path = save("losses", tmp_path, [{"loss": 1.5}], {}, {"torch": "1"})
+    assert session.before() == [{"loss": 1.5}] and session.versions == {"torch": "1"}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["machine"]["cpu"] = "another"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(NotAvailable, match="was measured on another, not on this machine"):
+        session.before()
 
 
 def test_a_table_is_aligned(capsys):

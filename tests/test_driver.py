@@ -390,7 +390,7 @@ def test_a_generator_does_for_one_epoch():
 
 def test_a_generator_that_is_used_up_is_refused():
     model = slope_driver()
-    with pytest.raises(ValueError, match="must be one that yields batches in every epoch, but got none in epoch 2"):
+    with pytest.raises(ValueError, match="in every epoch, but got none in epoch 2. A generator can be read once only"):
         run(model, (micro_batch(value) for value in (1, 2, 3)), 2, epochs=2)
     assert model.updates == 2
 
@@ -629,6 +629,14 @@ def test_a_window_that_is_not_finite_is_skipped_and_counted(window):
     assert (model.updates, model.skipped) == (2, 1)
     assert all(np.isfinite(array).all() for array in values(optimizer.get_parameters()))
     assert int(optimizer.global_step.asnumpy()[0]) == 2
+
+
+def test_a_run_that_learned_nothing_is_pointed_out(caplog):
+    model = slope_driver()
+    run(model, [micro_batch(1)] * 2 + [micro_batch(np.nan)] * 2, 2)
+    assert not caplog.messages
+    run(model, [micro_batch(np.nan)] * 4, 2)
+    assert caplog.messages == ["For 'train_process', all 2 windows were skipped, so nothing was learned."]
 
 
 def test_ten_skipped_windows_in_a_row_stop():

@@ -23,7 +23,7 @@ TOP = "cifar-10-batches-bin"
 # Mean and standard deviation of the training pixels. Tutorials often use (0.2023, 0.1994, 0.2010), the mean of the
 # deviations of single images, with which the inputs have a deviation of 1.23 instead of 1.
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-_FETCH = "for example with 'train.py --dataset cifar10 --download'"
+_FETCH = "for example with 'train.py --dataset cifar10 --download --data_path FOLDER'"
 
 
 def load_cifar10(root: Path, usage: str | None) -> Split:

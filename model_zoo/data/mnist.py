@@ -23,7 +23,7 @@ _MEAN, _STD = 0.1307, 0.3081
 _PREFIX = {"train": "train", "test": "t10k"}
 _GZIP = b"\x1f\x8b"
 _KINDS = {b"\x00\x00\x08\x03": "images", b"\x00\x00\x08\x01": "labels"}
-_FETCH = "for example with 'train.py --download'"
+_FETCH = "for example with 'train.py --download --data_path FOLDER'"
 _REMEDY = f"Remove it and download MNIST again, {_FETCH}."
 
 

@@ -101,6 +101,8 @@ class _Trial:
         """str, what raised the last error; empty if both ran, but did not return a loss."""
         self.output: Any = None
         """Any, the last output of the network, for the loss."""
+        self.needs_all_columns = loss_fn is None
+        """bool, whether there is no loss, so that the network gets all columns."""
 
     def error(self, columns: tuple) -> Exception | None:
         """Return the error that these columns raise; None if they are accepted."""
@@ -236,6 +238,8 @@ def _remedy(trial: _Trial, few: tuple) -> str:
     for said in sorted(changes, key=lambda change: sum(map(bool, change))):
         if _is_taken(trial.error(_changed(few, *said, output))):
             return f"Yield {' and '.join(filter(None, said))}."
+    if output is None and trial.needs_all_columns:
+        return "Without a 'loss_fn' the network gets all columns and returns the loss: give one to the driver."
     return ""
 
 

@@ -44,6 +44,9 @@ class Objective:
         self._owner = owner
         who = _check.TRAIN.owner if owner == "GradientAccumulation" else owner
         self._data = _check.Argument(who, _check.TRAIN.name)
+        if isinstance(loss_fn, type):
+            name = loss_fn.__name__
+            _check.refuse(TypeError, owner, "loss_fn", "an object", f"the class {name}", f"Write {name}().")
         self.network, self.loss_fn = network, loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""

@@ -86,12 +86,9 @@ class Parser(argparse.ArgumentParser):
         add("--effective_batch", type=whole(1), metavar="N", help=what)
         what = "for --batch_size auto: what the process may take, such as 2GiB; on CPU it is required"
         add("--memory_budget", type=memory, metavar="SIZE", help=what)
-        what = "of a window's gradients, default: %(default)s"
-        add("--reduction", choices=("mean", "sum"), default="mean", help=what)
-        what = "what becomes of a last, shorter window, default: %(default)s"
-        add("--tail", choices=TAILS, default="flush", help=what)
-        what = "bound of the window's gradient, default: none"
-        add("--clip_norm", type=number(0, above=True), metavar="X", help=what)
+        add("--reduction", choices=("mean", "sum"), default="mean", help="of the gradients, default: %(default)s")
+        add("--tail", choices=TAILS, default="flush", help="of a last, shorter window, default: %(default)s")
+        add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the gradient, default: none")
 
     def add_numerics(self) -> None:
         """Add the flags for mixed precision, gradients that are not finite, averages and learning rates."""
@@ -105,8 +102,7 @@ class Parser(argparse.ArgumentParser):
         add("--save_bad_batches", type=place, metavar="DIR", help="a folder for micro-batches that are not finite")
         what = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
         add("--ema", type=number(0, below=1), metavar="X", help=what)
-        what = "estimate how many rows a window should have, and print it at the end"
-        add("--noise_scale", action="store_true", help=what)
+        add("--noise_scale", action="store_true", help="at the end print how many rows a window should have")
         what = "compare the gradient of micro-batches with that of one large batch, and end; 1 if they differ"
         add("--verify", action="store_true", help=what)
         what = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
@@ -171,11 +167,15 @@ def _flags_of(path: str, parser: Parser) -> list[str]:
     """Return the settings of a YAML file as flags, so that they are checked like flags."""
     known = {name[2:]: action for name, action in parser._option_string_actions.items() if name.startswith("--")}
     del known["config"], known["help"]
-    flags = []
+    flags: list[str] = []
+    keys: dict[str, str] = {}  # by the flag that they set, which may have several names
     for key, value in _read_yaml(path).items():
         if key not in known:
             hint = _hint(key, known) or f"; known are {', '.join(sorted(known))}"
             raise Failure(f"'{path}' has the unknown key '{key}'{hint}", USAGE)
+        other = keys.setdefault(known[key].dest, key)
+        if other != key:
+            raise Failure(f"'{path}' has the keys '{other}' and '{key}', which are the same flag", USAGE)
         if value.tag == f"{_TAG}bool" and known[key].nargs in (0, "?"):
             flags += [f"--{key}"] if value.value.lower() in _TRUE else []
         elif value.tag != f"{_TAG}null":

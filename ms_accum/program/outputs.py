@@ -6,7 +6,7 @@ import contextlib
 import filecmp
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def no_empty_folder(settings: Settings) -> Iterator[None]:
         yield
     except BaseException:
         folder = Path(settings.output_dir or "")
-        if settings.is_latest and settings.resume is None:
+        if settings.is_latest and not _states_in(str(folder)):  # else another run may hold the lock
             _remove_if_empty(folder / METRICS, folder / "states" / ".lock", folder / "states", folder)
         raise
 
@@ -74,6 +74,13 @@ def _remove_if_empty(*paths: Path) -> None:
                 path.rmdir()
             elif path.exists() and not path.stat().st_size:
                 path.unlink()
+
+
+def remove_drawn(settings: Settings) -> None:
+    """Remove what shows the metrics of the run that is replaced: pictures, the table, and TensorBoard's events."""
+    drawn = [Path(settings.metrics).with_suffix(kind) for kind in (".png", ".svg", ".csv")]
+    for path in (*drawn, *Path(settings.events).glob("events.out.tfevents.*")):
+        path.unlink(missing_ok=True)
 
 
 class Latest:
@@ -98,6 +105,26 @@ class Latest:
             replaceable = _is_of_a_run(self._name) or is_copy
             self.kept = (None if replaceable else keep_previous(self._name)) or self.kept
             copy_model(model, self._name)
+
+
+class Own:
+    """The models of a run: another run with the same --ckpt_path may have written one since this run began.
+
+    Args:
+        paths (Iterable[str]): the paths of the models, when the run begins.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self._written = {path: _written_at(path) for path in paths}
+
+    def keeping_others(self, path: str) -> Iterator[str]:
+        """Keep a model that another run has written there, and yield a line about it."""
+        if _written_at(path) not in (None, self._written.get(path)):
+            yield f"'{path}' was written by another run; its model is kept as '{keep_previous(path)}'"
+
+    def wrote(self, path: str) -> None:
+        """Remember a model that this run has written."""
+        self._written[path] = _written_at(path)
 
 
 def _written_at(path: str) -> int | None:
@@ -125,14 +152,15 @@ def _newest_run() -> str | None:
     """Return the folder of the newest run, or None if no run has trained.
 
     Raises:
-        Failure: If it was killed before it saved a state. An older run is not what the user means.
+        Failure: If it ended before it saved a state. An older run is not what the user means.
     """
     for folder in map(run_of, sorted(_runs(), reverse=True)):
         if _states_in(folder):
             return folder
         if _has_trained(folder):
             ways = "start it again, with --save_every N to save more often, or give a state of an older run"
-            raise Failure(f"argument --resume: the newest run, '{folder}', was killed before it saved; {ways}", USAGE)
+            what = f"the newest run, '{folder}', ended before it saved a state"
+            raise Failure(f"argument --resume: {what}; {ways}", USAGE)
     return None
 
 

@@ -1,18 +1,21 @@
-"""What does a program print about a run before it begins, and at its end?"""
+"""What does a program print about a run: before it begins, during it, and at its end?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mindspore import nn
 
 from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
+from ..fitting.trials import on_host
 from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
+from ..saving.checkpointer import Checkpointer
 from ..saving.model_record import DEFAULT
 from ..window.ends import updates_per_epoch
-from .report import show
+from .report import Hint, Opening, progress, show
 from .settings import Settings
 
 _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
@@ -32,7 +35,7 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, f
         ("data", f"{settings.data_path or 'embedded digits'}, seed {settings.seed}"),
         ("effective batch", effective_batch),
         ("an epoch", epoch),
-        ("the run", f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, {settings.updates:,} updates"),
+        ("the run", f"{_count(settings.epochs, 'epoch')}, {_count(settings.updates, 'update')}"),
         ("optimizer", f"{settings.optimizer}, lr {_rate(settings)}{momentum}{decay}"),
         ("gradient", f"{settings.reduction} over a window{clip}"),
         ("accumulators", _accumulators(settings, network, window)),
@@ -47,6 +50,10 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, f
         lines.append(("zero", "no effect: a single process has nothing to shard"))
     for name, value in lines:
         show(name, value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _rate(settings: Settings) -> str:
@@ -87,6 +94,8 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
         window = settings.mini_steps
         tail = batches - window * updates_per_epoch(batches, window, "drop")
         short_window = f", {tail} of them in {_TAILS[settings.tail]}" if tail else ""
+        if window > batches:
+            short_window = ", fewer than a window has (see --mini_steps)"
         even = f"{rows * window * ranks} = {rows} rows x {window} micro-batches{times}"
         return even, f"{batches:,} micro-batches{short_window}", window
     size = settings.window_rows
@@ -108,6 +117,25 @@ def show_runtime(settings: dict[str, str]) -> None:
 def in_percent(correct: int, total: int) -> str:
     """Return an accuracy as text."""
     return f"{correct / total:.2%} ({correct:,}/{total:,})".replace("%", " %")
+
+
+def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what reports the run; of one that is complete already, only that."""
+    done = states.epochs_done()
+    if done == settings.epochs:
+        complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
+        return (Opening("resumed", lambda: [*states.resumed, complete]),)
+    opening = Opening("resumed", lambda: [*states.resumed, *_shortened(settings, states)])
+    shown = (opening, progress(settings.log_every), *logs)
+    return (*shown, Hint(int(settings.batch_size))) if settings.may_split_otherwise and on_host() else shown
+
+
+def _shortened(settings: Settings, states: Checkpointer) -> list[str]:
+    """Return a line if the run that is resumed was to have more epochs: its --epochs may have been forgotten."""
+    before = states.settings().get("notes", {}).get("epochs")
+    if type(before) is not int or before <= settings.epochs:
+        return []
+    return [f"with {settings.epochs} epochs, not {before} as it began (see --epochs)"]
 
 
 def show_end(settings: Settings, seconds: float, kept: str | None, noise: NoiseScale | None = None) -> None:

@@ -20,6 +20,7 @@ from ..window.record import UpdateRecord
 
 # The approximate number of lines per epoch off a terminal, few enough to be read.
 _LINES_IN_AN_EPOCH = 20
+_ROWS = 24  # of a terminal whose height is unknown
 
 # Milliseconds: on two CPU cores the MLP, whose micro-batches of 32 rows take 2.5, trains 3 times as fast with larger
 # ones; LeNet5, with 5, not a third faster.
@@ -114,7 +115,8 @@ class Bar(Callback):
         total = run_context.original_args().planned
         end = "[{elapsed}<{remaining}{postfix}]"
         form = f"{{desc}} {{percentage:3.0f}}%|{{bar}}| {{n_fmt}}/{{total_fmt}} {end}"
-        how: dict[str, Any] = {"ncols": self._columns} if self._columns else {"dynamic_ncols": True}
+        columns = self._columns or _columns_of_a_terminal_without_rows()
+        how: dict[str, Any] = {"ncols": columns, "nrows": _ROWS} if columns else {"dynamic_ncols": True}
         how["bar_format"] = form if total is not None else "{desc} {n_fmt} updates [{elapsed}{postfix}]"
         self._bar = tqdm(total=total, file=sys.stdout, **how)
 
@@ -134,9 +136,22 @@ class Bar(Callback):
         for line in _results(run_context.original_args()):
             self._bar.write(line, file=sys.stdout)
 
+    def on_train_end(self, run_context: RunContext) -> None:
+        del run_context
+        self._bar.close()  # before what is printed about the files
+
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _columns_of_a_terminal_without_rows() -> int | None:
+    """Return the width of a terminal that reports no height, as some containers do, where tqdm would show no bar."""
+    try:
+        size = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+    return None if size.lines else size.columns or 80
 
 
 def _every(windows: int) -> int:

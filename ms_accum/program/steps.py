@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Callable
 
 import mindspore as ms
@@ -13,7 +14,6 @@ from mindspore import nn
 
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
-from ..fitting.trials import on_host
 from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, total
 from ..results.metrics import MetricsFile, logged
@@ -26,8 +26,8 @@ from ..saving.state_folder import StateFolder
 from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
-from .plan import words_of
-from .report import Hint, Opening, progress, say
+from .plan import reporters, words_of
+from .report import say
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -69,8 +69,7 @@ def planned(settings: Settings, train: Any) -> Settings:
         batches = train.get_dataset_size()
         updates = planned_windows("train_process", batches, settings.mini_steps, settings.tail, settings.epochs)
     if not updates:
-        what = f"no window of {settings.mini_steps} would fill in the whole run"
-        raise Failure(f"argument --mini_steps: {what}", USAGE)
+        raise Failure(f"argument --mini_steps: no window of {settings.mini_steps} would fill in the whole run", USAGE)
     return settings.with_updates(updates)
 
 
@@ -95,6 +94,8 @@ def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[
     found = known.get()
     lines = [] if found is None else [f"found before: delete {settings.findings} to search again"]
     if found is None:
+        if settings.memory_budget is not None:
+            say(f"{'micro-batch':16} looking for the fastest that fits; each trial starts a process ...")
         with exit_code(USAGE, ValueError):
             found = find_micro_batch_size(trial, settings.window_rows, memory_budget=settings.memory_budget)
         known.keep(found)
@@ -117,6 +118,7 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
         with exit_code(DISK, OSError), exit_code(USAGE, RuntimeError):
             if settings.output_dir is not None:
                 StateFolder("train.py", settings.states).clear()
+                outputs.remove_drawn(settings)
             last = settings.model_path
             for path in (last, best_of(last), ema_of(last)):
                 remove_model(path)
@@ -127,7 +129,7 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
 
 def _make_folder_of(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
+    _make(folder, "ckpt_path")
     check_folder("train.py", path)
     remove_leftovers(folder, age=3600)
 
@@ -146,14 +148,13 @@ def _new_run(group: Group | None) -> str:
     return outputs.run_of(number)
 
 
-def _make(folder: str) -> None:
+def _make(folder: str, name: str = "output_dir") -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        what = f"'{folder}' can't be made: {error.strerror}"
-        raise Failure(f"argument --output_dir: {what}", DISK) from error
+        raise Failure(f"argument --{name}: '{folder}' can't be made: {error.strerror}", DISK) from error
     if not os.access(folder, os.W_OK):
-        raise Failure(f"argument --output_dir: must be writable, but got '{folder}'", DISK)
+        raise Failure(f"argument --{name}: must be writable, but got '{folder}'", DISK)
 
 
 class Written:
@@ -170,6 +171,7 @@ class Written:
     def __init__(self, network: nn.Cell, model: Any, settings: Settings, facts: Mapping[str, Any], group: Group | None):
         self._network, self._model, self._settings = network, model, settings
         self._writes = is_first(group)
+        self._own = outputs.Own(settings.models)
         self.facts = {**settings.record, **facts}
         """dict, what the records of the run have in common."""
         publishes = self._writes and settings.is_latest
@@ -181,7 +183,10 @@ class Written:
         """Write a model; `counts` are those of its evaluation."""
         if self._writes:
             with exit_code(DISK, OSError), quiet():
+                for line in self._own.keeping_others(path):
+                    say(line)
                 save_model(self._network, path, self._record(counts))
+                self._own.wrote(path)
 
     def write_last(self) -> None:
         """Write the last model, and the averaged one."""
@@ -241,7 +246,8 @@ def train(
         Sequence[int], what the evaluation of the trained network returned.
     """
     counts: Sequence[int] = ()
-    logs = _logs(settings, model)
+    logs: list[Any] = [MetricsFile(settings.metrics, lambda: model.updates + model.skipped)]
+    logs += [TensorBoardLog(settings.events)] if settings.tensorboard else []
     evaluate = logged(evaluate, logs, lambda: model.updates)
 
     def score() -> float:
@@ -260,14 +266,9 @@ def train(
     # The model before the last state, which is larger: it may fit on a disk that is nearly full.
     how: dict[str, Any] = {"config": config, "notes": written.facts, "at_end": written.write_last}
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
-    try:
-        with outputs.no_empty_folder(settings), SIGNALS.deferred():
-            with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
-                how = {"report": _reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
-                model.train_process(settings.epochs, data, **settings.window, **how)
-    except Stopped as stopped:
-        code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
-        raise Failure(f"{SIGNALS.words}, {stopped}; --resume continues from there", code) from stopped
+    with outputs.no_empty_folder(settings), SIGNALS.deferred(), _ways_on(states):
+        how = {"report": reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
+        model.train_process(settings.epochs, data, **settings.window, **how)
     written.publish()
     with averaged(model.ema):
         counts = counts or evaluate()  # with --keep_best the last model has been evaluated
@@ -275,20 +276,21 @@ def train(
     return counts
 
 
-def _logs(settings: Settings, model: Any) -> list[Any]:
-    """Return what writes updates and evaluations to files."""
-    metrics = MetricsFile(settings.metrics, lambda: model.updates + model.skipped)
-    return [metrics, TensorBoardLog(settings.events)] if settings.tensorboard else [metrics]
-
-
-def _reporters(settings: Settings, states: Checkpointer, logs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what reports the run; of one that is complete already, only that."""
-    done = states.epochs_done()
-    if done == settings.epochs:
-        complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
-        return (Opening("resumed", lambda: [*states.resumed, complete]),)
-    reporters = (Opening("resumed", lambda: states.resumed), progress(settings.log_every), *logs)
-    return (*reporters, Hint(int(settings.batch_size))) if settings.may_split_otherwise and on_host() else reporters
+@contextmanager
+def _ways_on(states: Checkpointer) -> Iterator[None]:
+    """End the program with an error that shows how to continue the run, if a signal or a full disk ends the block."""
+    try:
+        with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
+            yield
+    except Stopped as stopped:
+        code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
+        again = "the same flags with --resume continue from there"
+        raise Failure(f"{SIGNALS.words}, {stopped}; {again}", code) from stopped
+    except Failure as failure:
+        if states.rescued is None:
+            raise
+        kept = f"{failure}; the training is not lost, its state is '{states.rescued}' (see --resume)"
+        raise Failure(kept, failure.code) from failure
 
 
 def _states_of(settings: Settings, **how: Any) -> Checkpointer:

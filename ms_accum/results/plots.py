@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import warnings
@@ -12,7 +13,8 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .series import Metrics, finite, running, thinned
+from ..saving.files import write_bytes
+from .series import Metrics, finite, printable, running, thinned
 
 _WIDTH, _HEIGHT, _ROWS, _COLUMNS = 12.0, 6.6, 2, 3
 _POINTS = 1200  # of a curve, at most; a panel is about half as wide in pixels
@@ -162,7 +164,7 @@ def names_of(runs: Sequence[Metrics]) -> list[str]:
     """Return the names of the runs' folders; the complete path where two have the same name."""
     paths = [run.path.resolve().parent for run in runs]
     names = [path.name for path in paths]
-    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths)]
+    return [printable(name if names.count(name) == 1 else str(path)) for name, path in zip(names, paths)]
 
 
 def check_installed() -> None:
@@ -181,14 +183,16 @@ def draw(runs: Sequence[Metrics], paths: Mapping[str, str]) -> None:
         paths (Mapping): the paths to write to, by format: ``{"png": "a.png", "svg": "a.svg"}``.
 
     Raises:
-        OSError: If a file can't be written.
+        OSError: If a file can't be written; an earlier one is unchanged.
     """
     with style():
         figure = figure_of(runs)
         title = {"Title": "Metrics of " + ", ".join(names_of(runs))}
         for kind, path in paths.items():
             undated = {"Date": None} if kind == "svg" else {}
-            figure.savefig(path, format=kind, dpi=150, metadata={**title, **undated})
+            picture = io.BytesIO()
+            figure.savefig(picture, format=kind, dpi=150, metadata={**title, **undated})
+            write_bytes(path, picture.getvalue())
 
 
 @contextmanager

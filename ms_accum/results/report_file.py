@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from pathlib import Path
 
-from ..saving.files import write_whole
+from ..saving.files import write_bytes
 
 NAME = "report.html"
 MARK = "<!-- ms_accum: report of an evaluation. The next report replaces a file that begins with this line. -->"
@@ -42,11 +41,7 @@ def write_page(path: str, text: str) -> None:
     """
     _check_ours(path)
     content = text.encode("utf-8", "backslashreplace")  # a path need not be UTF-8
-    write_whole(path, len(content), lambda name: _write_bytes(name, content))
-
-
-def _write_bytes(name: str, content: bytes) -> None:
-    Path(name).write_bytes(content)
+    write_bytes(path, content)
 
 
 def _check_ours(path: str) -> None:

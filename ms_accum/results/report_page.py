@@ -17,12 +17,10 @@ from .charts import data_address, line_chart, pixels
 from .diagnosis import Answers, Wrong, by_class, interval
 from .report_file import MARK
 from .report_style import style
-from .series import Metrics
+from .series import Metrics, finite, printable
 
 # Nothing is loaded and nothing is run, whatever a text in the page may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-
-_LARGEST = 1e100  # of a stranger's file; float32 has none above 3.4e38
 
 
 class Subject(NamedTuple):
@@ -89,7 +87,7 @@ def page(subject: Subject, answers: Answers, metrics: Metrics | str) -> str:
 
 def _text(value: object) -> str:
     """Return a text that is safe between tags and in attributes, without characters that are not shown."""
-    return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in str(value)), quote=True)
+    return escape(printable(str(value)), quote=True)
 
 
 def _percent(part: float, digits: int = 2) -> str:
@@ -102,7 +100,7 @@ def _certainty(probability: float) -> str:
         return "no probability"
     if probability >= 0.9995:
         return "over 99.9\u00a0%"
-    return _percent(probability, 0 if probability < 0.99 else 1)
+    return _percent(probability, 1)
 
 
 def _accuracy(subject: Subject, answers: Answers) -> str:
@@ -217,8 +215,8 @@ def _of_windows(metrics: Metrics, name: str) -> list[tuple[float, float]]:
 
 def _finite(points: Sequence[tuple[Any, Any]]) -> list[tuple[float, float]]:
     """Return what can be drawn of these pairs of update and value, in the order of the updates."""
-    found = [(x, y) for x, y in points if y is not None and 0 <= x < 2**53 and abs(y) < _LARGEST]
-    return sorted(((float(x), float(y)) for x, y in found), key=lambda point: point[0])
+    found = [(float(x), finite(y)) for x, y in points if 0 <= x < 2**53]
+    return sorted((point for point in found if not np.isnan(point[1])), key=lambda point: point[0])
 
 
 def _figure(name: str, words: str, points: Sequence[tuple[float, float]], mark: float | None) -> str:

@@ -6,6 +6,7 @@ NumPy and the standard library only: MindSpore's import takes seconds.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -15,8 +16,12 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from ..saving.files import write_bytes
+
 FILE = "metrics.jsonl"
-_NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds")
+_NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds", "skipped")
+# float32 has no numbers above 3.4e38 or below 1e-45. With a stranger's, the arithmetic of an axis overflows.
+_LARGEST, _SMALLEST = 1e100, 1e-100
 _NO_MEASURE = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
 
 
@@ -88,19 +93,26 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> float:
-    """Return a number as a float: NaN if it is absent, not finite, or too large."""
+    """Return a number as a float: NaN if it is absent, not finite, or too large, and 0 if it is too small."""
     try:
         value = math.nan if value is None else float(value)
     except OverflowError:
         return math.nan
-    return value if math.isfinite(value) else math.nan
+    if abs(value) < _SMALLEST:
+        return 0.0
+    return value if abs(value) < _LARGEST else math.nan
+
+
+def printable(text: str) -> str:
+    """Return a text with a mark for each character that can't be shown, such as those of a path that is not UTF-8."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Write a CSV file with a row for each window, in which an evaluation is in the row of the window before it.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If it can't be written; an earlier table is unchanged.
     """
     measured: dict[int, dict[str, Any]] = {}
     for each in metrics.evaluations:
@@ -108,10 +120,11 @@ def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
         measured.setdefault(each.after - 1, {}).update(results)
     rows = [{**window, **measured.get(number, {})} for number, window in enumerate(metrics.windows)]
     names = _in_order(metrics.windows) | _in_order(list(measured.values()))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(names)
-        table.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(names)
+    table.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    write_bytes(path, text.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:

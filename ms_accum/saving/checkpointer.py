@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
@@ -94,6 +94,8 @@ class Checkpointer:
         self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
         self._keep = _check.positive_int(_OWNER, "keep", keep)
         self._score = score
+        if resume is not None:
+            _check.instance(_OWNER, "resume", resume, (str, os.PathLike), "a path, 'auto' or None")
         self._resume = None if resume is None else os.fspath(resume)
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
@@ -104,6 +106,8 @@ class Checkpointer:
         """list[str], lines about the state from which the run resumed."""
         self.best: float | None = None
         """Optional[float], the best score so far, including that of the resumed run."""
+        self.rescued: Path | None = None
+        """Optional[Path], the last state of a run whose `at_end` failed; None if that did not fail."""
 
     def __repr__(self) -> str:
         minutes = None if self._seconds is None else self._seconds / 60
@@ -156,7 +160,7 @@ class Checkpointer:
         self._states.adopt(found)
         self.best, self._best_file = facts["best"]
         self._is_saved = not changed and self._states.holds(found.path)
-        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {_place(facts)}", *changed]
+        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {found.place}", *changed]
         return found._replace(changed=changed)
 
     def settings(self) -> Mapping[str, Any]:
@@ -175,7 +179,7 @@ class Checkpointer:
             CheckpointError: If it can't be read.
         """
         found = self._states.find(self._resume)
-        return _epochs_done(found.state.facts) if found else None
+        return found.epochs_done if found else None
 
     def wishes(self) -> list[float]:
         """Return the requests to stop, and to save because `minutes` have passed, as numbers that ranks can sum."""
@@ -254,8 +258,14 @@ class Checkpointer:
             if self._can_save and not window.lost and window.is_whole:
                 self._save_after_error(take)
             raise
-        if self._at_end is not None:
-            self._at_end()
+        try:
+            if self._at_end is not None:
+                self._at_end()
+        except Exception:
+            if window.is_whole:
+                with suppress(Exception):  # the smaller files failed; the state may be on another disk
+                    self.rescued = self.save(take())
+            raise
         self.save_at_the_end(take)
 
     def changed(self) -> None:
@@ -281,19 +291,3 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-
-
-def _place(facts: Mapping[str, Any]) -> str:
-    """Return the position of a state as text."""
-    done, at = _epochs_done(facts), facts["at"]
-    if done is None:
-        return f"epoch {at['epoch']}, {at['batches']:,} batches of it"
-    return f"{done} epoch{'s' * (done != 1)} done"
-
-
-def _epochs_done(facts: Mapping[str, Any]) -> int | None:
-    """Return the number of epochs that a state has finished; None inside an epoch or a window."""
-    at = facts["at"]
-    if facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
-        return None
-    return at["epoch"] - (at["batches"] == 0)

@@ -30,6 +30,9 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
     """
     name = os.path.realpath(path)  # a link is kept
     folder = os.path.dirname(name)
+    if os.path.exists(name) and not os.path.isfile(name):  # replacing /dev/null would break the system
+        what = "a folder" if os.path.isdir(name) else "not a regular file"
+        raise OSError(f"'{path}' can't be written: it is {what}")
     try:
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
             whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
@@ -40,6 +43,19 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
         _flush(folder, os.O_RDONLY)
     except Exception as error:  # libraries raise their own errors for a full disk
         raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file with this content, or leave the old one unchanged.
+
+    Raises:
+        OSError: If it can't be written; the old file is unchanged.
+    """
+
+    def write(name: str) -> None:
+        Path(name).write_bytes(content)
+
+    write_whole(path, len(content), write)
 
 
 def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:

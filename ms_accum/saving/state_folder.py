@@ -28,6 +28,22 @@ class Found(NamedTuple):
     changed: Sequence[str] = ()
     """The settings that differ from those of the state."""
 
+    @property
+    def epochs_done(self) -> int | None:
+        """Optional[int], the number of epochs that the state has finished; None inside an epoch or a window."""
+        at = self.state.facts["at"]
+        if self.state.facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
+            return None
+        return at["epoch"] - (at["batches"] == 0)
+
+    @property
+    def place(self) -> str:
+        """str, the position of the state in its run."""
+        done, at = self.epochs_done, self.state.facts["at"]
+        if done is None:
+            return f"epoch {at['epoch']}, {at['batches']:,} batches of it"
+        return f"{done} epoch{'s' * (done != 1)} done"
+
 
 class StateFolder:
     """A folder of training states, used by one run at a time.

@@ -52,7 +52,8 @@ class Position:
     def check(self, over: bool) -> None:
         """Raise a ValueError if the epoch is over and had no batches."""
         if over and not self.batches:
-            _refuse(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}")
+            once = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
+            _refuse(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", once)
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""

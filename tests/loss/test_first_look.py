@@ -96,10 +96,11 @@ def test_a_mistake_is_said_in_pynative_mode_too():
     ("loss_fn", "batch", "error", "said"),
     [
         (None, (IMAGES,), ValueError, "the loss must be a scalar, but got shape (8, 3)"),
+        (None, (IMAGES, LABELS), ValueError, "Without a 'loss_fn' the network gets all columns and returns the loss"),
         (lambda output, label: None, (IMAGES, LABELS), TypeError, "the loss must be a scalar, but got None"),
         (ops.square, (IMAGES,), ValueError, "must be one that yields 2 columns"),
     ],
-    ids=["no loss", "a loss of nothing", "one column"],
+    ids=["no loss", "no loss for two columns", "a loss of nothing", "one column"],
 )
 @pytest.mark.host
 def test_what_is_no_loss_is_rejected(loss_fn, batch, error, said):

@@ -87,11 +87,30 @@ def test_the_best_model_of_another_run_counts(tmp_path, capfd):
     assert "holds another run (gradient_accumulation.best.ckpt)" in refused(capfd, *OUT)
 
 
+def test_a_model_that_another_run_has_written_meanwhile_is_kept(one, tmp_path, capfd, monkeypatch):
+    write_last = steps.Written.write_last
+
+    def after_another_run(written):
+        shutil.copy(one / DEFAULT, "m.ckpt")
+        write_last(written)
+
+    monkeypatch.setattr(steps.Written, "write_last", after_another_run)
+    assert train(*RUN, "--ckpt_path=m.ckpt", "--seed=2", "--save_every=1", "--keep_best") == OK
+    assert "'m.ckpt' was written by another run; its model is kept as 'm.previous.ckpt'" in capfd.readouterr().out
+    assert Path("m.previous.ckpt").read_bytes() == Path(one / DEFAULT).read_bytes()
+    assert read_record("m.ckpt")["seed"] == 2 and not os.path.exists("m.best.previous.ckpt")
+
+
 @pytest.mark.slow
 def test_overwrite_replaces_all_of_it(out, capfd):
     (out / "gradient_accumulation.best.ckpt").touch()
     (out / "notes.txt").write_text("mine")
+    (out / "tensorboard").mkdir()
+    for name in ("metrics.png", "metrics.svg", "metrics.csv", "tensorboard/events.out.tfevents.1.host"):
+        (out / name).touch()  # they show the run that is replaced
     assert train(*OUT, "--overwrite", "--seed=2") == OK
+    assert not os.listdir(out / "tensorboard")
+    (out / "tensorboard").rmdir()
     names = [DEFAULT, f"{DEFAULT}.json", "metrics.jsonl", "notes.txt", "states"]
     assert sorted(os.listdir(out)) == names and read_record(out / DEFAULT)["seed"] == 2
     assert sorted(os.listdir(out / "states")) == [".lock", "state-00000001.safetensors"]
@@ -189,7 +208,7 @@ def test_resume_of_a_run_that_was_killed_before_it_saved_is_an_error(here, capfd
         os.mkdir(f"runs/{number}")
         Path(f"runs/{number}/metrics.jsonl").write_text("{}\n" if number == "002" else "")
     line = refused(capfd, *RUN, "--resume")
-    assert "argument --resume: the newest run, 'runs/002', was killed before it saved; start it again, with" in line
+    assert "argument --resume: the newest run, 'runs/002', ended before it saved a state; start it again, with" in line
 
 
 @pytest.mark.slow
@@ -209,10 +228,21 @@ def test_a_state_continues_in_its_own_folder(state, folder, here):
 
 
 def test_a_run_that_fails_before_anything_is_written_leaves_no_folder(capfd, monkeypatch):
-    monkeypatch.setattr(steps, "_reporters", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         training.main(settings_of(*RUN))
     assert os.listdir() == ["runs"] and os.listdir("runs") == []
+
+
+def test_a_state_that_is_no_file_leaves_no_folder(capfd):
+    assert train(*RUN, "--resume=nope") == CHECKPOINT
+    assert "'nope'" in one_line(capfd.readouterr().err) and os.listdir("runs") == []
+
+
+def test_a_run_that_can_not_resume_leaves_the_lock_of_the_one_that_runs(here, capfd):
+    with steps.Checkpointer("runs/001/states"):
+        assert train(*RUN, "--resume", "--epochs=2") != OK
+        assert os.path.exists("runs/001/states/.lock")
 
 
 def test_a_run_that_is_stopped_keeps_its_folder(capfd, monkeypatch):

@@ -108,10 +108,10 @@ def test_under_the_launcher_there_is_a_bar_if_it_has_a_terminal(monkeypatch):
 # The bar
 
 
-def drawn(*records, updates=None):
+def drawn(*records, updates=None, size=(30, 80)):
     """Return what a Bar draws on a terminal of 80 columns, as the terminal gets it."""
     screen, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
     with os.fdopen(end, "w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
         bar = progress()
         assert isinstance(bar, Bar)
@@ -138,6 +138,22 @@ def test_the_bar_shows_how_far_the_run_is():
     assert first.startswith("0%|") and " 0/12 " in first
     assert last.startswith("epoch 2/2 100%|█") and " 12/12 [" in last and len(last) <= 80 and text.endswith("\n")
     assert last.endswith("loss 0.0833, lr 0.25, 1,024 rows/s]")
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+def test_the_bar_is_shown_on_a_terminal_that_reports_no_rows(columns):
+    last = frames(drawn(record(1), record(2), updates=2, size=(0, columns)))[-1]
+    assert " 2/2 [" in last and len(last) <= 80
+
+
+def test_what_is_printed_after_the_run_is_below_the_bar(capsys):
+    bar = Bar(80)
+    with Callbacks([bar], Facts()) as calls:
+        calls("on_train_begin", planned=1)
+        calls.step_end(record(1))
+        calls("on_train_end")
+        print("saved")
+    assert capsys.readouterr().out.endswith("\nsaved\n")
 
 
 def test_the_bar_counts_where_the_end_is_unknown():

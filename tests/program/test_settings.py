@@ -8,6 +8,7 @@ import pytest
 
 from model_zoo import MLP
 from ms_accum.program import plan
+from ms_accum.program.main import Failure
 from programs import settings_of
 from train import flags
 
@@ -17,6 +18,33 @@ def test_it_has_a_field_for_each_flag():
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
     assert fields == {*given, "ranks", "updates", "is_latest"} - {"config"}
+
+
+def test_two_names_of_a_flag_in_a_config_are_one_too_many(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("mini_steps: 5\naccumulate_step: 4\n")
+    with pytest.raises(Failure, match="has the keys 'mini_steps' and 'accumulate_step', which are the same flag"):
+        settings_of(f"--config={path}")
+
+
+class States:
+    """The state of a run that was to have 40 epochs."""
+
+    resumed = ("a state",)
+
+    def epochs_done(self):
+        """It stopped inside one."""
+
+    def settings(self):
+        return {"notes": {"epochs": 40}}
+
+
+@pytest.mark.parametrize(("epochs", "shown"), [(25, ["with 25 epochs, not 40 as it began (see --epochs)"]), (40, [])])
+def test_a_resumed_run_with_fewer_epochs_is_pointed_out(epochs, shown, capsys):
+    opening = plan.reporters(settings_of(f"--epochs={epochs}"), States(), ())[0]
+    opening.on_train_begin(None)
+    lines = [line.partition(" ")[2].strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["a state", *shown]
 
 
 def test_it_is_not_changed():

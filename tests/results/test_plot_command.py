@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from ms_accum import plot as plotting
 from ms_accum.program.main import DATA, DISK, OK, USAGE, run
+from ms_accum.results import plots
+from ms_accum.results.series import printable, read
 from programs import ROOT, one_line
 
 pytestmark = pytest.mark.host
 PICTURES = ["metrics.png", "metrics.svg"]
+_TEXT = '{"update": 1, "loss": 1, "skipped": "abc"}\n'
 
 
 def plot(*argv):
@@ -84,15 +89,63 @@ def test_an_output_that_cannot_be_written_is_one_line(runs, capfd, output, matpl
 def test_a_table_that_cannot_be_written_is_one_line(runs, capfd, matplotlib):
     Path("a/metrics.csv").mkdir()
     assert plot("a") == DISK
-    assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: Is a directory"
+    assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: it is a folder"
 
 
-def test_a_full_disk_is_one_line(runs, capfd, matplotlib):
-    if not os.path.exists("/dev/full"):
-        pytest.skip("this system has no /dev/full")
-    os.symlink("/dev/full", "a/metrics.csv")
+@pytest.mark.parametrize("name", [*PICTURES, "metrics.csv"])
+def test_a_full_disk_leaves_the_earlier_files(runs, capfd, name, matplotlib, monkeypatch):
+    assert plot("a") == OK
+    before = Path("a", name).read_bytes()
+
+    def full(path, content):
+        with open(path, "wb") as file:
+            file.write(content[:9])
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    Path("a/metrics.jsonl").write_text('{"update": 1, "loss": 9.0}\n')
+    capfd.readouterr()
     assert plot("a") == DISK
-    assert one_line(capfd.readouterr().err) == "'a' can't be written: No space left on device"
+    assert name in (error := one_line(capfd.readouterr().err)) and "No space left on device" in error
+    assert Path("a", name).read_bytes() == before
+    assert not list(Path("a").glob(".saving-*"))
+
+
+def test_a_pipe_is_not_replaced(runs, capfd, matplotlib):
+    os.mkfifo("pipe")
+    os.symlink("../pipe", "a/metrics.csv")
+    assert plot("a") == DISK
+    assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: it is not a regular file"
+    assert not os.path.isfile("pipe")
+
+
+@pytest.mark.parametrize("name", ["n\udcffx", "c\x01tl", "e\x1b[1m"])
+def test_names_that_cannot_be_shown_have_a_mark(runs, capfd, name, matplotlib):
+    os.rename("a", name)
+    assert plot(name, "--output=b") == OK
+    ElementTree.parse("b/metrics.svg")  # a browser shows it
+    assert all(map(str.isprintable, capfd.readouterr().out.splitlines()))
+    assert plots.names_of([read(name)]) == [printable(name)] and printable(name).isprintable()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"loss": 1e308}, {"loss": -1e308}],
+        [{"loss": 1e-320}, {"loss": 1.0}],
+        [{"grad_norm": 5e-324}],
+        [{"loss": 1.0, "x\ud800": "\ud800"}],
+        [{"lr": 1e300, "samples": 1e-300, "seconds": 1e-310}],
+    ],
+    ids=("large", "small", "one", "half a character", "others"),
+)
+def test_numbers_of_a_stranger_are_drawn_or_left_out(runs, capfd, lines, matplotlib):
+    text = "".join(json.dumps({"update": number, **line}) + "\n" for number, line in enumerate(lines, 1))
+    text += json.dumps({"updates": 1, "accuracy": 1e308}) + "\n" + json.dumps({"updates": 2, "accuracy": -1e308}) + "\n"
+    Path("a/metrics.jsonl").write_text(text)
+    assert plot("a") == OK, capfd.readouterr().err
+    assert Path("a/metrics.csv").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -104,11 +157,12 @@ def test_a_full_disk_is_one_line(runs, capfd, matplotlib):
         ("bad", "line 2 of 'bad/metrics.jsonl' is damaged"),
         ("gap", "line 1 of 'gap/metrics.jsonl' is empty"),
         ("new", "'new/metrics.jsonl' has no updates"),
+        ("text", "line 1 of 'text/metrics.jsonl' is damaged"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(runs, capfd, folder, message, matplotlib):
     good = Path("a/metrics.jsonl").read_text()
-    for name, text in {"bad": good + good[9:], "gap": "\n" + good, "new": ""}.items():
+    for name, text in {"bad": good + good[9:], "gap": "\n" + good, "new": "", "text": _TEXT}.items():
         Path(name).mkdir()
         Path(name, "metrics.jsonl").write_text(text)
     before = files("a")

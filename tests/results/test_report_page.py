@@ -262,7 +262,7 @@ def test_a_model_without_mistakes():
 
 @pytest.mark.parametrize(
     ("probability", "words"),
-    [(0.98, "98 %"), (0.504, "50 %"), (0.9949, "99.5 %"), (0.99999, "over 99.9 %"), (1.0, "over 99.9 %")]
+    [(0.98, "98.0 %"), (0.504, "50.4 %"), (0.9949, "99.5 %"), (0.99999, "over 99.9 %"), (1.0, "over 99.9 %")]
     + [(float("nan"), "no probability")],
 )
 def test_the_most_certain_wrong_answers(probability, words, answers):

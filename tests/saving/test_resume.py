@@ -519,6 +519,25 @@ def test_evaluating_on_the_way_compiles_one_graph(tmp_path, compiles):
     assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
 
 
+def test_a_run_whose_last_files_can_not_be_written_leaves_its_state(tmp_path):
+    def full():
+        raise OSError("No space left on device")
+
+    run, states = Run(), Checkpointer(tmp_path / "states", at_end=full)
+    with pytest.raises(OSError, match="No space left"):
+        run.train(numbers(), 3, states=states)
+    assert states.rescued == tmp_path / "states" / "state-00000001.safetensors"
+    again = Checkpointer(tmp_path / "states", resume="auto")
+    assert Run().train(numbers(), 3, states=again).left[0] == run.left[0]
+    assert again.epochs_done() == 2 and again.rescued is None
+
+
+@pytest.mark.parametrize("resume", [True, 3])
+def test_what_is_no_path_is_refused(resume, tmp_path):
+    with pytest.raises(TypeError, match="'resume' must be a path, 'auto' or None, but got (bool|int)"):
+        Checkpointer(tmp_path, resume=resume)
+
+
 def test_another_runs_states_stay_where_one_is_resumed_from_elsewhere(saved, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
