@@ -10,7 +10,7 @@ from typing import Any
 
 from .options import NotAvailable
 from .process import ContenderError
-from .results import RESULTS, instructions
+from .results import RESULTS, kind
 
 # Each module has `run(arguments)`. It is imported when it is asked for: not all of them need the same libraries.
 MODULES = {
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
-        here = str(RESULTS / instructions())
+        here = str(RESULTS / kind())
         add("--output", default=here, metavar="DIR", help="for the JSON and the plot, default: %(default)s")
         add("--networks", nargs="+", metavar="NAME", help="default: all that the benchmark is about")
         add("--windows", nargs="+", type=int, metavar="N", help="sizes of the window")

@@ -12,7 +12,7 @@ from .contenders import OURS, PLAIN, UNTUNED
 from .results import RESULTS
 from .tables import Lines, groups, markdown, part
 
-MACHINES = {"avx512": "with AVX-512", "avx2": "without"}
+MACHINES = {"avx512-amd": "AMD, AVX-512", "avx512-intel": "Intel, AVX-512", "avx2-amd": "AMD, no AVX-512"}
 _FIRST = next(iter(MACHINES))
 _WINDOWS, _EVERY = (4, 16), 5
 _SHOWN = 5  # of the dearest kernels
@@ -23,7 +23,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def tables() -> dict[str, str]:
-    """Return the tables by the names of their marks, such as avx512/speed."""
+    """Return the tables by the names of their marks, such as avx2-amd/speed."""
     results = {machine: cache(partial(rows, machine)) for machine in MACHINES}  # most are needed by several tables
     made = {"goals": _goals(results)}
     made.update({name: _readme((results[_FIRST], *words)) for name, words in README.items()})

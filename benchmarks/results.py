@@ -13,8 +13,17 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+_MAKERS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+
+
+def kind() -> str:
+    """Return the folder of this machine's results: named by its vector instructions and the CPU's maker."""
+    maker = _MAKERS.get(_first("/proc/cpuinfo", "vendor_id") or "")
+    return f"{instructions()}-{maker}" if maker else instructions()
+
+
 def instructions() -> str:
-    """Return the vector instructions of this machine, which name the folder of its results."""
+    """Return the widest vector instructions of this machine."""
     flags = (_first("/proc/cpuinfo", "flags") or "").split()
     return next((name for name in ("avx512f", "avx2") if name in flags), platform.machine()).removesuffix("f")
 

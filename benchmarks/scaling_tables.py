@@ -1,7 +1,7 @@
 """The tables of docs/scaling.md: what was measured, and what the cost model predicts.
 
-What was measured, from `results/avx2/ranks.json`, and what the model of `scaling` predicts for machines that were not
-measured here.
+What was measured, from `results/avx512-amd/ranks.json`, and what the model of `scaling` predicts for machines that
+were not measured here.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tables() -> dict[str, str]:
 
 def measured() -> list[dict]:
     """Return the rows that `ranks` has written."""
-    return json.loads((RESULTS / "avx2" / "ranks.json").read_text(encoding="utf-8"))["rows"]
+    return json.loads((RESULTS / "avx512-amd" / "ranks.json").read_text(encoding="utf-8"))["rows"]
 
 
 @markdown

@@ -80,3 +80,12 @@ def test_predictions_are_those_of_the_model():
     found = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
     expected = {"window's end": 8, "every micro-batch": 32, "ZeRO-1": 12, "ZeRO-2": 36}
     assert found == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
+
+
+def test_an_update_takes_no_negative_time():
+    """The largest windows ran while something slowed the machine: a line through them would begin at -50 ms."""
+    key = {"ranks": 2, "network": "mlp"}
+    times = [{**key, "way": APART, "window": window, "ms": ms} for window, ms in ((4, 50), (8, 150))]
+    times.append({**key, "way": "window's end", "window": 1, "ms": 1.0})
+    ranks._predict(times, 0, [{"operator": operator, "bandwidth": 1, "latency": 0} for operator in ranks.OPERATORS])
+    assert times[-1]["predicted_ms"] == 150 / 8
