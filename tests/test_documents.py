@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import documents, performance_tables
+from benchmarks import results as results_of
 from benchmarks.performance_tables import Goal
 
 
@@ -59,3 +60,16 @@ def test_what_was_not_measured_is_not_there(results):
     made = performance_tables.tables()
     assert made["avx2-amd/speed"] == made["avx512-amd/cost"] == "Not measured on this machine.\n"
     assert "| ms_accum | 3.0 (9.0) |" in made["avx512-amd/speed"]
+
+
+@pytest.mark.parametrize(
+    ("maker", "flags", "folder"),
+    [
+        ("AuthenticAMD", "sse2 avx2 avx512f", "avx512-amd"),
+        ("GenuineIntel", "sse2 avx2", "avx2-intel"),
+        ("Someone", "avx2", "avx2"),
+    ],
+)
+def test_machines_that_differ_have_folders_of_their_own(monkeypatch, maker, flags, folder):
+    monkeypatch.setattr(results_of, "_first", lambda path, key: {"vendor_id": maker, "flags": flags}[key])
+    assert results_of.kind() == folder
