@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Callable, NamedTuple
 
 from .contenders import OURS, PLAIN, UNTUNED
-from .results import RESULTS
+from .results import records, rows
 from .tables import Lines, groups, markdown, part
 
 MACHINES = {"avx512-amd": "AMD, AVX-512", "avx512-intel": "Intel, AVX-512", "avx2-amd": "AMD, no AVX-512"}
@@ -34,18 +33,11 @@ def tables() -> dict[str, str]:
     return made
 
 
-def rows(machine: str, benchmark: str) -> list[dict]:
-    """Return the rows that a benchmark has written on a machine, or none."""
-    path = RESULTS / machine / f"{benchmark}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-
-
 @markdown
 def _runs(machine: str) -> Lines:
     """When, where and with what each benchmark ran."""
     yield ["benchmark", "date", "CPU", "versions"]
-    for path in sorted((RESULTS / machine).glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
+    for record in records(machine):
         versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "ms_accum")
         about = record["machine"]
         yield [record["benchmark"], record["date"][:10], f"{about['cores']} cores, {about['cpu']}", versions]

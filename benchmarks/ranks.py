@@ -198,7 +198,7 @@ def _predict(times: Sequence[dict], size: float, alone: Sequence[dict]) -> None:
     (fewer, less), (more, most) = sorted((row["window"], row["ms"]) for row in times if row["way"] == APART)[-2:]
     micro = (most - less) / (more - fewer)
     boundary = less - fewer * micro
-    if boundary < 0:  # what slowed the machine: an update takes no negative time
+    if boundary < 0:  # the machine was slower during the largest windows; a time is not negative
         micro, boundary = most / more, 0.0
     links = {row["operator"]: scaling.Link(row["bandwidth"], row["latency"]) for row in alone}
     for row in times:

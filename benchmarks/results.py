@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-
-
 _MAKERS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 
 
 def kind() -> str:
-    """Return the folder of this machine's results: named by its vector instructions and the CPU's maker."""
+    """Return the kind of this machine, such as avx2-amd, which names the folder of its results."""
     maker = _MAKERS.get(_first("/proc/cpuinfo", "vendor_id") or "")
     return f"{instructions()}-{maker}" if maker else instructions()
 
@@ -54,6 +52,22 @@ def save(name: str, output: str | Path, rows: Sequence[dict], settings: Mapping,
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def records(machine: str) -> list[dict[str, Any]]:
+    """Return the records of a kind of machine, in the order of the benchmarks' names."""
+    return [read(path) for path in sorted((RESULTS / machine).glob("*.json"))]
+
+
+def rows(machine: str, benchmark: str) -> list[dict[str, Any]]:
+    """Return the rows that a benchmark has written on a kind of machine, or none."""
+    path = RESULTS / machine / f"{benchmark}.json"
+    return read(path)["rows"] if path.exists() else []
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the record in a file."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _first(path: str, key: str) -> str | None:

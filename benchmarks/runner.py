@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from argparse import Namespace
@@ -15,7 +14,7 @@ from .contenders import Entry, start
 from .options import NotAvailable
 from .plots import plot
 from .process import Contender, ContenderError
-from .results import machine, save
+from .results import machine, read, save
 from .tables import part, show
 
 T = TypeVar("T")
@@ -65,7 +64,7 @@ class Session:
         path = Path(self._arguments.output, f"{self._name}.json")
         if not path.exists():
             return []
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read(path)
         if (cpu := record["machine"]["cpu"]) != machine()["cpu"]:
             raise NotAvailable(f"{path} was measured on {cpu}, not on this machine: measure all contenders again")
         self.versions.update(record["versions"])

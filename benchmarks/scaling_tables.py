@@ -7,13 +7,12 @@ were not measured here.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import scaling
-from .results import RESULTS
+from .results import rows as rows_of
 from .scaling import KEPT, WAYS, Link
 from .tables import Lines, groups, markdown, part
 
@@ -64,14 +63,9 @@ _RANKS, _WINDOWS = (8, 64, 1024), (1, 4, 16)
 
 def tables() -> dict[str, str]:
     """Return the tables by the names of their marks."""
-    rows = measured()
+    rows = rows_of("avx512-amd", "ranks")
     made = {name: table(part(rows, "time" if name == "error" else name)) for name, table in MEASURED.items()}
     return {**made, **{name: table(ON_PAPER) for name, table in PAPER.items()}}
-
-
-def measured() -> list[dict]:
-    """Return the rows that `ranks` has written."""
-    return json.loads((RESULTS / "avx512-amd" / "ranks.json").read_text(encoding="utf-8"))["rows"]
 
 
 @markdown

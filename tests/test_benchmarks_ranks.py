@@ -83,7 +83,7 @@ def test_predictions_are_those_of_the_model():
 
 
 def test_an_update_takes_no_negative_time():
-    """The largest windows ran while something slowed the machine: a line through them would begin at -50 ms."""
+    """The machine was slower during the largest window, so the line through the two largest begins at -50 ms."""
     key = {"ranks": 2, "network": "mlp"}
     times = [{**key, "way": APART, "window": window, "ms": ms} for window, ms in ((4, 50), (8, 150))]
     times.append({**key, "way": "window's end", "window": 1, "ms": 1.0})

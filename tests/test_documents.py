@@ -23,7 +23,7 @@ def test_the_tables_of_the_documents_are_those_of_the_results():
 
 def test_another_result_is_another_table():
     """The check can fail."""
-    rows = performance_tables.rows("avx2-amd", "speed")
+    rows = results_of.rows("avx2-amd", "speed")
     other = [{**row, "ms": row["ms"] + 1} for row in rows]
     _, table = performance_tables.TABLES["speed"]
     assert table(rows) != table(other)
@@ -31,8 +31,8 @@ def test_another_result_is_another_table():
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Two machines, of which one has measured something."""
-    monkeypatch.setattr(performance_tables, "RESULTS", tmp_path)
+    """A folder of results in which one kind of machine has one record."""
+    monkeypatch.setattr(results_of, "RESULTS", tmp_path)
     (tmp_path / "avx512-amd").mkdir()
     key = {"network": "mlp", "window": 16, "batch": 32}
     times = {"ms_accum": 3.0, "ms_accum-untuned": 1.0, "torch": 2.5, "jax-scan": 2.0}
