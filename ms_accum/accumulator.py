@@ -19,7 +19,7 @@ from .numerics.sizes import Sizes, sizes_of
 from .ranks.parallel import AUTO, Group, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
 from .window.boundary import Boundary
-from .window.in_graph import GraphCounters, GraphWindow
+from .window.in_graph import GraphCounters, GraphWindow, Outside
 
 
 @ms.jit_class
@@ -133,7 +133,7 @@ class Accumulator:
         how_to: Any = {"sums": how.of_micro_batch, "skips": self.skips, "weighs": self._mean}
         self._window = GraphWindow(name, self._sizes, how.like if holds else None, **how_to)
         self._counters = GraphCounters(name)
-        self._end_compiled = _ended_by(self)
+        self._end_compiled, self._outside = _ended_by(self), Outside()
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
@@ -173,6 +173,7 @@ class Accumulator:
 
     def _checked(self, grads: Any, weight: Any) -> Any:
         """Return the gradients as dense tensors; raise an error if they or the weight do not match."""
+        self._outside()
         grads = checks.gradients("Accumulator", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
@@ -206,7 +207,9 @@ class Accumulator:
             bool, whether the parameters were updated; False if the window was empty.
         """
         held = total([self.micro_batches], self.group)
-        return held != [0] and bool(self._end_compiled())
+        # In the way in which the step ends windows: in PyNative mode an optimizer of `mindspore.experimental` that has
+        # run outside a graph can't be compiled into one any more.
+        return held != [0] and bool(self._end()[0] if self._outside.called else self._end_compiled())
 
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""
