@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +11,8 @@ import mindspore as ms
 from mindspore import Parameter, nn
 
 from . import checks
-from .as_found import put_back
+from .as_found import Attributes, numbers_of, put_back
 from .parameters import as_array, without
-
-_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
 class LearningRate:
@@ -99,35 +96,10 @@ def _counters_of(optimizer: Any) -> list[Parameter]:
 def _undone(optimizer: Any, counters: list[Parameter]) -> Iterator[None]:
     """Set back what the block changes: the Parameters `counters`, and attributes of the optimizer and its schedules."""
     kept = [(parameter, as_array(parameter).copy()) for parameter in counters]
-    attributes = [_Attributes(optimizer, object)]
-    # A Cell that is called keeps notes about its compilation, so only its numbers are set back.
-    attributes += [_Attributes(cell, (int, float)) for _, cell in optimizer.cells_and_names() if cell is not optimizer]
+    attributes = [Attributes(optimizer, object), *numbers_of([optimizer])]
     try:
         yield
     finally:
         put_back(kept)
         for each in attributes:
             each.put_back()
-
-
-class _Attributes:
-    """The attributes of a Cell now, of some types, and the contents of those that are lists or dicts."""
-
-    def __init__(self, cell: nn.Cell, types: Any):
-        self._cell, self._types = cell, types
-        self._values = self._now()
-        self._contents = [(each, copy.copy(each)) for each in self._values.values() if type(each) in (list, dict)]
-
-    def _now(self) -> dict[str, Any]:
-        named = vars(self._cell).items()
-        return {name: value for name, value in named if name not in _OF_EVERY_CELL and isinstance(value, self._types)}
-
-    def put_back(self) -> None:
-        """Set them back."""
-        attributes = vars(self._cell)
-        for name in self._now().keys() - self._values.keys():
-            del attributes[name]
-        attributes.update(self._values)
-        for content, before in self._contents:
-            content.clear()
-            content.extend(before) if isinstance(content, list) else content.update(before)
