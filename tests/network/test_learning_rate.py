@@ -120,6 +120,75 @@ def test_groups_in_another_order(kind):
         assert LearningRate(kind(groups, 0.2))() == pytest.approx(expected)
 
 
+# The rate is not the first argument of all. FTRL takes no rates of groups, and AdaFactor no groups on CPU.
+WITH_GROUPS = {
+    "SGD": lambda groups: nn.SGD(groups, 0.1),
+    "Momentum": lambda groups: nn.Momentum(groups, 0.1, 0.9),
+    "Adam": lambda groups: nn.Adam(groups, 0.1),
+    "AdamWeightDecay": lambda groups: nn.AdamWeightDecay(groups, 0.1),
+    "AdamOffload": lambda groups: nn.AdamOffload(groups, 0.1),
+    "LazyAdam": lambda groups: nn.LazyAdam(groups, 0.1),
+    "AdaMax": lambda groups: nn.AdaMax(groups, 0.1),
+    "Adadelta": lambda groups: nn.Adadelta(groups, 0.1),
+    "Adagrad": lambda groups: nn.Adagrad(groups, learning_rate=0.1),
+    "ASGD": lambda groups: nn.ASGD(groups, 0.1),
+    "ProximalAdagrad": lambda groups: nn.ProximalAdagrad(groups, learning_rate=0.1),
+    "RMSProp": lambda groups: nn.RMSProp(groups, 0.1),
+    "Rprop": lambda groups: nn.Rprop(groups, 0.1),
+    "FTRL": lambda groups: nn.FTRL(groups, learning_rate=0.1),
+}
+
+
+class Plane(nn.Cell):
+    """The mean over rows of x * w * v, as its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.full(2, 0.5), ms.float32), name="w")
+        self.v = Parameter(Tensor(np.full(2, 0.25), ms.float32), name="v")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w * self.v, 1))
+
+
+def grouped_in_order(network, kind, rates):
+    """Return an optimizer with groups as MindCV and MindFormers make them: the network's order is kept."""
+    order = {"order_params": [network.w, network.v]}
+    groups = [{"params": [network.v], "weight_decay": 0.1}, {"params": [network.w], "weight_decay": 0.0}, order]
+    if rates:
+        groups[0]["lr"], groups[1]["lr"] = 0.25, 0.5
+    return WITH_GROUPS[kind](groups)
+
+
+@pytest.mark.host
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [(kind, rates) for kind in WITH_GROUPS for rates in (False, True) if (kind, rates) != ("FTRL", True)],
+)
+def test_each_optimizer_trains_groups_in_another_order(kind, rates):
+    inputs = [micro_batch(1.0, 2.0, rows=3), micro_batch(-1.0, 0.5, rows=1)]
+    left = []
+    for accumulates in (True, False):
+        network = Plane()
+        optimizer = grouped_in_order(network, kind, rates)
+        if accumulates:
+            recorder = Recorder()
+            GradientAccumulation(network, None, optimizer, check="off").train_process(
+                2, inputs, 2, report=(recorder,), ckpt_path=None
+            )
+        else:
+            whole = Tensor(np.concatenate([x.asnumpy() for (x,) in inputs]))
+            for _ in range(2):
+                optimizer(ms.grad(network, None, optimizer.parameters)(whole))
+        left.append(np.concatenate([network.w.asnumpy(), network.v.asnumpy()]))
+    found, expected = (weights - np.array([0.5, 0.5, 0.25, 0.25], np.float32) for weights in left)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    kept = hasattr(optimizer, "init_params")
+    shown = {False: 0.1, True: 0.25 if kept else 0.5}[rates]
+    assert [record.lr for record in recorder.records] == pytest.approx([shown] * 2)
+
+
 class Advances(nn.Optimizer):
     """Plain SGD whose `get_lr` advances its step, as MindSpore's own did up to 2.1, and MindCV's do."""
 
