@@ -15,11 +15,11 @@ from .network.accumulators import seen, unique_name
 from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
-from .numerics.sizes import Sizes, sizes_of
-from .ranks.parallel import AUTO, Group, begin_with_networks_of, group_of, networks_of, total
+from .numerics.sizes import sizes_of
+from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
 from .ranks.reduction import summing
 from .window.boundary import Boundary
-from .window.in_graph import GraphCounters, GraphWindow
+from .window.in_graph import GraphCounters, GraphWindow, Outside
 
 
 @ms.jit_class
@@ -117,11 +117,14 @@ class Accumulator:
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         how = summing(owner, optimizer, self.group, sync_every_micro_batch)
-        holds = _holds(self._sizes, optimizer, self.group)
+        networks = networks_of(optimizer.parameters)
+        checks.same_for_rows(owner, optimizer, networks)
+        # A window of 1 needs no accumulators in a single process with dense gradients.
+        holds = self._sizes.constant != 1 or self.group is not None or any(map(tree.gives_rows, networks))
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
         self.numerics = numerics_of(owner, optimizer, in_graph=True, **given)
         self.skips = self.numerics.skips if holds else None
-        check_dense(owner, self.skips, networks_of(optimizer.parameters) if self.skips else ())
+        check_dense(owner, self.skips, networks)
         self._loss_scale = self.numerics.scale if self.numerics.dynamic is None else self.numerics.changing
         ends: Any = {"numerics": self.numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply
@@ -133,7 +136,7 @@ class Accumulator:
         how_to: Any = {"sums": how.of_micro_batch, "skips": self.skips, "weighs": self._mean}
         self._window = GraphWindow(name, self._sizes, how.like if holds else None, **how_to)
         self._counters = GraphCounters(name)
-        self._end_compiled = _ended_by(self)
+        self._end_compiled, self._outside = _ended_by(self), Outside()
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
@@ -173,6 +176,7 @@ class Accumulator:
 
     def _checked(self, grads: Any, weight: Any) -> Any:
         """Return the gradients as dense tensors; raise an error if they or the weight do not match."""
+        self._outside()
         grads = checks.gradients("Accumulator", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
@@ -206,7 +210,9 @@ class Accumulator:
             bool, whether the parameters were updated; False if the window was empty.
         """
         held = total([self.micro_batches], self.group)
-        return held != [0] and bool(self._end_compiled())
+        # In the way in which the step ends windows: in PyNative mode an optimizer of `mindspore.experimental` that has
+        # run outside a graph can't be compiled into one any more.
+        return held != [0] and bool(self._end()[0] if self._outside.called else self._end_compiled())
 
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""
@@ -284,12 +290,6 @@ class Accumulator:
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return seen(self._counters.grad_norm, float)
-
-
-def _holds(sizes: Sizes, optimizer: Any, group: Group | None) -> bool:
-    """Return whether there are accumulators. A window of 1 needs none in a single process with dense gradients."""
-    sparse = any(map(tree.gives_rows, networks_of(optimizer.parameters)))
-    return sizes.constant != 1 or group is not None or sparse
 
 
 def _ended_by(accumulator: Accumulator) -> Any:

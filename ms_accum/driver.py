@@ -166,7 +166,8 @@ class GradientAccumulation:
                 tuples, or dicts in the key order of the first dict.
             mini_steps (Union[None, int, dict, Callable]): the number of micro-batches in a window; 1 accumulates
                 nothing. A dict maps the first update of each size to the size, such as ``{0: 1, 100: 4}`` or that of
-                `ramp_up`; a function gets the number of updates. Default: ``None``, `micro_batch_size` is given.
+                `ramp_up`; a function gets the number of updates, also of updates to come, for the plan: it must not
+                count its calls. Default: ``None``, `micro_batch_size` is given.
             micro_batch_size (Optional[int]): instead of `mini_steps`, the rows of a micro-batch: each batch of the
                 dataset is a window and is split. Default: ``None``.
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a

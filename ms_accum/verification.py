@@ -143,7 +143,8 @@ class _Trial:
         optimizer = nn.Momentum(self._trained, 0.0, 0.9)
         model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._how)
         mode = ms.get_context("mode")
-        with left_as_found(self._network, (), training=True, within=mode), warnings.catch_warnings():
+        restored = left_as_found(self._network, (), training=True, within=mode, loss_fn=self._loss_fn)
+        with restored, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for layer in off:
                 layer.set_train(False)

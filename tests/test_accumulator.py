@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
+from mindspore.experimental import optim
 
 from helpers import Slope, batches, cross_entropy, forward_of, joined, mutate, values
 from ms_accum import Accumulator, split_batch
@@ -156,6 +157,56 @@ def test_flush_says_that_it_skipped():
     fed.feed(np.nan)
     assert fed.accumulator.flush() is False
     assert (fed.accumulator.skipped, fed.accumulator.micro_batches) == (1, 0)
+
+
+EXPERIMENTAL = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+
+
+def with_a_short_window(kind, sizes):
+    """Feed windows of 3 and 2 micro-batches to an optimizer, and flush."""
+    parameters = weights_of((2,))
+    accumulator = Accumulator(getattr(optim, kind)(parameters, lr=0.1), sizes, reduction="mean")
+    step = (
+        compiled(accumulator) if ms.get_context("mode") == ms.GRAPH_MODE else lambda grads: accumulator((grads,), 1.0)
+    )
+    for gradient in (1.0, 2.0, 6.0, 4.0, -1.0):
+        step(Tensor([gradient, gradient / 2], ms.float32))
+    flushed = accumulator.flush()
+    return flushed, accumulator.updates, accumulator.micro_batches, values(parameters)[0].tolist()
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("kind", EXPERIMENTAL)
+def test_flush_is_a_full_window_of_what_is_there(kind):
+    """In PyNative mode the first window leaves a compiled part of such an optimizer behind."""
+    flushed = with_a_short_window(kind, 3)
+    full = with_a_short_window(kind, {0: 3, 1: 2})
+    assert flushed[:3] == (True, 2, 0) and full[:3] == (False, 2, 0)
+    assert flushed[3] == full[3]
+
+
+@pytest.mark.modes
+def test_flush_that_does_not_divide_differs(monkeypatch):
+    """The mutant."""
+    full = with_a_short_window("SGD", {0: 3, 1: 2})
+    mutate(monkeypatch, "no division")
+    assert with_a_short_window("SGD", 3)[3] != full[3]
+
+
+@pytest.mark.host
+def test_a_step_that_is_compiled_is_flushed_compiled():
+    """Outside graphs, an experimental optimizer could not be compiled again for another shape."""
+    parameters = weights_of((2,))
+    accumulator = Accumulator(optim.SGD(parameters, lr=1.0), 3, reduction="mean")
+
+    @ms.jit
+    def step(x):
+        return accumulator((ops.sum(x, 0),), x.shape[0])
+
+    for rows in (2, 2, 4):
+        step(Tensor(np.ones((rows, 2)), ms.float32))
+        assert accumulator.flush()
+    assert values(parameters)[0].tolist() == [-8.0, -8.0]
 
 
 def test_clear_forgets():

@@ -43,6 +43,7 @@ BASES = {
     "nn.Cell": "what MindSpore compiles",
     "nn.WithLossCell": "what a network says of its compilation goes over",
     "ops.constexpr(_has_in_place, get_instance=False)": "it has one answer inside a graph and one outside",
+    "ops.constexpr(lambda: False, get_instance=False)": "it notes calls outside a graph, and none inside",
     "Callback": "what MindSpore's Model calls",
     "LearningRateSchedule": "optimizers take a schedule only if it is one",
     "dict": "MindSpore's RunContext takes nothing else",

@@ -92,7 +92,7 @@ def memory_report(
     window = _check.positive_int(_OWNER, "mini_steps", mini_steps)
     activations = None
     if micro_batch is not None:
-        with left_as_found(network, trained, training=True):
+        with left_as_found(network, trained, training=True, loss_fn=loss_fn):
             activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
     parts = (
         _size(network.get_parameters()),

@@ -60,6 +60,7 @@ class LossAndGradients(nn.Cell):
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         checks.trains(owner, optimizer, network)
+        checks.same_for_rows(owner, optimizer, [network])
         _check_uncoupled(owner, network)
         self.sens = _check.positive_number(owner, "sens", sens)
         self.changing = () if changing is None else (changing,)  # in a tuple, so that it is not saved with the model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -12,6 +14,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from .parameters import as_array, without
 
 _LIMIT = 2**26
+_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
 class TrainingMode:
@@ -57,15 +60,23 @@ def can_be_left_as_found(network: nn.Cell, trained: Collection[Parameter]) -> bo
 
 @contextmanager
 def left_as_found(
-    network: nn.Cell, trained: Collection[Parameter], *, training: bool, within: int = ms.PYNATIVE_MODE
+    network: nn.Cell,
+    trained: Collection[Parameter],
+    *,
+    training: bool,
+    within: int = ms.PYNATIVE_MODE,
+    loss_fn: Any = None,
 ) -> Iterator[None]:
     """Run forward passes inside the block, by default in PyNative mode, and then restore what they change.
 
-    Restored are the mode, the training flags of the Cells, the random generator, and Parameters that are not in
-    `trained`, such as BatchNorm's running statistics.
+    Restored are the mode, the training flags of the Cells, the random generator, numbers that Cells count in Python,
+    and Parameters that are not in `trained`, such as BatchNorm's running statistics; also those of a `loss_fn` that is
+    not part of the network.
     """
     mode, generator = ms.get_context("mode"), ms.get_rng_state()
-    kept = copies_of(network, trained)
+    cells = [cell for cell in (network, loss_fn) if isinstance(cell, nn.Cell)]
+    kept = [copied for cell in cells for copied in copies_of(cell, trained)]
+    numbers = numbers_of(cells)
     ms.set_context(mode=within)
     try:
         with training_mode(network, training):
@@ -73,6 +84,8 @@ def left_as_found(
     finally:
         try:
             put_back(kept)
+            for each in numbers:
+                each.put_back()
         finally:
             ms.set_rng_state(generator)
             ms.set_context(mode=mode)
@@ -88,3 +101,39 @@ def put_back(kept: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     for parameter, values in kept:
         if not np.array_equal(as_array(parameter), values, equal_nan=True):
             ops.assign(parameter, Tensor(values).astype(parameter.dtype))
+
+
+class Attributes:
+    """The attributes of a Cell as they are now, and the contents of those that are lists or dicts.
+
+    Args:
+        cell (Cell): the Cell.
+        types (Union[type, tuple[type]]): the types of the attributes.
+    """
+
+    def __init__(self, cell: nn.Cell, types: Any):
+        self._cell, self._types = cell, types
+        self._values = self._now()
+        self._contents = [(each, copy.copy(each)) for each in self._values.values() if type(each) in (list, dict)]
+
+    def _now(self) -> dict[str, Any]:
+        named = vars(self._cell).items()
+        return {name: value for name, value in named if name not in _OF_EVERY_CELL and isinstance(value, self._types)}
+
+    def put_back(self) -> None:
+        """Set them to what they were; delete those that have been added."""
+        attributes = vars(self._cell)
+        for name in self._now().keys() - self._values.keys():
+            del attributes[name]
+        attributes.update(self._values)
+        for content, before in self._contents:
+            content.clear()
+            content.extend(before) if isinstance(content, list) else content.update(before)
+
+
+def numbers_of(cells: Iterable[nn.Cell]) -> list[Attributes]:
+    """Return the attributes of Cells and the Cells in them that are numbers.
+
+    Others are not for us to set back: a Cell that is called keeps notes about its compilation.
+    """
+    return [Attributes(cell, (int, float)) for outer in cells for _, cell in outer.cells_and_names()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -97,6 +99,40 @@ def trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
     shown = {id(parameter) for parameter in network.get_parameters()}
     if shown and not any(id(parameter) in shown for parameter in optimizer.parameters):
         _check.refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
+
+
+def same_for_rows(owner: str, value: Any, networks: Iterable[nn.Cell]) -> None:
+    """Raise an error if the optimizer has another rule for sparse gradients: accumulated, they are dense.
+
+    For example, FTRL with a dense gradient sets the rows that were not looked up to 0.
+    """
+    tables = {id(table) for network in networks for table in tree.tables_of(network)}
+    looked_up = [id(parameter) in tables for parameter in value.parameters]
+    if any(looked_up) and (other := _other_rule(inner_of(value), looked_up)):
+        rule = "one that updates equally with the sparse gradients of nn.EmbeddingLookup and with dense ones"
+        remedy = "Use nn.Embedding, or nn.Adam without 'weight_decay' for the table."
+        _check.refuse(ValueError, owner, "optimizer", rule, other, remedy)
+
+
+def _other_rule(optimizer: Any, looked_up: Sequence[bool]) -> str:
+    """Return what in an optimizer has another rule for sparse gradients, or "".
+
+    Read in MindSpore's source, and compared with it. Optimizers that are not named here have no rule for sparse ones.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, (nn.FTRL, nn.LazyAdam)):
+        return kind
+    if isinstance(optimizer, nn.Adam) and not optimizer.use_offload:
+        if optimizer.use_lazy:
+            return f"{kind} with use_lazy=True"
+        if optimizer.use_nesterov and not optimizer._is_device:
+            return f"{kind} with use_nesterov=True and target='CPU'"
+    elif not isinstance(optimizer, nn.ProximalAdagrad):
+        return ""
+    elif any(each.asnumpy() for each in (optimizer.l1, optimizer.l2)):
+        return f"{kind} with 'l1' or 'l2'"
+    decays = optimizer.exec_weight_decay and any(map(operator.and_, looked_up, optimizer.decay_flags))
+    return f"{kind} with 'weight_decay' for the table" if decays else ""
 
 
 @ops.constexpr

@@ -54,6 +54,7 @@ _in_place = _InPlace()
 _on_cpu = ops.constexpr(lambda: ms.get_context("device_target") == "CPU")
 # The CPU kernel sums the squares of a row one after the other: for longer rows the error grows, to 1e-5 at 1,000,000.
 _LONGEST_ROW = 2**16
+_SPARSE = "SparseGatherV2"
 _dense = ops.MultitypeFuncGraph("dense")
 
 
@@ -149,8 +150,18 @@ def _row_norms(gradient: Any) -> Any:
 
 def gives_rows(network: nn.Cell) -> bool:
     """Return whether some gradients of a network are sparse (rows of an embedding)."""
-    primitives = [each for _, cell in network.cells_and_names() for each in cell._primitives.values()]
-    return any(getattr(primitive, "name", "") == "SparseGatherV2" for primitive in primitives)
+    return bool(_looking_up(network))
+
+
+def tables_of(network: nn.Cell) -> list[ms.Parameter]:
+    """Return the Parameters of a network whose gradients are sparse."""
+    return [parameter for cell in _looking_up(network) for parameter in cell.get_parameters()]
+
+
+def _looking_up(network: nn.Cell) -> list[nn.Cell]:
+    """Return the layers with the operator whose gradient is sparse."""
+    cells = [cell for _, cell in network.cells_and_names()]
+    return [cell for cell in cells if any(getattr(p, "name", "") == _SPARSE for p in cell._primitives.values())]
 
 
 def dense(gradients: Any, parameters: Any) -> Any:

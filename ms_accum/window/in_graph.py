@@ -15,6 +15,18 @@ from ..numerics.sizes import Sizes
 from .ends import is_full
 
 
+class Outside(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
+    """Notes calls outside graphs; a compiled call returns False and notes nothing."""
+
+    called = False
+    """bool, whether there was a call outside graphs."""
+
+    def __call__(self) -> bool:
+        """Note a call outside a graph."""
+        self.called = True
+        return True
+
+
 @ms.jit_class
 class GraphCounters:
     """The counters of an `Accumulator`, in the graph of a user's step.

@@ -61,6 +61,7 @@ class OpenWindow:
         numerics: Numerics = NONE,
     ):
         check_dense("GradientAccumulation", numerics.skips, [objective.forward])
+        checks.same_for_rows("GradientAccumulation", optimizer, [objective.forward])
         self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
         self._optimizer, self._runner, self._group = optimizer, runner, group
         self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None

@@ -7,12 +7,15 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, mint, nn
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.experimental import optim
+from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 from helpers import Recorder, Slope, micro_batch
-from ms_accum import GradientAccumulation
+from ms_accum import GradientAccumulation, ZeroOptimizer
+from ms_accum.network import learning_rate
 from ms_accum.network.learning_rate import LearningRate
+from ways import WAYS, Trained
 
 
 def parameters():
@@ -102,3 +105,212 @@ def test_the_first_group_is_the_users():
     first, second = parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.1}, {"order_params": [second, first]}]
     assert LearningRate(nn.SGD(groups, 0.2))() == 0.5
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("kind", [nn.SGD, nn.AdamWeightDecay])
+def test_groups_in_another_order(kind):
+    """As MindCV and MindFormers make them. Only optimizers that keep their groups show the rate of the first one."""
+    first, second = parameters()
+    order = {"order_params": [second, first]}
+    decays = [{"params": [first], "weight_decay": 0.1}, {"params": [second], "weight_decay": 0.0}]
+    rates = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}]
+    shown = 0.5 if kind is nn.SGD else 0.25
+    for groups, expected in [([*decays, order], 0.2), ([*rates, order], shown), ([order, *rates], shown)]:
+        assert LearningRate(kind(groups, 0.2))() == pytest.approx(expected)
+
+
+# The rate is not the first argument of all. FTRL takes no rates of groups, and AdaFactor no groups on CPU.
+WITH_GROUPS = {
+    "SGD": lambda groups: nn.SGD(groups, 0.1),
+    "Momentum": lambda groups: nn.Momentum(groups, 0.1, 0.9),
+    "Adam": lambda groups: nn.Adam(groups, 0.1),
+    "AdamWeightDecay": lambda groups: nn.AdamWeightDecay(groups, 0.1),
+    "AdamOffload": lambda groups: nn.AdamOffload(groups, 0.1),
+    "LazyAdam": lambda groups: nn.LazyAdam(groups, 0.1),
+    "AdaMax": lambda groups: nn.AdaMax(groups, 0.1),
+    "Adadelta": lambda groups: nn.Adadelta(groups, 0.1),
+    "Adagrad": lambda groups: nn.Adagrad(groups, learning_rate=0.1),
+    "ASGD": lambda groups: nn.ASGD(groups, 0.1),
+    "ProximalAdagrad": lambda groups: nn.ProximalAdagrad(groups, learning_rate=0.1),
+    "RMSProp": lambda groups: nn.RMSProp(groups, 0.1),
+    "Rprop": lambda groups: nn.Rprop(groups, 0.1),
+    "FTRL": lambda groups: nn.FTRL(groups, learning_rate=0.1),
+}
+
+
+class Plane(nn.Cell):
+    """The mean over rows of x * w * v, as its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.full(2, 0.5), ms.float32), name="w")
+        self.v = Parameter(Tensor(np.full(2, 0.25), ms.float32), name="v")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w * self.v, 1))
+
+
+def grouped_in_order(network, kind, rates):
+    """Return an optimizer with groups as MindCV and MindFormers make them: the network's order is kept."""
+    order = {"order_params": [network.w, network.v]}
+    groups = [{"params": [network.v], "weight_decay": 0.1}, {"params": [network.w], "weight_decay": 0.0}, order]
+    if rates:
+        groups[0]["lr"], groups[1]["lr"] = 0.25, 0.5
+    return WITH_GROUPS[kind](groups)
+
+
+@pytest.mark.host
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [(kind, rates) for kind in WITH_GROUPS for rates in (False, True) if (kind, rates) != ("FTRL", True)],
+)
+def test_each_optimizer_trains_groups_in_another_order(kind, rates):
+    inputs = [micro_batch(1.0, 2.0, rows=3), micro_batch(-1.0, 0.5, rows=1)]
+    left = []
+    for accumulates in (True, False):
+        network = Plane()
+        optimizer = grouped_in_order(network, kind, rates)
+        if accumulates:
+            recorder = Recorder()
+            GradientAccumulation(network, None, optimizer, check="off").train_process(
+                2, inputs, 2, report=(recorder,), ckpt_path=None
+            )
+        else:
+            whole = Tensor(np.concatenate([x.asnumpy() for (x,) in inputs]))
+            for _ in range(2):
+                optimizer(ms.grad(network, None, optimizer.parameters)(whole))
+        left.append(np.concatenate([network.w.asnumpy(), network.v.asnumpy()]))
+    found, expected = (weights - np.array([0.5, 0.5, 0.25, 0.25], np.float32) for weights in left)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    kept = hasattr(optimizer, "init_params")
+    shown = {False: 0.1, True: 0.25 if kept else 0.5}[rates]
+    assert [record.lr for record in recorder.records] == pytest.approx([shown] * 2)
+
+
+class Advances(nn.Optimizer):
+    """Plain SGD whose `get_lr` advances its step, as MindSpore's own did up to 2.1, and MindCV's do."""
+
+    def get_lr(self):
+        rate = self.learning_rate(self.global_step).reshape(())
+        ops.assign_add(self.global_step, self.global_step_increase_tensor)
+        return rate
+
+    def construct(self, gradients):
+        rate = self.get_lr()
+        for parameter, gradient in zip(self.parameters, gradients):
+            ops.assign_sub(parameter, rate * gradient)
+        return rate
+
+
+RATES = [0.5, 0.25, 0.125]
+
+
+def trained_to_the_end(way, window):
+    """Train with as many rates as there are updates; the gradient is 1, so the weight is minus the sum of the rates."""
+    trained = Trained(way, Slope(), window, make=lambda weights: Advances(RATES, weights))
+    trained.train([micro_batch(1.0)] * window * len(RATES))
+    return trained
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_schedule_that_get_lr_advances_runs_on_the_clock_of_updates(way, window):
+    trained = trained_to_the_end(way, window)
+    assert trained.weights.tolist() == [-sum(RATES)]
+    assert trained.optimizer.global_step.asnumpy().tolist() == [len(RATES)]
+    if way == "driver":
+        assert [record.lr for record in trained.recorder.records] == RATES
+
+
+@pytest.mark.host
+def test_a_rate_that_is_only_read_is_noticed(monkeypatch):
+    """The mutant: what the user's `get_lr` changes stays."""
+    monkeypatch.setattr(learning_rate, "_is_of_mindspore", lambda optimizer: True)
+    try:
+        missed = trained_to_the_end("driver", 2).weights.tolist() != [-sum(RATES)]
+    except (ValueError, IndexError, RuntimeError):  # beyond the last rate
+        missed = True
+    assert missed
+
+
+class Counts(LearningRateSchedule):
+    """A schedule of the user's that counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0, ms.int32), name="calls")
+        self.number = 0
+
+    def construct(self, global_step):
+        rate = 1.0 / (2.0 + ops.cast(self.calls, ms.float32) + ops.cast(global_step, ms.float32))
+        return ops.depend(rate, ops.assign_add(self.calls, 1))
+
+
+class CountsInPython(Counts):
+    def construct(self, global_step):
+        self.number += 1
+        return Tensor(1.0 / (1.0 + self.number), ms.float32)
+
+
+class CountsItself(nn.SGD):
+    """An optimizer that counts in each way that Python has."""
+
+    def __init__(self, weights):
+        super().__init__(weights, 0.5)
+        self.number, self.known, self.by_name = 0, [], {}
+        self.largest = Parameter(Tensor([0.0, 0.0], ms.float32), name="largest")
+
+    def get_lr(self):
+        self.number += 1
+        self.new = getattr(self, "new", 0) + 1
+        self.known.append(self.number)
+        self.by_name[self.number] = self.new
+        ops.assign(self.learning_rate, self.learning_rate / 2)
+        ops.assign_add(self.largest, Tensor([1.0, 1.0], ms.float32))
+        return self.learning_rate
+
+
+def state_of(optimizer):
+    held = {parameter.name: parameter.asnumpy().tolist() for parameter in optimizer.get_parameters()}
+    own = ("number", "known", "by_name", "new")
+    cells = [cell for _, cell in optimizer.cells_and_names()]
+    return held, [{name: repr(getattr(cell, name, None)) for name in own} for cell in cells]
+
+
+WITH_EFFECTS = {
+    "a Parameter of the schedule": (lambda: nn.Momentum(parameters(), Counts(), 0.9), 0.5),
+    "a number of the schedule": (lambda: nn.Momentum(parameters(), CountsInPython(), 0.9), 0.5),
+    "what the optimizer holds": (lambda: CountsItself(parameters()), 0.25),
+    "ZeRO": (lambda: ZeroOptimizer(lambda parts: nn.Momentum(parts, Counts(), 0.9), parameters(), group=None), 0.5),
+}
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("kind", WITH_EFFECTS)
+def test_reading_changes_nothing(kind):
+    optimizer = WITH_EFFECTS[kind][0]()
+    before = state_of(optimizer)
+    rate = LearningRate(optimizer)
+    assert [rate(), rate()] == [WITH_EFFECTS[kind][1]] * 2
+    assert state_of(optimizer) == before
+
+
+@pytest.mark.host
+def test_reading_that_fails_changes_nothing():
+    optimizer = Advances(RATES, parameters())
+
+    def fails():
+        ops.assign_add(optimizer.global_step, optimizer.global_step_increase_tensor)
+        raise ValueError("no rate")
+
+    optimizer.get_lr = fails
+    with pytest.raises(ValueError, match="no rate"):
+        LearningRate(optimizer)()
+    assert optimizer.global_step.asnumpy().tolist() == [0]
+
+
+@pytest.mark.host
+def test_lars_shows_the_rate_of_its_optimizer():
+    assert LearningRate(nn.LARS(nn.Momentum(parameters(), 0.5, 0.9)))() == 0.5

@@ -5,11 +5,12 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from helpers import compiled_step, run, values
-from ms_accum import Accumulator, GradientAccumulation
-from ms_accum.network import tree
+from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer
+from ms_accum.network import checks, tree
+from ways import WAYS, Trained
 
 ROWS = 10
 
@@ -90,3 +91,148 @@ def test_without_it_nothing_is_trained(monkeypatch):
 def test_outside_a_graph_their_rows_are_not_known():
     with pytest.raises(ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use graph mode, or nn.Emb"):
         trained(nn.EmbeddingLookup, True, 3)
+
+
+class Table(nn.Cell):
+    """The mean of the squares of rows of a table, as its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(6, 2)
+        self.table.embedding_table.set_data(Tensor(np.linspace(0.5, 1.0, 12).reshape(6, 2), ms.float32))
+
+    def construct(self, x):
+        return ops.mean(ops.square(self.table(ops.cast(x, ms.int32))))
+
+
+def on_the_host(make):
+    """Return what makes the optimizer with MindSpore's kernels for sparse gradients."""
+
+    def made(parameters):
+        optimizer = make(parameters)
+        optimizer.target = "CPU"
+        return optimizer
+
+    return made
+
+
+def undecayed(parameters):
+    return [{"params": parameters, "weight_decay": 0.0}]
+
+
+# Whether all the words of a micro-batch differ: where they don't, `nn.Adam` on CPU squares the gradient of each one.
+EQUAL = {
+    "Adam": (lambda p: nn.Adam(p, 0.1), True),
+    "Adam nesterov": (lambda p: nn.Adam(p, 0.1, use_nesterov=True), True),
+    "Adam on the host": (on_the_host(lambda p: nn.Adam(p, 0.1)), False),
+    "Adam without decay for the table": (on_the_host(lambda p: nn.Adam(undecayed(p), 0.1, weight_decay=0.1)), False),
+    "ProximalAdagrad on the host": (on_the_host(lambda p: nn.ProximalAdagrad(p, learning_rate=0.1)), False),
+}
+OTHER = {
+    "FTRL": (lambda p: nn.FTRL(p, learning_rate=0.1), "FTRL"),
+    "FTRL on the host": (on_the_host(lambda p: nn.FTRL(p, learning_rate=0.1)), "FTRL"),
+    "LazyAdam": (lambda p: nn.LazyAdam(p, 0.1), "LazyAdam"),
+    "lazy": (lambda p: nn.Adam(p, 0.1, use_lazy=True), "Adam with use_lazy=True"),
+    "decay": (lambda p: nn.Adam(p, 0.1, weight_decay=0.1), "Adam with 'weight_decay' for the table"),
+    "nesterov": (
+        on_the_host(lambda p: nn.Adam(p, 0.1, use_nesterov=True)),
+        "Adam with use_nesterov=True and target='CPU'",
+    ),
+    "l1": (
+        on_the_host(lambda p: nn.ProximalAdagrad(p, learning_rate=0.1, l1=0.1)),
+        "ProximalAdagrad with 'l1' or 'l2'",
+    ),
+    "l2": (
+        on_the_host(lambda p: nn.ProximalAdagrad(p, learning_rate=0.1, l2=0.1)),
+        "ProximalAdagrad with 'l1' or 'l2'",
+    ),
+    "ProximalAdagrad with decay": (
+        on_the_host(lambda p: nn.ProximalAdagrad(p, learning_rate=0.1, weight_decay=0.1)),
+        "ProximalAdagrad with 'weight_decay' for the table",
+    ),
+}
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", OTHER)
+def test_an_optimizer_with_another_rule_for_rows_is_refused(kind, way):
+    make, named = OTHER[kind]
+    message = f"'optimizer' must be one that updates equally with the sparse .*, but got {named}. Use nn.Embedding, or"
+    for window in (1, 2):
+        with pytest.raises(ValueError, match=message):
+            Trained(way, Table(), window, make=make)
+
+
+@pytest.mark.host
+def test_sharded_it_is_refused_too():
+    def sharded(parameters):
+        return ZeroOptimizer(lambda parts: nn.FTRL(parts, learning_rate=0.1), parameters, group=None)
+
+    with pytest.raises(ValueError, match="but got FTRL. Use nn.Embedding"):
+        Trained("driver", Table(), make=sharded)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("make", [lambda p: nn.FTRL(p, learning_rate=0.1), lambda p: nn.Adam(p, 0.1, weight_decay=0.1)])
+def test_with_dense_gradients_it_is_not(make):
+    network = Words(nn.Embedding, False)
+    assert trained_once(network, make(network.trainable_params())).updates == 1
+
+
+def trained_once(network, optimizer):
+    model = GradientAccumulation(network, nn.MSELoss(), optimizer)
+    run(model, data()[:2], 2)
+    return model
+
+
+def by_mindspore(make, words):
+    """Train with plain MindSpore."""
+    network = Table()
+    optimizer = make(network.trainable_params())
+    grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x):
+        loss, grads = grad_fn(x)
+        return ops.depend(loss, optimizer(grads))
+
+    for each in words:
+        step(Tensor(each, ms.float32))
+    return values(network.trainable_params())[0]
+
+
+def accumulated(make, words):
+    network = Table()
+    Trained("driver", network, 1, make=make).train([(Tensor(each, ms.float32),) for each in words])
+    return values(network.trainable_params())[0]
+
+
+WORDS = {True: ([0, 1, 2], [2, 3, 0], [3, 1, 4]), False: ([0, 1, 1], [2, 1, 0], [3, 3, 3])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EQUAL)
+def test_the_others_train_as_in_mindspore(kind):
+    """With windows of 1; the last row is never looked up."""
+    make, distinct = EQUAL[kind]
+    expected = by_mindspore(make, WORDS[distinct])
+    np.testing.assert_allclose(accumulated(make, WORDS[distinct]), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHER)
+def test_what_is_refused_would_be_trained_otherwise(kind, monkeypatch):
+    """The mutant: without the check, it is wrong even with windows of 1."""
+    monkeypatch.setattr(checks, "same_for_rows", lambda owner, value, networks: None)
+    make, words = OTHER[kind][0], WORDS[False]
+    assert np.abs(accumulated(make, words) - by_mindspore(make, words)).max() > 0.001
+
+
+@pytest.mark.slow
+def test_words_that_come_twice_are_summed_before_adam_squares():
+    """MindSpore's default on CPU squares each of them: a fault that docs/limits.md names."""
+    make, words = EQUAL["Adam"][0], WORDS[False]
+    found = accumulated(make, words)
+    assert np.abs(found - by_mindspore(make, words)).max() > 0.001
+    np.testing.assert_allclose(found, by_mindspore(EQUAL["Adam on the host"][0], words), rtol=1e-6, atol=1e-7)

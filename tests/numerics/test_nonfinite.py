@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
 def test_sparse_gradients_are_refused(way):
     message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
     with pytest.raises(ValueError, match=message):
-        Trained(way, Looked(), make=lambda parameters: nn.LazyAdam(parameters, 0.1), nonfinite="skip_micro")
+        Trained(way, Looked(), make=lambda parameters: nn.Adam(parameters, 0.1), nonfinite="skip_micro")
 
 
 @pytest.mark.host

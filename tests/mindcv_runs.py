@@ -1,0 +1,214 @@
+"""Train with MindCV's optimizers and schedulers, and compare with one large batch: python tests/mindcv_runs.py MODE
+
+MODE is "graph" or "pynative". Prints a line of JSON for each comparison. A schedule is a list with exactly one rate for
+each update, so a clock that runs ahead of the updates ends in an error. An optimizer is made once for each way to
+train, and gets the schedules one after the other, because most of the time is MindSpore's compilation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mindspore as ms
+import numpy as np
+from mindcv.optim import create_optimizer
+from mindcv.scheduler import create_scheduler
+from mindspore import Tensor, nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Model
+
+from helpers import Recorder
+from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
+from ms_accum.network import learning_rate
+
+EPOCHS, WINDOW = 2, 3
+WINDOWS = ((5, 4, 3), (3, 5, 4), (7, 5))  # rows of micro-batches; the tail is shorter
+UPDATES = EPOCHS * len(WINDOWS)
+RATE = 0.01
+WAYS = ("driver", "model", "accumulator")
+
+DECAY = {"weight_decay": 0.05, "weight_decay_filter": "norm_and_bias"}  # groups, and `order_params`
+OPTIMIZERS = {
+    "sgd": DECAY,
+    "momentum": DECAY,
+    "nesterov": {"nesterov": True, **DECAY},
+    "adam": DECAY,
+    "adamw": DECAY,
+    "lion": DECAY,
+    "nadam": DECAY,
+    "adan": {},
+    "rmsprop": DECAY,
+    "adagrad": DECAY,
+}
+IN_GRAPHS = ("momentum", "adamw", "adan")  # the others only in PyNative mode, which compiles less
+ADVANCING = ("adamw", "lion", "nadam", "adan")  # their `get_lr` advances `global_step`
+LAYERS = {"layer_decay": 0.5, "weight_decay": 0.05}  # a group of its own, with its own list of rates, for each layer
+SCHEDULES = {
+    "constant": {"warmup_epochs": 0},
+    "cosine_decay": {"warmup_epochs": 1, "warmup_factor": 0.1, "decay_epochs": 1},
+    "one_cycle": {"warmup_epochs": 0},
+    "cyclic": {"warmup_epochs": 0},
+    "exponential_decay": {"warmup_epochs": 1, "lr_epoch_stair": True, "warmup_factor": 0.2},
+    "polynomial_decay": {"warmup_epochs": 0, "decay_rate": 2.0},
+    "step_decay": {"warmup_epochs": 0, "decay_epochs": 1, "decay_rate": 0.5},
+    "multi_step_decay": {"warmup_epochs": 0, "milestones": [1], "decay_rate": 0.1},
+}
+
+
+def rates_of(schedule):
+    """Return the rates of MindCV's schedule, counted in updates."""
+    options = {"lr": RATE, "min_lr": RATE / 100, "num_epochs": EPOCHS, "steps_per_epoch": len(WINDOWS)}
+    rates = [float(rate) for rate in create_scheduler(scheduler=schedule, **{**options, **SCHEDULES[schedule]})]
+    if len(rates) != UPDATES:
+        sys.exit(f"{schedule} has {len(rates)} rates for {UPDATES} updates")
+    return rates
+
+
+def windows():
+    """Return the micro-batches of an epoch, by windows."""
+    random = np.random.RandomState(3)
+
+    def micro_batch(rows):
+        return random.randn(rows, 6).astype(np.float32), random.randn(rows, 3).astype(np.float32)
+
+    return [[micro_batch(rows) for rows in window] for window in WINDOWS]
+
+
+class Trained:
+    """A network and its optimizer, trained in one way, each time from the same state."""
+
+    def __init__(self, way, optimizer, options, rates=None, **others):
+        random = np.random.RandomState(4)
+        self.network = nn.SequentialCell(nn.Dense(6, 8), nn.Tanh(), nn.Dense(8, 3))
+        for parameter in self.network.get_parameters():
+            parameter.set_data(Tensor(random.randn(*parameter.shape).astype(np.float32) / 2))
+        # Not a softmax: where the gradients of a layer add up to 0, as they do behind one, Adan takes it for untrained
+        # if their sum is exactly 0, which rounding decides.
+        self.loss_fn = nn.MSELoss()
+        self.optimizer = create_optimizer(self.network, optimizer, rates or rates_of("cosine_decay"), **options)
+        held = (*self.optimizer.get_parameters(), *self.network.get_parameters())
+        self.start = [(parameter, parameter.asnumpy().copy()) for parameter in held]
+        self.recorder = Recorder()
+        self.micro_batches = [each for window in windows() for each in window]
+        self.train = getattr(self, way)(**others)
+
+    def follow(self, schedule):
+        """Train by a schedule; return the movement of all parameters and the clock of the rates."""
+        for parameter, values in self.start:
+            ops.assign(parameter, Tensor(values))
+        if schedule:  # otherwise the one with which it was made
+            ops.assign(self.optimizer.learning_rate.learning_rate, Tensor(rates_of(schedule), ms.float32))
+        before = self.values()
+        self.recorder.records.clear()
+        self.train()
+        return self.values() - before, int(self.optimizer.global_step.asnumpy()[0])
+
+    def values(self):
+        return np.concatenate([parameter.asnumpy().ravel() for parameter in self.network.trainable_params()])
+
+    def step_that(self, uses):
+        def forward(x, y):
+            return self.loss_fn(self.network(x), y)
+
+        grad_fn = ms.value_and_grad(forward, None, self.optimizer.parameters)
+
+        def step(x, y):
+            loss, grads = grad_fn(x, y)
+            return ops.depend(loss, uses(grads, x.shape[0]))
+
+        return ms.jit(step) if ms.get_context("mode") == ms.GRAPH_MODE else step
+
+    def large_batch(self):
+        """Plain MindSpore: each window is one batch."""
+        optimizer = self.optimizer
+
+        def update(grads, rows):
+            return optimizer(grads)
+
+        step = self.step_that(update)
+        batches = [tuple(map(np.concatenate, zip(*window))) for window in windows()]
+
+        def train():
+            for x, y in batches * EPOCHS:
+                step(Tensor(x), Tensor(y))
+
+        return train
+
+    def driver(self, weight=None):
+        system = GradientAccumulation(self.network, self.loss_fn, self.optimizer, weight=weight)
+        data = [tuple(map(Tensor, each)) for each in self.micro_batches]
+        return lambda: system.train_process(EPOCHS, data, WINDOW, report=(self.recorder,), ckpt_path=None)
+
+    def model(self):
+        model = Model(AccumulatedTrainStep((self.network, self.loss_fn), self.optimizer, WINDOW))
+        data = GeneratorDataset(self.micro_batches, ["x", "y"], shuffle=False)
+        return lambda: model.train(EPOCHS, data, callbacks=FlushTail(), dataset_sink_mode=False)
+
+    def accumulator(self):
+        accumulator = Accumulator(self.optimizer, WINDOW, reduction="mean")
+        step = self.step_that(accumulator)
+
+        def train():
+            for _ in range(EPOCHS):
+                for x, y in self.micro_batches:
+                    step(Tensor(x), Tensor(y))
+                accumulator.flush()
+
+        return train
+
+
+def miss(found, expected):
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def compare(optimizer, options, schedules):
+    """Print how far each way is from one large batch."""
+    large = Trained("large_batch", optimizer, options)
+    expected = {schedule: large.follow(schedule) for schedule in schedules}
+    for way in WAYS:
+        trained = Trained(way, optimizer, options)
+        for schedule in schedules:
+            moved, clock = trained.follow(schedule)
+            shown = [record.lr for record in trained.recorder.records]
+            facts = {"optimizer": optimizer, "layers": options is LAYERS, "schedule": schedule, "way": way}
+            facts |= {"miss": miss(moved, expected[schedule][0]), "clocks": [clock, expected[schedule][1]]}
+            facts |= {"shown": shown, "rates": rates_of(schedule) if schedule else None}
+            print(json.dumps(facts), flush=True)
+
+
+def mutants(optimizer, options):
+    """Print what two mutants give: a mean of means, and a rate whose reading is not undone."""
+    expected, _ = Trained("large_batch", optimizer, options).follow(None)
+    moved, _ = Trained("driver", optimizer, options, weight=1.0).follow(None)
+    print(json.dumps({"optimizer": optimizer, "mutant": "weights", "miss": miss(moved, expected)}), flush=True)
+    if optimizer in ADVANCING:
+        kept, learning_rate._is_of_mindspore = learning_rate._is_of_mindspore, lambda optimizer: True
+        rates = rates_of("cosine_decay") + [RATE] * UPDATES  # otherwise an error ends it
+        moved, clock = Trained("driver", optimizer, options, rates).follow(None)
+        learning_rate._is_of_mindspore = kept
+        facts = {"optimizer": optimizer, "mutant": "reading", "miss": miss(moved, expected), "clock": clock}
+        print(json.dumps(facts), flush=True)
+
+
+def main(mode):
+    graph = mode == "graph"
+    ms.set_context(mode=ms.GRAPH_MODE if graph else ms.PYNATIVE_MODE)
+    for optimizer in IN_GRAPHS if graph else OPTIMIZERS:
+        compare(optimizer, OPTIMIZERS[optimizer], list(SCHEDULES))
+    compare("adamw", LAYERS, [None])
+    if graph:
+        return
+    for optimizer in (*ADVANCING, "sgd"):
+        mutants(optimizer, OPTIMIZERS[optimizer])
+    try:
+        Trained("driver", "lamb", {})
+    except ValueError as error:
+        print(json.dumps({"refused": str(error)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

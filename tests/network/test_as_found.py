@@ -1,0 +1,79 @@
+"""Does a trial leave the network and the loss as it found them?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from helpers import run
+from ms_accum import GradientAccumulation, memory_report, verify
+from ms_accum.network import as_found
+
+pytestmark = pytest.mark.host
+
+
+class Counts(nn.Cell):
+    """Counts its calls in Python and in a Parameter, and passes its input on."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+        self.calls = Parameter(Tensor(0, ms.int32), name="calls", requires_grad=False)
+
+    def count(self, x):
+        self.number += 1
+        return ops.depend(x, ops.assign_add(self.calls, Tensor(1, ms.int32)))
+
+    def construct(self, x):
+        return self.count(x)
+
+    @property
+    def both(self):
+        return self.number, int(self.calls.asnumpy())
+
+
+class CountingLoss(Counts):
+    def construct(self, output, label):
+        return ops.mean(ops.square(self.count(output) - label))
+
+
+def rows(count):
+    random = np.random.RandomState(1)
+    return Tensor(random.randn(count, 4).astype(np.float32)), Tensor(random.randn(count, 2).astype(np.float32))
+
+
+def counting():
+    return nn.SequentialCell(Counts(), nn.Dense(4, 2)), CountingLoss()
+
+
+def trained(check):
+    """Return how often a driver calls the network and the loss for two micro-batches."""
+    network, loss_fn = counting()
+    model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1), check=check, weight=1.0)
+    run(model, [rows(4), rows(4)], 2)
+    return network[0].both, loss_fn.both
+
+
+def test_each_micro_batch_is_run_once():
+    """The check of the first one runs it more often, and undoes that."""
+    assert trained("first") == trained("off") == ((2, 2), (2, 2))
+
+
+@pytest.mark.parametrize("broken", ["put_back", "numbers_of"])
+def test_what_is_not_put_back_is_counted(broken, monkeypatch):
+    """The mutants."""
+    monkeypatch.setattr(as_found, broken, lambda kept: [])
+    assert trained("first") != trained("off")
+
+
+@pytest.mark.parametrize("trial", ["verify", "memory_report"])
+def test_a_trial_counts_nothing(trial):
+    network, loss_fn = counting()
+    if trial == "verify":
+        assert verify(network, loss_fn, rows(8), 2).ok
+    else:
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
+        memory_report(network, optimizer, mini_steps=2, micro_batch=rows(4), loss_fn=loss_fn)
+    assert (network[0].both, loss_fn.both) == ((0, 0), (0, 0))

@@ -1,0 +1,102 @@
+"""Do MindCV's optimizers and schedulers train as with one large batch?
+
+MindCV is installed into an environment of its own, which sees the packages of this one behind its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.several]
+HERE = Path(__file__).resolve().parent
+MINDCV = "mindcv==0.3.0"
+BIN = "Scripts" if os.name == "nt" else "bin"
+UPDATES = 6
+WAYS = ("driver", "model", "accumulator")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "lion", "nadam", "adan", "rmsprop", "adagrad")
+ADVANCING = ("adamw", "lion", "nadam", "adan")
+SCHEDULES = 8
+
+
+def run(*command, **options):
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=1200, check=False, cwd=HERE.parent, **options
+    )
+
+
+def install(folder):
+    """Make the environment; where the index can't be reached, say so in a file."""
+    own = folder / "environment"
+    venv.create(own, with_pip=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(own), "platbase": str(own)})
+    Path(packages, "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    installed = run(own / BIN / "python", "-m", "pip", "install", "--no-deps", "--quiet", MINDCV)
+    if installed.returncode:
+        (folder / "reason").write_text((installed.stderr or "pip failed").strip().splitlines()[-1], encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def python(once):
+    """The interpreter that has MindCV."""
+    folder = once("mindcv", install)
+    if (folder / "reason").exists():
+        pytest.skip(f"{MINDCV} can't be installed: {(folder / 'reason').read_text(encoding='utf-8')}")
+    return folder / "environment" / BIN / "python"
+
+
+@pytest.fixture(scope="session", params=["pynative", "graph"])
+def lines(request, python, once):
+    """What tests/mindcv_runs.py prints, and the mode."""
+
+    def compare(folder):
+        done = run(python, HERE / "mindcv_runs.py", request.param)
+        assert done.returncode == 0, done.stderr[-4000:]
+        (folder / "lines").write_text(done.stdout, encoding="utf-8")
+
+    folder = once(f"mindcv-{request.param}", compare)
+    printed = (folder / "lines").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in printed if line.startswith("{")], request.param
+
+
+def test_each_way_trains_as_with_one_large_batch(lines):
+    """Schedules have one rate for each update, windows a tail, and micro-batches different sizes."""
+    lines, mode = lines
+    compared = [line for line in lines if "way" in line]
+    optimizers = OPTIMIZERS if mode == "pynative" else ("momentum", "adamw", "adan")
+    assert len(compared) == (len(optimizers) * SCHEDULES + 1) * len(WAYS)
+    assert {(line["optimizer"], line["way"]) for line in compared} == {(o, way) for o in optimizers for way in WAYS}
+    assert sum(line["layers"] for line in compared) == len(WAYS)
+    for line in compared:
+        assert line["miss"] <= 1e-5, line
+        assert line["clocks"] == [UPDATES, UPDATES], line
+
+
+def test_the_rates_shown_are_those_of_the_schedule(lines):
+    shown = [line for line in lines[0] if line.get("way") == "driver" and line["rates"]]
+    assert shown
+    for line in shown:
+        assert line["shown"] == pytest.approx(line["rates"], rel=1e-6), line
+
+
+@pytest.mark.parametrize("lines", ["pynative"], indirect=True)
+def test_mutants_miss(lines):
+    """A mean of means, and a rate whose reading advances the clock."""
+    missed = {(line["optimizer"], line["mutant"]): line for line in lines[0] if "mutant" in line}
+    assert missed.keys() == {(o, "weights") for o in (*ADVANCING, "sgd")} | {(o, "reading") for o in ADVANCING}
+    for (_, mutant), line in missed.items():
+        assert line["miss"] > 0.01, line
+        assert mutant == "weights" or line["clock"] == 2 * UPDATES, line
+
+
+@pytest.mark.parametrize("lines", ["pynative"], indirect=True)
+def test_what_mindspore_does_not_run_on_cpu_is_refused(lines):
+    (refused,) = [line["refused"] for line in lines[0] if "refused" in line]
+    assert refused.startswith("For 'GradientAccumulation', 'optimizer' must be one that MindSpore runs on CPU")
+    assert "but got Lamb. Use nn.AdamWeightDecay" in refused
