@@ -223,8 +223,14 @@ class Accumulator:
             RuntimeError: If the ranks have drifted apart.
         """
         updated = self.flush_with()
-        check_drift("Accumulator", self.group, self._parameters, self.optimizer)
+        self.check_drift("Accumulator")
         return updated
+
+    def check_drift(self, owner: str) -> None:
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        if self.group is not None:
+            size = {"'accumulate_step'": self.accumulate_step}
+            check_drift(owner, self.group, self._parameters, self.optimizer, size)
 
     def flush_with(self, figures: Any = None) -> bool:
         """Do what `flush` does, without the comparison; `figures` is what `add` would get."""
@@ -232,9 +238,10 @@ class Accumulator:
             return self.micro_batches != 0 and bool(self._end_compiled(figures))
         in_step = self._window.sums is not None
         self.notes.flushing(True)
-        done = self._flush_in_step(figures) if in_step else self._flush_windows(self.notes, figures)
-        self.notes.flushing(False)
-        return done
+        try:
+            return self._flush_in_step(figures) if in_step else self._flush_windows(self.notes, figures)
+        finally:
+            self.notes.flushing(False)
 
     def _flush_windows(self, notes: Notes, figures: Any) -> bool:
         """End windows together until no rank holds a micro-batch: first this rank's own, then those of the others."""

@@ -20,7 +20,7 @@ from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
 from .numerics.nonfinite import RAISE, SKIP_WINDOW, policy_of
 from .numerics.sizes import sizes_of
-from .ranks.agreement import agree, begin_with, check_drift, facts_of
+from .ranks.agreement import agree, begin_with, facts_of
 from .ranks.parallel import AUTO, group_of
 from .window.in_graph import Notes
 
@@ -180,8 +180,8 @@ class AccumulatedTrainStep(nn.Cell):
         return updated
 
     def check_drift(self) -> None:
-        """Raise an error if the trained weights or the learning rates of the ranks are no longer equal."""
-        check_drift(_OWNER, self.group, self.optimizer.parameters, self.optimizer)
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        self.accumulator.check_drift(_OWNER)
 
     @property
     def notes(self) -> Notes | None:

@@ -34,7 +34,7 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.ranks import agreement, parallel
+from ms_accum.ranks import agreement, parallel, reduction
 from ms_accum.saving import training_state
 from reference import digest
 from ways import Half
@@ -254,6 +254,29 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
     }
 
 
+def resized(group, **options):
+    """Rank 0 alone changes the size of its windows."""
+    network = Half()
+    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", **options)
+    if group.rank == 0:
+        held.accumulate_step = 2
+    for number in range(3):
+        held((Tensor([1.0, number], ms.float32),), 1.0)
+    return [error_of(held.flush), held.updates]
+
+
+def reductions(group, **options):
+    """How often gradients are summed in two windows without a flush."""
+    kept, calls = reduction._sum, []
+    reduction._sum = lambda *arguments: calls.append(1) or kept(*arguments)
+    network = Half()
+    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", **options)
+    for _ in range(2 * N):
+        held((Tensor([1.0, 2.0], ms.float32),), 1.0)
+    reduction._sum = kept
+    return [len(calls), held.updates]
+
+
 def uneven(group):
     """Loops of ranks that have other numbers of micro-batches, in all ways to sum."""
 
@@ -409,6 +432,8 @@ def look(group):
         "folders": on_host(folders_per_machine, group),
         "drifted": on_host(drifted, group),
         "uneven": uneven(group),
+        "resized": [on_host(resized, group), on_host(resized, group, sync_every_micro_batch=True)],
+        "reductions": [on_host(reductions, group), on_host(reductions, group, sync_every_micro_batch=True)],
         "uneven and resumed": on_host(uneven_and_resumed, group),
         "model": on_host(model_stopped, group),
         "left out": on_host(left_out, group),

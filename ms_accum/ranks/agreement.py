@@ -52,18 +52,32 @@ def agree(
     raise RuntimeError(f"For '{owner}', all ranks must have the same {name}, but got {shown}. {remedy}".rstrip())
 
 
-def check_drift(owner: str, group: Group | None, parameters: Sequence[Parameter], optimizer: Any) -> None:
-    """Raise an error on all ranks if their trained weights or their learning rates are no longer equal."""
+def check_drift(
+    owner: str,
+    group: Group | None,
+    parameters: Sequence[Parameter],
+    optimizer: Any,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Raise an error on all ranks if their trained weights or their learning rates are no longer equal.
+
+    Args:
+        owner (str): the name used in the error message.
+        group (Optional[Group]): the ranks.
+        parameters (Sequence[Parameter]): the trained weights.
+        optimizer (Optimizer): has the learning rates.
+        settings (Mapping): other settings that may have changed, by name. Default: none.
+    """
     if group is None:
         return
-    rates = rates_of(optimizer)
-    said = _exchanged(json.dumps([rates, digest_of(map(as_array, parameters))]), group)
+    facts = {**rate_facts(optimizer), **{name: _shown(value) for name, value in settings.items()}}
+    said = _exchanged(json.dumps([facts, digest_of(map(as_array, parameters))]), group)
     if said is None:
         return
     every = [json.loads(text)[0] for text in said]
     for name, values in _different(every):
         shown = ", ".join(f"{_cut(value)} on rank {rank}" for rank, value in enumerate(values))
-        _raise_drifted(owner, f"{name} of the optimizer is {shown}")
+        _raise_drifted(owner, f"{name} is {shown}")
     others = _far_from_rank_0(parameters, group)
     if others:
         who = " and ".join(f"rank {rank}" for rank in others)

@@ -155,7 +155,8 @@ class GraphWindow:
             ops.assign_add(self.weight_sum, ops.cast(weight, ms.float32))
         if self.sums is None:
             ops.assign_add(self.micro_batches, 1)
-        return self.is_over() if last is None else ops.logical_or(self.is_over(), last)
+            last = self.is_over() if last is None else ops.logical_or(self.is_over(), last)
+        return last
 
     def take_part(self, nothing: Any) -> Any:
         """Add the other ranks' micro-batch, if there is one; return whether there is, and whether the window ends.
@@ -163,11 +164,12 @@ class GraphWindow:
         `nothing` are zeros like a micro-batch's gradients.
         """
         adding, last = self._add_together(nothing, 0.0, ops.zeros((), ms.float32))
-        return adding > 0, ops.logical_and(adding > 0, ops.logical_or(self.is_over(), last > 0))
+        return adding > 0, last > 0
 
     def _add_together(self, grads: Any, adds: float, last: Any) -> Any:
-        """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it is the last one."""
-        grads, others = self.sums(grads, (ops.stack((Tensor(adds, ms.float32), last)),))
+        """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
+        full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
+        grads, others = self.sums(grads, (ops.stack((Tensor(adds, ms.float32), adds * full + last)),))
         tree.add(self.grad_sum, grads)
         ops.assign_add(self.micro_batches, ops.cast(others[0][0] > 0, ms.int32))
         return others[0][0], others[0][1]

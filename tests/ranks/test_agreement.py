@@ -176,6 +176,20 @@ def test_a_window_of_one_rank_alone_is_noticed(each):
         check_uneven(each, "tail plain", "equal", how)
 
 
+def test_gradients_are_summed_once_for_each_window(each):
+    """In step once for each micro-batch, and the rest at the window's end."""
+    n = ranks_agreement.N
+    assert all(rank["reductions"] == [[2, 2], [2 * n + 2, 2]] for rank in each)
+
+
+def test_windows_that_one_rank_resizes_are_found(each):
+    for rank in each:
+        (at_the_end, _), (in_step, updates) = rank["resized"]
+        for said in (at_the_end, in_step):
+            assert "drifted apart: 'accumulate_step' is 2 on rank 0, 3 on rank 1" in said
+        assert updates == 2  # together: the window of 2, and the rest
+
+
 def test_a_loop_of_uneven_ranks_is_resumed(each):
     weight, _, counts, *_ = expected_of(len(each), "more windows")
     for rank in each:
