@@ -177,7 +177,7 @@ class GradientAccumulation:
                 dataset is a window and is split. Default: ``None``.
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
                 progress bar on a terminal, and elsewhere about 20 lines per epoch. ``()``: no reports.
-            callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, called on all ranks. A step is a
+            callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, given on all ranks. A step is a
                 window: `cur_step_num` counts windows, `net_outputs` is the window's mean loss, and `record` its
                 `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch. Default: ``None``.
             valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
@@ -192,7 +192,8 @@ class GradientAccumulation:
         Raises:
             TypeError: If an argument has the wrong type.
             ValueError: If an argument is out of range, the dataset is empty, or no window would ever fill.
-            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ.
+            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ
+                or drift apart.
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """

@@ -30,7 +30,8 @@ class FlushTail(Callback):
 
     Raises:
         TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If ranks differ in their number of micro-batches, or an epoch had no finite gradient.
+        RuntimeError: If ranks differ in their number of micro-batches or drift apart, or an epoch had no finite
+            gradient.
         FloatingPointError: If a gradient is not finite and the step has ``nonfinite="raise"``.
 
     Supported Platforms:

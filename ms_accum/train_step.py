@@ -71,6 +71,7 @@ class AccumulatedTrainStep(nn.Cell):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or the loss does not match `reduction`.
+        RuntimeError: If ranks differ in a setting.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
