@@ -16,10 +16,11 @@ from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import sizes_of
-from .ranks.parallel import AUTO, begin_with_networks_of, group_of, networks_of, total
+from .ranks.agreement import begin_with_networks_of, check_drift
+from .ranks.parallel import AUTO, group_of, networks_of
 from .ranks.reduction import summing
 from .window.boundary import Boundary
-from .window.in_graph import GraphCounters, GraphWindow, Outside
+from .window.in_graph import GraphCounters, GraphWindow, Notes, Outside
 
 
 @ms.jit_class
@@ -63,6 +64,7 @@ class Accumulator:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or the weight or the gradients do not match.
+        RuntimeError: If ranks differ in a setting, in the parameters, or in the values of untrained Parameters.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -128,15 +130,21 @@ class Accumulator:
         self._loss_scale = self.numerics.scale if self.numerics.dynamic is None else self.numerics.changing
         ends: Any = {"numerics": self.numerics._replace(skips=self.skips), "sums": how.at_the_end}
         multiply = tree.multiply_in_place if holds else tree.multiply
-        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, **ends)
         name = unique_name("accumulator")
+        self.notes = None if self.group is None else Notes(name, self.group)
+        """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
+        touched = () if self.notes is None else self.notes.parameters
+        self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, touched=touched, **ends)
         self._parameters = tuple(optimizer.parameters)
-        begin_with_networks_of(owner, self._parameters, self.group)
+        facts = {"'accumulate_step'": self._sizes.settings, "'clip_norm'": self.clip_norm, "'reduction'": reduction}
+        facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, **self.numerics.facts}
+        begin_with_networks_of(owner, optimizer, self.group, facts)
         self._mean = reduction == "mean"
         how_to: Any = {"sums": how.of_micro_batch, "skips": self.skips, "weighs": self._mean}
         self._window = GraphWindow(name, self._sizes, how.like if holds else None, **how_to)
         self._counters = GraphCounters(name)
-        self._end_compiled, self._outside = _ended_by(self), Outside()
+        self._end_compiled, self._take_part_compiled = _ended_by(self), _taken_part_by(self)
+        self._outside = Outside()
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
@@ -145,9 +153,8 @@ class Accumulator:
         if self.skips is not None:
             grads, kept = self.skips(grads)
             weight = None if weight is None else weight * kept
-        self._window.add(grads, weight)
-        updated = Tensor(False)
-        if self._boundary.touch(self._window.is_over()):
+        updated, ends = Tensor(False), self._window.add(grads, weight)
+        if self._boundary.touch(ends):
             updated = self._end()[0]
         ops.assign(self._counters.updated, updated)
         return updated
@@ -162,9 +169,8 @@ class Accumulator:
         if self._window.grad_sum is None:
             self._close(grads, None, figures, None if weight is None else ops.cast(weight, ms.float32))
             return Tensor(True), figures
-        self._window.add(grads, weight)
         updated, summed = Tensor(False), figures
-        ends = ops.logical_or(self._window.is_over(), last)
+        ends = self._window.add(grads, weight, last)
         if self._boundary.touch(ends):
             updated, summed = self._end(figures)
         ops.assign(self._counters.updated, updated)
@@ -197,22 +203,88 @@ class Accumulator:
         return updated, figures
 
     def _close(self, grads: Any, weight_sum: Any, figures: Any = None, only: Any = None) -> Any:
-        updated, norm, figures = self._boundary(grads, weight_sum, figures, only=only)
-        self._counters.add(updated, norm)
+        if self.notes is None:
+            updated, norm, figures = self._boundary(grads, weight_sum, figures, only=only)
+            self._counters.add(updated, norm)
+            return updated, figures
+        notes = self.notes.sent(self._window.micro_batches)
+        updated, norm, figures, notes = self._boundary(grads, weight_sum, figures, only=only, notes=notes)
+        self._counters.add(updated, norm, notes[0] > 0)
+        ops.assign(self.notes.sums, notes)
         return updated, figures
 
     def flush(self) -> bool:
         """End an open window early and update. Call it outside the compiled step, for example after an epoch.
 
+        With several ranks call it on all of them. A rank whose data are over takes part in the windows of the others,
+        without micro-batches of its own, until all ranks flush. Then weights and learning rates are compared.
+
         With ``reduction="sum"`` a short window has a smaller gradient: the losses were divided by `accumulate_step`.
 
         Returns:
             bool, whether the parameters were updated; False if the window was empty.
+
+        Raises:
+            RuntimeError: If the ranks have drifted apart.
         """
-        held = total([self.micro_batches], self.group)
-        # In the way in which the step ends windows: in PyNative mode an optimizer of `mindspore.experimental` that has
-        # run outside a graph can't be compiled into one any more.
-        return held != [0] and bool(self._end()[0] if self._outside.called else self._end_compiled())
+        updated = self.flush_with()
+        self.check_drift("Accumulator")
+        return updated
+
+    def check_drift(self, owner: str) -> None:
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        if self.group is not None:
+            size = {"'accumulate_step'": self.accumulate_step}
+            check_drift(owner, self.group, self._parameters, self.optimizer, size)
+
+    def flush_with(self, figures: Any = None) -> bool:
+        """Do what `flush` does, without the comparison; `figures` is what `add` would get."""
+        if self.notes is None:
+            return self.micro_batches != 0 and self._end_now(figures)
+        in_step = self._window.sums is not None
+        self.notes.flushing(True)
+        try:
+            return self._flush_in_step(figures) if in_step else self._flush_windows(self.notes, figures)
+        finally:
+            self.notes.flushing(False)
+
+    def _flush_windows(self, notes: Notes, figures: Any) -> bool:
+        """End windows together until no rank holds a micro-batch: first this rank's own, then those of the others."""
+        done = False
+        while True:
+            updated = self._end_now(figures)
+            if not notes.ended():
+                return done
+            done, figures = done or updated, None if figures is None else ops.zeros_like(figures)
+
+    def _flush_in_step(self, figures: Any) -> bool:
+        """Take part in the other ranks' micro-batches until no rank adds one, then end the open window together."""
+        before = self.updates
+        while self._take_part_now(figures):
+            if figures is not None and not self.micro_batches:  # a window has ended
+                figures = ops.zeros_like(figures)
+        self._end_now(figures)
+        return self.updates > before
+
+    def _end_now(self, figures: Any) -> bool:
+        """End the window in the way in which the step ends windows; return whether the parameters were updated.
+
+        In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into one
+        any more.
+        """
+        return bool(self._end(figures)[0] if self._outside.called else self._end_compiled(figures))
+
+    def _take_part_now(self, figures: Any) -> bool:
+        """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
+        return bool((self._take_part if self._outside.called else self._take_part_compiled)(figures)[0])
+
+    def _take_part(self, figures: Any) -> Any:
+        nothing = tuple([ops.zeros(parameter.shape, ms.float32) for parameter in self._parameters])
+        adding, ends = self._window.take_part(nothing)
+        updated = Tensor(False)
+        if self._boundary.touch(ends):
+            updated = self._end(figures)[0]
+        return adding, updated
 
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""
@@ -283,7 +355,7 @@ class Accumulator:
 
     @property
     def left_out(self) -> int:
-        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
+        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
         return self.numerics.left_out
 
     @property
@@ -294,7 +366,15 @@ class Accumulator:
 
 def _ended_by(accumulator: Accumulator) -> Any:
     @ms.jit
-    def end() -> Any:  # not the method: MindSpore would take it for the accumulator in a step that is compiled later
-        return accumulator._end()[0]
+    def end(figures: Any) -> Any:  # not the method: in a step that is compiled later it would be the accumulator
+        return accumulator._end(figures)[0]
 
     return end
+
+
+def _taken_part_by(accumulator: Accumulator) -> Any:
+    @ms.jit
+    def take_part(figures: Any) -> Any:
+        return accumulator._take_part(figures)
+
+    return take_part

@@ -21,7 +21,8 @@ from .numerics.collaborators import NONE, Numerics, numerics_of
 from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from .numerics.coupled_window import Coupled
 from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, check_dense, policy_of, skip_micro_of
-from .ranks.parallel import AUTO, Group, begin_with, group_of, take_from_rank_0
+from .ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
+from .ranks.parallel import AUTO, Group, group_of
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.running import Accumulating, Immediate
@@ -104,8 +105,11 @@ class TrainForwardBackward(nn.Cell):
         tune(owner, network.get_parameters())
         how = summing(owner, optimizer, group, sync_every_micro_batch)
         self.sums = how.of_micro_batch
-        begin_with(network, optimizer.parameters, group_of(owner, group))
         _check_accumulators(owner, grad_sum, optimizer, how, weight_sum, sync_every_micro_batch, numerics)
+        group = group_of(owner, group)
+        facts = {"'sens'": sens, **_facts(weight_sum, sync_every_micro_batch, numerics)}
+        agree(owner, group, {**facts, **facts_of(optimizer, network)} if group else {})
+        begin_with(network, optimizer.parameters, group)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
 
@@ -186,8 +190,10 @@ class TrainOptim(nn.Cell):
         self.weight_sum = hidden(weight_sum)
         how_to: Any = {"numerics": numerics, "multiply": tree.multiply_in_place, "sums": how.at_the_end}
         self.boundary = Boundary(owner, optimizer, clip_norm, **how_to)
-        if how.at_the_end is not None:
-            take_from_rank_0(optimizer.parameters)
+        group = group_of(owner, group)
+        facts = {"'clip_norm'": clip_norm, **_facts(weight_sum, sync_every_micro_batch, numerics)}
+        agree(owner, group, {**facts, **facts_of(optimizer)} if group else {})
+        take_from_rank_0(optimizer.parameters, group)
 
     def construct(self, figures: Any = None) -> Any:
         checks.not_traced("TrainOptim")
@@ -237,6 +243,12 @@ def _numerics(owner: str, optimizer: Any, grad_sum: Any, loss_scale: Any, nonfin
     checks.optimizer(owner, optimizer)
     policy_of(owner, nonfinite, in_graph=True)
     return numerics_of(owner, optimizer, loss_scale=loss_scale, nonfinite=_shared(nonfinite, grad_sum), ema=ema)
+
+
+def _facts(weight_sum: Any, sync_every_micro_batch: bool, numerics: Numerics) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks."""
+    weighs = "none" if weight_sum is None else "given"
+    return {"'weight_sum'": weighs, "'sync_every_micro_batch'": sync_every_micro_batch, **numerics.facts}
 
 
 def _check_accumulators(

@@ -22,9 +22,10 @@ from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
 from .program.report import called_in
+from .ranks.agreement import agree, facts_of
 from .ranks.parallel import AUTO, check_together, group_of, is_first, total
 from .ranks.reduction import summing
-from .run import Ways, begin_run, epochs_of
+from .run import SAME_ON_ALL, Ways, begin_run, epochs_of, given_facts, windows_facts
 from .saving.checkpoint import check_path, save_trained
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.run_state import RunState
@@ -129,6 +130,11 @@ class GradientAccumulation:
         how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
         self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
         how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}
+        if self._group is not None:
+            said = {f"'{name}'": value for name, value in own.items()} | self._numerics.facts
+            said |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _named(loss_fn)}
+            said |= {"'weight'": weight if isinstance(weight, (int, float)) else _named(weight)}
+            agree(_OWNER, self._group, {**said, **facts_of(optimizer, forward, scheduler)})
         runner = partial(runner_of, forward, optimizer, reduction, bound, **how)
         self._window = OpenWindow(self._objective, optimizer, runner, self._group, self._numerics)
         self._ways = self._ways_of(None if save_bad_batches is None else BadBatches(save_bad_batches, self._group))
@@ -172,7 +178,7 @@ class GradientAccumulation:
                 dataset is a window and is split. Default: ``None``.
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
                 progress bar on a terminal, and elsewhere about 20 lines per epoch. ``()``: no reports.
-            callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, called on all ranks. A step is a
+            callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, given on all ranks. A step is a
                 window: `cur_step_num` counts windows, `net_outputs` is the window's mean loss, and `record` its
                 `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch. Default: ``None``.
             valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
@@ -187,7 +193,8 @@ class GradientAccumulation:
         Raises:
             TypeError: If an argument has the wrong type.
             ValueError: If an argument is out of range, the dataset is empty, or no window would ever fill.
-            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ.
+            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ
+                or drift apart.
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
@@ -198,6 +205,11 @@ class GradientAccumulation:
         check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
         self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
+        if self._group is not None:
+            given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
+            counts: Any = {"held": self.micro_batches, "updates": self.updates}
+            facts = windows_facts(self._ways, epochs, Data(train_dataset).batches, sizes, **counts)
+            agree("train_process", self._group, {**facts, **given}, dict.fromkeys(given, SAME_ON_ALL))
         evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group, self.ema)
         called = called_in("train_process", report, callbacks, shows=is_first(self._group))
         self._open(sizes)
@@ -279,7 +291,7 @@ class GradientAccumulation:
 
     @property
     def left_out(self) -> int:
-        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
+        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
         return self._numerics.left_out
 
     def _end(self, wishes: Sequence[float]) -> Ended:
@@ -298,3 +310,8 @@ class GradientAccumulation:
         start_training(self._network, self._objective.forward)
         if window != 1:
             self._objective.warn()
+
+
+def _named(value: Any) -> str:
+    """Return the name of a function, or of the class of an object, to compare it on all ranks."""
+    return str(getattr(value, "__qualname__", type(value).__name__))

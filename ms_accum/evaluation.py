@@ -15,7 +15,8 @@ from .fitting.runtime import tune
 from .loss.objective import Objective
 from .network.as_found import training_mode
 from .numerics.ema import Ema, averaged
-from .ranks.parallel import Group, as_on_rank_0, take_from_rank_0, total
+from .ranks.agreement import take_from_rank_0
+from .ranks.parallel import Group, as_on_rank_0, total
 from .window.batches import Data, generators_kept
 from .window.callbacks import UNKNOWN, Callbacks
 
@@ -65,7 +66,7 @@ def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] 
 def evaluate_together(network: nn.Cell, part: Iterable, group: Group | None) -> list[int]:
     """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them."""
     if group is not None:
-        take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad])
+        take_from_rank_0([each for each in network.get_parameters() if not each.requires_grad], group)
     return total(evaluate(network, part), group)
 
 

@@ -9,7 +9,8 @@ from mindspore.train import Callback, RunContext
 
 from . import _check
 from .numerics.ema import averaged, check_not_applied
-from .ranks.parallel import agree
+from .ranks.agreement import agree, rate_facts
+from .ranks.parallel import total
 from .train_step import AccumulatedTrainStep
 from .window.record import SKIPPED_IN_A_ROW
 
@@ -24,11 +25,13 @@ class FlushTail(Callback):
     - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
     - checks the first micro-batch, and that all ranks have the same number of micro-batches,
     - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
+    - with several ranks, stops all of them at the end of the epoch in which a callback of one rank requests a stop,
     - discards an open window of an interrupted run, and warns if windows were skipped.
 
     Raises:
         TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If ranks differ in their number of micro-batches, or an epoch had no finite gradient.
+        RuntimeError: If ranks differ in their number of micro-batches or drift apart, or an epoch had no finite
+            gradient.
         FloatingPointError: If a gradient is not finite and the step has ``nonfinite="raise"``.
 
     Supported Platforms:
@@ -45,10 +48,17 @@ class FlushTail(Callback):
         self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
-        agree("AccumulatedTrainStep", self._step.group, {"micro-batches in an epoch": args["batch_num"]})
+        self._together = None if self._step.group is None else _StopTogether(run_context, self._step)
+        self._flushed = False
+        if self._together is not None:
+            facts = {"number of micro-batches in an epoch": args["batch_num"], "number of epochs": args["epoch_num"]}
+            saves = any(type(each).__name__ == "SaveStates" for each in args.get("list_callback") or ())
+            facts |= {"'SaveStates' among the callbacks": saves, **rate_facts(self._step.optimizer)}
+            agree("AccumulatedTrainStep", self._step.group, facts)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
+        self._flushed = False
         done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
         self._step.epoch_begins(args["batch_num"] - done)
 
@@ -75,6 +85,8 @@ class FlushTail(Callback):
         self._flush(run_context)
         self._raise_if_skipped(run_context, at_once=self._step.raises)
         self._counts = self._step.counts
+        if self._together is not None:
+            self._together.epoch_ends()
 
     def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
         """Warn of windows that were skipped in this epoch, or raise an error."""
@@ -95,9 +107,46 @@ class FlushTail(Callback):
 
     def _flush(self, run_context: RunContext) -> None:
         """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
-        kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
-        if hasattr(self, "_step") and not kept:
+        if not hasattr(self, "_step"):
+            return
+        if self._together is not None:  # once in an epoch, as ranks flush together
+            flushed, self._flushed = self._flushed, True
+            kept = flushed
+        else:
+            kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+        if not kept:
             self._step.flush()
+
+
+class _StopTogether:
+    """Postpones requests to stop to the end of the epoch, after which all ranks stop if one of them is to.
+
+    `Model` asks after the callbacks whether to stop. A rank that left its epoch before the others would end the job.
+
+    Args:
+        run_context (RunContext): that of the run, in which callbacks request a stop.
+        step (AccumulatedTrainStep): the network of `Model`.
+    """
+
+    def __init__(self, run_context: RunContext, step: AccumulatedTrainStep):
+        self._step, self._wanted = step, bool(run_context.get_stop_requested())
+        self._over = self._stopping = False
+        context: Any = run_context
+        context.request_stop, context.get_stop_requested = self._request, self._requested
+
+    def epoch_ends(self) -> None:
+        """Let the ranks agree when `Model` asks next."""
+        self._over = True
+
+    def _request(self) -> None:
+        self._wanted = True
+
+    def _requested(self) -> bool:
+        if self._over:
+            self._over = False
+            self._stopping = total([self._wanted], self._step.group) != [0]
+            self._step.check_drift()
+        return self._stopping
 
 
 def step_of(args: Any) -> AccumulatedTrainStep:

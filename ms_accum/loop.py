@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -11,13 +11,15 @@ from mindspore.train import Callback, RunContext
 
 from . import _check
 from .network import checks
-from .ranks.parallel import Group, total, wait_for_all
+from .ranks.agreement import agree
+from .ranks.parallel import Group, is_first
 from .saving.checkpoint import CheckpointError
-from .saving.checkpointer import Checkpointer
+from .saving.checkpointer import Checkpointer, find_together
 from .saving.trained import SETTING, Trained
 from .saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .window.batches import Position
 from .window.callbacks import warn_about_counters
+from .window.in_graph import Notes
 
 
 class Accumulates(Protocol):
@@ -26,6 +28,8 @@ class Accumulates(Protocol):
     optimizer: Any
     group: Group | None
 
+    @property
+    def notes(self) -> Notes | None: ...
     @property
     def updates(self) -> int: ...
     @property
@@ -107,7 +111,8 @@ class ResumableLoop:
     def __enter__(self) -> ResumableLoop:
         self._states.share(self._group).__enter__()
         try:
-            wait_for_all(self._group)  # rank 0 may still be writing the state to resume
+            # Also because rank 0 may still be writing the state to resume.
+            agree("ResumableLoop", self._group, self._states.facts)
             self._resume()
         except BaseException:
             self._states.__exit__()
@@ -147,11 +152,21 @@ class ResumableLoop:
         """
         self._at.epoch, self._at.batches = epoch, batches
         in_window, wishes = self._window.micro_batches > 0, self._states.wishes()
-        if self._group is not None:
-            if in_window:  # several ranks save and stop between windows
-                return
-            wishes = [float(each) for each in total([int(wish) for wish in wishes], self._group)]
-        self._states.after_micro_batch(self._window.updates, in_window, self._take, wishes)
+        if self._window.notes is not None:
+            self._after_micro_batch_of_ranks(self._window.notes, in_window, wishes)
+        else:
+            self._states.after_micro_batch(self._window.updates, in_window, self._take, wishes)
+
+    def _after_micro_batch_of_ranks(self, notes: Notes, in_window: bool, wishes: Sequence[float]) -> None:
+        """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
+
+        Not while some ranks flush: their data are over, so their positions differ.
+        """
+        notes.request(wishes)
+        together = None if in_window else notes.requests()
+        if together is not None:
+            self._states.after_micro_batch(self._window.updates, False, self._take, together)
+            notes.request((wishes[0], 0.0))  # what was late may have been saved
 
     def _parameters(self) -> dict[str, Any]:
         held = {f"window.{name}": each for name, each in self._window.state.items()}
@@ -161,13 +176,15 @@ class ResumableLoop:
     def _take(self) -> TrainingState:
         window = {"micro_batches": self._window.micro_batches, "loss": [0.0, 0.0, 0], "unit": None}
         counters = {name: getattr(self._window, name) for name in ("updates", "skipped", "updated")}
-        return capture(self._parameters(), {"at": asdict(self._at), "window": window, **counters, "skips": 0})
+        facts = {"at": asdict(self._at), "window": window, **counters, "skips": 0}
+        return capture(self._parameters(), facts, writes=is_first(self._group))
 
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
         kind = checks.kind_of(self._window.optimizer)
-        found = self._states.find({**self._window.settings, "optimizer": kind, "ranks": ranks})
+        config = {**self._window.settings, "optimizer": kind, "ranks": ranks}
+        found = find_together("ResumableLoop", self._states, config, self._group)
         if found is None:
             return
         warn_about_random_layers(self._network)

@@ -10,23 +10,27 @@ from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
+import numpy as np
 
 from . import _check
 from .loss.objective import Objective
+from .network.generators import draw_apart
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes
+from .ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from .ranks.heartbeat import heartbeat
-from .ranks.parallel import Group, meet, total, wait_for_all
-from .saving.checkpointer import NO_WISHES, Checkpointer
+from .ranks.parallel import Group, gather, is_first, total
+from .saving.checkpointer import NO_WISHES, Checkpointer, find_together
 from .saving.run_state import RunState
 from .saving.trained import Trained
 from .window.batches import Data, Position
-from .window.callbacks import UNKNOWN, Callbacks, Facts, warn_about_counters
-from .window.ends import planned, windows_in_run
+from .window.callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
+from .window.ends import planned, windows_by_epoch, windows_in_run
 from .window.open_window import Ended, OpenWindow
 from .window.record import UpdateRecord
 
 _log = logging.getLogger("ms_accum")
+SAME_ON_ALL = "Give all ranks the same arguments; what only rank 0 shows is for 'report'."
 
 
 class Ways(NamedTuple):
@@ -74,7 +78,7 @@ class Run:
         self.at = at
         """Position, of the run in its data."""
         self._states, self._evaluate, self._before = states, evaluate, before
-        self._step_begun = False
+        self._step_begun, self._left_out = False, 0
 
     def train(self, epochs: Iterable[Iterable], ends: Callable) -> None:
         """Train with the remaining epochs; `ends` marks in an epoch's batches where windows end."""
@@ -93,14 +97,18 @@ class Run:
             self._calls.epoch_end(None if self._evaluate is None else self._evaluate(epoch, self._calls))
             if over:
                 self.at.next_epoch()
-            if self._states is not None and self._calls.may_change_parameters:
+            stopping, changing = total([self._calls.stopping, self._calls.may_change_parameters], self._ways.group)
+            if self._states is not None and changing:
                 self._states.changed()
-            if total([self._calls.stopping], self._ways.group) != [0]:
+            trained = self._ways.trained.optimizer
+            check_drift("train_process", self._ways.group, trained.parameters, trained)
+            if stopping:
                 break
         if not self.at.windows and self._ways.tail == "drop" and not self._calls.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
         self._calls("on_train_end")
         self._warn_unless_updated(*before)
+        self._warn_of_left_out()
 
     def _warn_unless_updated(self, updates: int, skipped: int) -> None:
         """Warn if there were windows since these counts, and all of them were skipped."""
@@ -108,6 +116,16 @@ class Run:
         if counters.updates == updates and counters.skipped > skipped:
             count = counters.skipped - skipped
             _log.warning("For 'train_process', all %d windows were skipped, so nothing was learned.", count)
+
+    def _warn_of_left_out(self) -> None:
+        """Say on which ranks micro-batches were left out: rank 0, which reports, does not see those of the others."""
+        if self._ways.group is None or not self._window.leaves_out:
+            return
+        counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._ways.group)]
+        if is_first(self._ways.group) and any(counts):
+            where = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
+            what = "%s micro-batches were left out, because they were not finite: %s."
+            _log.warning(f"For 'train_process', {what}", f"{sum(counts):,}", where)
 
     def _run_epoch(self, micro_batches: Iterable) -> None:
         for micro_batch, ends in micro_batches:
@@ -146,6 +164,7 @@ class Run:
         held = self._window.micro_batches
         ended = self._ways.end(states.wishes() if states and group else NO_WISHES)
         at.step, at.windows = at.step + 1, at.windows + 1
+        self._left_out += len(ended.bad)
         now = time.perf_counter()
         seconds, self._ended_at = now - self._ended_at, now
         record = self._record(ended, seconds, held)
@@ -212,22 +231,51 @@ def _begin(
     window = ways.window
     at = data.start(held=window.micro_batches)
     if states is not None:
-        wait_for_all(ways.group)  # rank 0 may still be writing the state to resume
         at = _resume(ways, epochs, data, states, how) or at
     batches = data.batches
     before = max(0, window.counters.updates - at.windows)  # updates before the run: window sizes may depend on them
     windows = planned("train_process", batches, sizes, ways.tail, epochs, held=at.held, updates=before)
-    facts = {"windows": windows, "updates before": window.counters.updates, "windows before": at.windows}
-    if ways.in_step:  # counted in the dataset: a resumed position has rank 0's number
-        facts |= {"batches in an epoch": batches, **window.counts}
-    meet("train_process", ways.group, facts, ways.objective.forward)
+    if ways.group is not None:
+        facts = windows_facts(ways, epochs, batches, sizes, held=at.held, updates=before)
+        facts |= {"updates before the run": window.counters.updates, "windows before": at.windows}
+        facts |= {"epoch to begin with": at.epoch, "batches before": at.batches, **rate_facts(ways.trained.optimizer)}
+        agree("train_process", ways.group, facts)
+        take_from_rank_0(ways.objective.forward.get_parameters(), ways.group)
+        draw_apart([ways.objective.forward], ways.group.rank)
     return at, windows
+
+
+def windows_facts(
+    ways: Ways, epochs: int, batches: int | None, sizes: Sizes | None, *, held: int, updates: int
+) -> dict[str, Any]:
+    """Return the facts about windows on which ranks must agree: they wait for each other at the end of each."""
+    windows = windows_by_epoch(batches or 0, sizes, ways.tail, epochs, held=held, updates=updates)
+    facts: dict[str, Any] = {"number of windows": sum(windows)}
+    facts |= {f"number of windows in epoch {number}": each for number, each in enumerate(windows, 1)}
+    if ways.in_step or (sizes is not None and sizes.constant is None):
+        # Sizes may depend on the updates, and a skipped window is none. Counted in the dataset: a resumed position has
+        # rank 0's number.
+        facts["number of batches in an epoch"] = batches
+    if ways.in_step:
+        facts |= {f"number of {name}": count for name, count in ways.window.counts.items()}
+    return facts
+
+
+def given_facts(
+    valid_dataset: Any, metrics: Any, eval_every: Any, checkpointer: Checkpointer | None, callbacks: Any
+) -> dict[str, Any]:
+    """Return the facts about the arguments on which ranks must agree: they make the ranks wait for each other."""
+    given = {"valid_dataset": valid_dataset is not None, "checkpointer": checkpointer is not None}
+    given["callbacks"] = bool(callbacks_of("train_process", "callbacks", callbacks))
+    facts: dict[str, Any] = {f"'{name}'": "one" if is_given else None for name, is_given in given.items()}
+    facts |= {"'metrics'": sorted(map(str, metrics or ())), "'eval_every'": eval_every}
+    return facts if checkpointer is None else {**facts, **checkpointer.facts}
 
 
 def _resume(ways: Ways, epochs: int, data: Data, states: Checkpointer, how: dict) -> Position | None:
     """Load the state found by the checkpointer, and return its position; None if there is no state."""
     parameters = ways.saved.parameters()  # raises an error before training if a state can't be saved
-    found = states.find({**how, **ways.settings})
+    found = find_together("train_process", states, {**how, **ways.settings}, ways.group)
     return None if found is None else ways.saved.put_back(found, parameters, epochs, data)
 
 

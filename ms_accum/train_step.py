@@ -20,7 +20,9 @@ from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema
 from .numerics.nonfinite import RAISE, SKIP_WINDOW, policy_of
 from .numerics.sizes import sizes_of
-from .ranks.parallel import AUTO, begin_with, group_of
+from .ranks.agreement import agree, begin_with, facts_of
+from .ranks.parallel import AUTO, group_of
+from .window.in_graph import Notes
 
 _OWNER = "AccumulatedTrainStep"
 
@@ -69,6 +71,7 @@ class AccumulatedTrainStep(nn.Cell):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or the loss does not match `reduction`.
+        RuntimeError: If ranks differ in a setting.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -117,6 +120,10 @@ class AccumulatedTrainStep(nn.Cell):
         numerics = numerics_of(_OWNER, optimizer, loss_scale=loss_scale, nonfinite=nonfinite, ema=ema)
         sens = scale_of_optimizer(optimizer) * numerics.scale
         self.loss_and_gradients = LossAndGradients(_OWNER, self._objective.forward, optimizer, sens, numerics.changing)
+        if self.group is not None:
+            settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
+            settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
+            agree(_OWNER, self.group, {**settings, **numerics.facts, **facts_of(optimizer, network)})
         begin_with(network, optimizer.parameters, self.group)
         how: Any = {"group": self.group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
         how |= {"reduction": reduction, "ema": ema}
@@ -163,9 +170,24 @@ class AccumulatedTrainStep(nn.Cell):
         self.resumed = False
 
     def flush(self) -> bool:
-        """Update with the micro-batches of an open window; return whether the parameters were updated."""
+        """Update with the micro-batches of an open window; return whether the parameters were updated.
+
+        With several ranks as `Accumulator.flush`.
+        """
+        sums = None if self.group is None else Tensor(self.own[0].asnumpy())
         ops.assign(self.own[0], Tensor([0.0, 0.0], ms.float32))
-        return self.accumulator.flush()
+        updated = self.accumulator.flush_with(sums)
+        self.check_drift()
+        return updated
+
+    def check_drift(self) -> None:
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        self.accumulator.check_drift(_OWNER)
+
+    @property
+    def notes(self) -> Notes | None:
+        """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
+        return self.accumulator.notes
 
     def look_at(self, micro_batch: tuple) -> None:
         """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
@@ -223,7 +245,7 @@ class AccumulatedTrainStep(nn.Cell):
 
     @property
     def left_out(self) -> int:
-        """int, the number of micro-batches of this rank that ``nonfinite="skip_micro"`` left out."""
+        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
         return self.accumulator.numerics.left_out
 
     @property

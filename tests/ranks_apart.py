@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-import ms_accum.ranks.parallel
+import ms_accum.ranks.agreement
 import ranks
 from helpers import cross_entropy
 from ms_accum import (
@@ -95,9 +95,9 @@ def masks(group, seed=1):
 
 def masks_of_one_seed(group):
     """The mutant: nobody parts them."""
-    kept, ms_accum.ranks.parallel.draw_apart = ms_accum.ranks.parallel.draw_apart, lambda networks, rank: None
+    kept, ms_accum.ranks.agreement.draw_apart = ms_accum.ranks.agreement.draw_apart, lambda networks, rank: None
     drawn = masks(group)
-    ms_accum.ranks.parallel.draw_apart = kept
+    ms_accum.ranks.agreement.draw_apart = kept
     return drawn
 
 

@@ -26,7 +26,7 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.ranks import parallel, reduction
+from ms_accum.ranks import agreement, parallel, reduction
 from reference import digest
 
 N = ranks.N
@@ -251,7 +251,7 @@ def sent(group):
     random = np.random.RandomState(group.rank)
     arrays = [random.rand(3, 2), random.randint(0, 2**62, 5), random.rand(7).astype(np.float16), random.rand(4) < 0.5]
     parameters = [Parameter(Tensor(array)) for array in arrays]
-    parallel.take_from_rank_0(parameters)
+    agreement.take_from_rank_0(parameters, group)
     return [parameter.astype(ms.float64).asnumpy().tolist() for parameter in parameters]
 
 

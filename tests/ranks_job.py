@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mindspore as ms
 
 import ranks
+import ranks_agreement
 import ranks_apart
 import ranks_coupled
 import ranks_in_model
@@ -26,6 +27,6 @@ if __name__ == "__main__":
     ms.set_context(mode=ms.GRAPH_MODE)
     group = own_group()
     rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
-    rooms |= {"coupled": ranks_coupled, "numerics": ranks_numerics}
+    rooms |= {"coupled": ranks_coupled, "numerics": ranks_numerics, "agreement": ranks_agreement}
     seen = {"rank": list(group), **{name: room.look(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

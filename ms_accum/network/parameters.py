@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,14 @@ def as_array(parameter: Any) -> np.ndarray:
     """Return the Parameter's values as an array; bfloat16, which NumPy lacks, is converted to float32, exactly."""
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy()
+
+
+def digest_of(arrays: Iterable[np.ndarray]) -> str:
+    """Return the SHA-256 of the bytes of arrays, in their order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return digest.hexdigest()
 
 
 def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> list[Parameter]:

@@ -63,7 +63,7 @@ class Numerics(NamedTuple):
     @property
     def changed(self) -> list[Any]:
         """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
-        of_skips = [] if self.skips is None else [self.skips.counts]
+        of_skips = [] if self.skips is None else [self.skips.counts, self.skips.own]
         return [*self.state.values(), *of_skips, *(parameter for each in self.after for parameter in each.parameters)]
 
     def clear(self) -> None:
@@ -83,6 +83,19 @@ class Numerics(NamedTuple):
         if self.ema is not None:
             given["ema"] = self.ema.settings
         return given
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what must be equal on all ranks, in the words of `ranks.agreement.agree`."""
+        scale, dynamic = f"{self.value:g}", self.dynamic
+        if dynamic is not None:
+            scale = f"a dynamic one of {scale}, times {dynamic.factor:g} after {dynamic.window} updates"
+        return {
+            "'loss_scale'": scale,
+            "'nonfinite'": self.policy,
+            "'ema'": None if self.ema is None else self.ema.settings,
+            "'noise_scale'": "none" if self.noise is None else "given",
+        }
 
     @property
     def shared(self) -> dict[str, Any]:

@@ -40,7 +40,9 @@ class SkipMicro:
         self.counts = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.counts", requires_grad=False)
         """Parameter, counts in the open window: micro-batches added, and left out although their loss was finite."""
         self.left_out = Parameter(Tensor(0, ms.int32), name=f"{name}.left_out", requires_grad=False)
-        """Parameter, the number of micro-batches left out so far."""
+        """Parameter, the number of micro-batches left out so far, on all ranks."""
+        self.own = Parameter(Tensor(0, ms.int32), name=f"{name}.own", requires_grad=False)
+        """Parameter, those of this rank that the other ranks have not counted yet."""
 
     def __call__(self, gradients: Any, loss: Any = None) -> Any:
         """Return the gradients, or zeros if they or the loss are not finite; and 1.0 if all are finite, else 0.0."""
@@ -52,7 +54,23 @@ class SkipMicro:
         kept = ops.cast(finite, ms.float32)
         ops.assign_add(self.counts, ops.stack((kept, lost)))
         ops.assign_add(self.left_out, 1 - ops.cast(finite, ms.int32))
+        ops.assign_add(self.own, 1 - ops.cast(finite, ms.int32))
         return tree.kept(gradients, kept), kept
+
+    @property
+    def changed(self) -> tuple:
+        """tuple[Parameter], those that a micro-batch changes."""
+        return self.counts, self.left_out, self.own
+
+    def sent(self) -> Any:
+        """Return what is summed over the ranks at the end of a window: `counts` and `own`."""
+        return ops.cat((self.counts, ops.reshape(ops.cast(self.own, ms.float32), (1,))))
+
+    def count_of_all(self, summed: Any) -> Any:
+        """Count what the other ranks left out; `summed` is the sum of `sent`, which is returned."""
+        others = ops.cast(summed[2], ms.int32) - self.own
+        counted = ops.assign_add(self.left_out, others)
+        return ops.depend(summed, ops.assign(self.own, ops.depend(Tensor(0, ms.int32), counted)))
 
     def clear(self) -> None:
         """Begin a new window."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -16,16 +15,18 @@ from mindspore.communication import GlobalComm
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
-from ..network.generators import draw_apart
 from ..network.parameters import as_array, without
 from .heartbeat import heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
-# Parameters are sent in chunks of this number of bytes, so that one compiled graph is enough for all of them.
-_CHUNK = 2**20
+# Parameters are sent in chunks of this number of bytes, so that few compiled graphs are enough for all of them. The
+# last chunk is padded to a power of two, at least to the second number. The third is that of bytes copied together.
+_CHUNK, _SMALLEST, _TOGETHER = 2**20, 2**12, 2**26
 # CPU sums only float32, which is exact for integers up to 2**24. So counts are sent 12 bits at a time, for 4,096 ranks.
 _BITS, _DIGITS = 12, 5
+_LIMIT = 2 ** (_BITS * _DIGITS)
+_COUNTS = "ints >= 0 and < 2**60"
 
 
 @_check.documented
@@ -108,6 +109,10 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     Returns:
         list[int], the sums; in a single process, the counts.
 
+    Raises:
+        TypeError: If a count is not an int.
+        ValueError: If a count is out of range.
+
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
@@ -116,6 +121,11 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
         >>> total([359, 360], own_group())
         [359, 360]
     """
+    for count in counts:
+        if not isinstance(count, (int, np.integer, np.bool_)):
+            _check.refuse(TypeError, "total", "counts", _COUNTS, repr(count))
+        if not 0 <= count < _LIMIT:
+            _check.refuse(ValueError, "total", "counts", _COUNTS, count)
     if group is None or group.size == 1:
         return list(counts)
     return _whole(_sum(Tensor(_digits(counts))).asnumpy())
@@ -148,83 +158,36 @@ def check_together(owner: str, group: Group | None, windows: int | None, *, spli
         _check.refuse(ValueError, owner, "mini_steps", rule, None)
 
 
-def meet(owner: str, group: Group | None, facts: Mapping[str, int | None], network: nn.Cell) -> None:
-    """Check that the ranks agree, so that none waits forever; then give all ranks the parameters of rank 0.
-
-    Each rank then draws different random numbers.
-
-    Raises:
-        RuntimeError: If the ranks differ in one of the facts.
-    """
-    if group is None:
-        return
-    agree(owner, group, {name: fact or 0 for name, fact in facts.items()})
-    take_from_rank_0(network.get_parameters())
-    draw_apart([network], group.rank)
-
-
-def agree(owner: str, group: Group | None, facts: Mapping[str, int]) -> None:
-    """Raise an error if the ranks differ in one of the facts."""
-    if group is None:
-        return
-    told = gather(_digits(list(facts.values())), group)
-    ranks = [_whole(digits) for digits in np.split(told, group.size)]
-    for name, each in zip(facts, zip(*ranks)):
-        if len(set(each)) > 1:
-            shown = ", ".join(f"{value:,} on rank {rank}" for rank, value in enumerate(each))
-            raise RuntimeError(f"For '{owner}', all ranks must have the same number of {name}, but got {shown}.")
-
-
 def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
     """Return the rows of all ranks, concatenated; in a single process, the row."""
     return row if group is None else _gather(Tensor(row)).asnumpy()
 
 
-def take_from_rank_0(parameters: Iterable[Parameter]) -> None:
-    """Set the Parameters to their values on rank 0."""
+def of_rank_0(parameters: Iterable[Parameter]) -> None:
+    """Set the Parameters to their values on rank 0. Many are sent together, but not all: each is copied for it."""
+    together: list[tuple[Parameter, np.ndarray]] = []
+    size = 0
     for parameter in parameters:
-        ops.assign(parameter, Tensor(_sent(as_array(parameter))).astype(parameter.dtype))
+        together.append((parameter, as_array(parameter)))
+        size += together[-1][1].nbytes
+        if size >= _TOGETHER:
+            _set_to_rank_0(together)
+            together, size = [], 0
+    _set_to_rank_0(together)
+
+
+def _set_to_rank_0(together: Sequence[tuple[Parameter, np.ndarray]]) -> None:
+    came = memoryview(_sent(b"".join(array.tobytes() for _, array in together)))
+    for parameter, array in together:
+        value, came = np.frombuffer(came[: array.nbytes], array.dtype), came[array.nbytes :]
+        ops.assign(parameter, Tensor(value.reshape(array.shape).copy()).astype(parameter.dtype))
 
 
 def as_on_rank_0(value: Any, group: Group | None) -> Any:
     """Return rank 0's value of a number. Anything else, which can't be sent, is returned unchanged."""
     if group is None or not isinstance(value, (int, float, np.number)):
         return value
-    return type(value)(_sent(np.array([value], np.float64))[0])
-
-
-def begin_with(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
-    """Set the network's untrained Parameters to rank 0's values, and make each rank draw different random numbers."""
-    if group is not None:
-        take_from_rank_0(without(network.get_parameters(), trained))
-        draw_apart([network], group.rank)
-
-
-def begin_with_networks_of(owner: str, parameters: Sequence[Parameter], group: Group | None) -> None:
-    """Do what `begin_with` does if only the trained parameters are given, and set these to rank 0's values.
-
-    Raises:
-        RuntimeError: If ranks differ in other Parameters of the networks, such as those of a frozen backbone.
-    """
-    if group is not None:
-        networks = networks_of(parameters)
-        take_from_rank_0(parameters)
-        _check_alike(owner, parameters, networks, group)
-        draw_apart(networks, group.rank)
-
-
-def _check_alike(owner: str, parameters: Sequence[Parameter], networks: Iterable[nn.Cell], group: Group) -> None:
-    others = {id(each): each for network in networks for each in _beside(parameters, network)}
-    by_name = sorted(others.values(), key=lambda parameter: parameter.name)
-    digest = hashlib.sha256()
-    for parameter in by_name:
-        digest.update(parameter.name.encode() + as_array(parameter).tobytes())
-    told = gather(_digits([int.from_bytes(digest.digest()[:7], "little")]), group)
-    if len({digits.tobytes() for digits in np.split(told, group.size)}) > 1:
-        raise RuntimeError(
-            f"For '{owner}', all ranks must have equal values of Parameters that the optimizer does not train, such as "
-            f"'{by_name[0].name if by_name else ''}', but they differ. Use the same seed on all ranks, or load them."
-        )
+    return type(value)(np.frombuffer(_sent(np.float64(value).tobytes()), np.float64)[0])
 
 
 def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
@@ -242,7 +205,7 @@ def _keeps_books(named: tuple[str, nn.Cell]) -> bool:
     return issubclass(kind, _OPTIMIZERS) or own
 
 
-def _beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter]:
+def beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter]:
     """Return the network's other Parameters, except BatchNorm's statistics, which each rank computes from its data."""
     statistics = [
         parameter
@@ -253,18 +216,24 @@ def _beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter
     return without(network.get_parameters(), [*parameters, *statistics])
 
 
-def _sent(array: np.ndarray) -> np.ndarray:
-    """Return rank 0's array. Its bytes, whatever the type, are sent as float32, which every device supports."""
-    sent = np.frombuffer(array.tobytes(), np.uint8)
-    chunks = np.pad(sent, (0, -len(sent) & _CHUNK - 1)).reshape(-1, _CHUNK).view(np.float32)
-    came = np.concatenate([_of_rank_0(Tensor(chunk))[0].asnumpy() for chunk in chunks]).view(np.uint8)
-    return came[: len(sent)].view(array.dtype).reshape(array.shape)
+def _sent(own: bytes) -> bytes:
+    """Return rank 0's bytes. They are sent as float32, which every device supports; nothing is computed with them."""
+    came = [_of_rank_0(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(own)]
+    return b"".join(came)[: len(own)]
+
+
+def _chunks(sent: bytes) -> Iterator[np.ndarray]:
+    """Yield full chunks and the rest, padded to a power of two: each size is a compiled graph."""
+    for first in range(0, len(sent), _CHUNK):
+        chunk = sent[first : first + _CHUNK]
+        size = max(_SMALLEST, 1 << (len(chunk) - 1).bit_length())
+        yield np.frombuffer(chunk.ljust(size, b"\0"), np.float32)
 
 
 def _digits(counts: Sequence[int]) -> np.ndarray:
     mask = 2**_BITS - 1
     shifts = [_BITS * digit for digit in range(_DIGITS)]
-    return np.array([[count >> shift & mask for shift in shifts] for count in counts], np.float32)
+    return np.array([[int(count) >> shift & mask for shift in shifts] for count in counts], np.float32)
 
 
 def _whole(digits: np.ndarray) -> list[int]:

@@ -58,9 +58,38 @@ class Sharded:
         row = gather(own, self._group)[: self._part.whole]
         return row.reshape(self.shape)
 
+    def take_part(self) -> None:
+        """Take part in the gathering for a rank that reads it."""
+        self.asnumpy()
+
     def put(self, array: np.ndarray) -> None:
         """Store this rank's part of the array."""
         ops.assign(self._parameter, Tensor(self._part.of(array)).astype(self.dtype))
+
+
+class Common:
+    """A Parameter of the optimizer for a part that is equal on all ranks, such as a factor, under its unsharded name.
+
+    Args:
+        parameter (Parameter): the Parameter.
+    """
+
+    def __init__(self, parameter: Parameter):
+        self.name = parameter.name[: -len(_SUFFIX)]
+        self.dtype, self.shape = parameter.dtype, parameter.shape
+        self._parameter = parameter
+
+    def astype(self, dtype: Any) -> Any:
+        """Return the Parameter's values in another type."""
+        return self._parameter.astype(dtype)
+
+    def asnumpy(self) -> np.ndarray:
+        """Return the Parameter's values."""
+        return self._parameter.asnumpy()
+
+    def put(self, array: np.ndarray) -> None:
+        """Set the Parameter."""
+        ops.assign(self._parameter, Tensor(array).astype(self.dtype))
 
 
 class ZeroOptimizer(nn.Cell):
@@ -144,7 +173,8 @@ class ZeroOptimizer(nn.Cell):
             if parameter.name in parts:  # a copy of a slice of the full parameter
                 continue
             of = _part_of(parameter, parts)
-            kept = parameter if of is None else Sharded(parameter, parts[of], self.group)
+            kept: Any = Common(parameter) if parameter.name.endswith(_SUFFIX) else parameter
+            kept = kept if of is None else Sharded(parameter, parts[of], self.group)
             state[kept.name] = kept
         return state
 

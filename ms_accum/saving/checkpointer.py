@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .. import _check
+from ..ranks.agreement import agree
 from ..ranks.parallel import Group
 from ..window.open_window import OpenWindow
+from .checkpoint_file import state_digest
 from .files import write_whole
 from .model_record import CheckpointError
 from .state_folder import Found, StateFolder
 from .training_state import TrainingState, write
 
 _OWNER, _NOTES = "Checkpointer", "notes"
+_STATE = "state to resume from"
 NO_WISHES = (0.0, 0.0)
 """No request to stop, and no request to save because `minutes` have passed."""
 
@@ -181,6 +184,12 @@ class Checkpointer:
         found = self._states.find(self._resume)
         return found.epochs_done if found else None
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what must be equal on all ranks, in the words of `ranks.agreement.agree`: when they save together."""
+        score = "none" if self._score is None else "given"
+        return {"'every' of the checkpointer": self._every, "'score' of the checkpointer": score}
+
     def wishes(self) -> list[float]:
         """Return the requests to stop, and to save because `minutes` have passed, as numbers that ranks can sum."""
         self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
@@ -282,6 +291,29 @@ class Checkpointer:
             self.save(take())
         except Exception as error:
             _check.warn(f"the state of the failing run is not saved: {error}")
+
+
+def find_together(owner: str, states: Checkpointer, config: Mapping[str, Any], group: Group | None) -> Found | None:
+    """Return the state from which all ranks resume; None if there is none.
+
+    Raises:
+        CheckpointError: If this rank can't read it, or it belongs to a run with other settings.
+        RuntimeError: If another rank has another state, or can't read it.
+    """
+    remedy = {_STATE: "Give all ranks access to the files of rank 0."}
+    try:
+        found = states.find(config)
+    except CheckpointError as error:
+        with suppress(RuntimeError):  # that this rank is not like the others is its own error, which says more
+            agree(owner, group, {_STATE: f"an error ({error})"}, remedy)
+        raise
+    agree(owner, group, {_STATE: None if found is None else _words_of(found)} if group else {}, remedy)
+    return found
+
+
+def _words_of(found: Found) -> str:
+    digest = state_digest(found.state.arrays, json.dumps(found.state.facts, sort_keys=True))
+    return f"one after {found.state.facts['updates']:,} updates with the digest {digest[:12]}"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -33,7 +33,7 @@ class RunState:
         """Return the state."""
         accumulators, window = self._window.state()
         facts = {"at": asdict(at), "window": window, **self._window.counters.state}
-        return capture({**self._trained.parameters(), **accumulators}, facts)
+        return capture({**self._trained.parameters(), **accumulators}, facts, writes=self._window.is_first)
 
     def parameters(self) -> dict[str, Any]:
         """Return the Parameters that are saved, by name.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from mindspore import Parameter, nn
+from mindspore import nn
 
-from ..network import checks
+from ..network.hyper_parameters import parameters_in, settings_of
 from ..network.parameters import without
 from ..numerics.collaborators import NONE, Numerics
 from .model_record import CheckpointError
@@ -42,21 +42,13 @@ class Trained:
         Raises:
             CheckpointError: If two have the same owner and name.
         """
-        trained, settings = list(self._network.get_parameters()), self._settings()
+        trained, settings = list(self._network.get_parameters()), settings_of(self.optimizer)
         own = without(_held_by(self.optimizer), [*trained, *settings])
         found = {**_named("network", trained), **_named("optimizer", own), **_named(SETTING, settings)}
         found |= self._numerics.state
         # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
-        counters = without(list(_parameters_in(self._scheduler)), found.values())
+        counters = without(list(parameters_in(self._scheduler)), found.values())
         return {**found, **{f"scheduler.{number}.{each.name}": each for number, each in enumerate(counters)}}
-
-    def _settings(self) -> list[Any]:
-        """Return the optimizer's Parameters that are settings: neither trained weights nor its state."""
-        optimizer = checks.inner_of(self.optimizer)
-        named = [getattr(optimizer, name, None) for name in ("learning_rate", "momentum")]
-        held = _parameters_in([*named, list(getattr(optimizer, "param_groups", ()))])
-        unique = {id(parameter): parameter for parameter in held}.values()
-        return without(unique, [*optimizer.parameters, *self.optimizer.parameters])
 
 
 def _named(owner: str, parameters: Iterable[Any]) -> dict[str, Any]:
@@ -74,17 +66,5 @@ def _held_by(optimizer: Any) -> list[Any]:
     """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
     if hasattr(optimizer, "complete_state"):
         return list(optimizer.complete_state().values())
-    held = [*optimizer.get_parameters(), *_parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])]
+    held = [*optimizer.get_parameters(), *parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])]
     return list({id(parameter): parameter for parameter in held}.values())
-
-
-def _parameters_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, Parameter):
-        yield value
-    elif isinstance(value, nn.Cell):
-        yield from value.get_parameters()
-    elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _parameters_in(each)
-    elif hasattr(value, "last_epoch"):  # a scheduler, which is not a Cell
-        yield from _parameters_in({name: each for name, each in vars(value).items() if name != "optimizer"})

@@ -33,8 +33,16 @@ class TrainingState(NamedTuple):
     """Everything else, in types that JSON supports."""
 
 
-def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any]) -> TrainingState:
-    """Return the state, including that of the random number generators."""
+def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any], *, writes: bool = True) -> TrainingState:
+    """Return the state, including that of the random number generators.
+
+    With ``writes=False``, on a rank that does not write it, only what is gathered from all ranks is read.
+    """
+    if not writes:
+        for parameter in parameters.values():
+            if hasattr(parameter, "take_part"):
+                parameter.take_part()
+        parameters = {}
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
     return TrainingState(arrays, {**facts, "random": random_state(), "version": VERSION})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -31,6 +32,7 @@ class Boundary:
         numerics (Numerics): the loss scale, what leaves out micro-batches, what follows a window.
         multiply (Callable): multiplies gradients by a scalar; `multiply_in_place` if they are Parameters.
         sums (Union[WholeSums, PartSums, SumsAlready, None]): sums over the ranks. ``None``: a single process.
+        touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Boundary:
         numerics: Numerics = NONE,
         multiply: Any = tree.multiply,
         sums: Any = None,
+        touched: Sequence[Parameter] = (),
     ):
         if clip_norm is not None:
             clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
@@ -54,20 +57,24 @@ class Boundary:
         self.multiply = multiply if sums is None or sums.in_place else tree.multiply
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
-        held = (*optimizer.get_parameters(), *rates, *numerics.changed)
-        touched = {id(parameter): parameter for parameter in held}
-        self._touched = tuple(touched.values())
+        held = (*optimizer.get_parameters(), *rates, *numerics.changed, *touched)
+        self._touched = tuple({id(parameter): parameter for parameter in held}.values())
 
-    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None) -> Any:
+    def __call__(
+        self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None, notes: Any = None
+    ) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
 
         `only` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It cancels
         out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
+
+        `notes`, with several ranks, are more numbers to sum, which are returned last. The first is the number of
+        micro-batches: if no rank has any, nothing is updated, and nothing follows.
         """
         loss = None if figures is None else figures[0]
-        counts = None if self.skips is None else self.skips.counts * 1.0  # summed over the ranks with the weights
+        counts = None if self.skips is None else self.skips.counts * 1.0
         if self.sums is not None:
-            grad_sum, weight_sum, figures, counts = self._summed(grad_sum, weight_sum, figures, counts)
+            grad_sum, weight_sum, figures, counts, notes = self._summed(grad_sum, weight_sum, figures, notes)
             loss = None if loss is None else figures[0]
         scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
         norm = self._norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
@@ -82,10 +89,14 @@ class Boundary:
         if self.narrow:
             # A gradient that is finite in float32 may not be finite in the parameters' type.
             finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
+        weight = only if weight_sum is None else weight_sum
+        if notes is not None:
+            finite = ops.logical_and(finite, notes[0] > 0)
+            weight = notes[0] if weight is None else weight
         updated = self._update(finite, gradients)
         if self.dynamic is not None or self.after:
-            updated = self._follow(updated, loss, only if weight_sum is None else weight_sum, counts)
-        return updated, norm, figures
+            updated = self._follow(updated, loss, weight, counts)
+        return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
 
     def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
         """Do what follows a window, and return `updated`, because MindSpore warns about calls that return nothing."""
@@ -104,15 +115,18 @@ class Boundary:
             self.optimizer(gradients)
         return updated
 
-    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, counts: Any) -> Any:
+    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
+        """Sum over the ranks. All of them call it with the same arguments given, in a step and in a flush alike."""
         nothing = Tensor(0.0, ms.float32)
-        others = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
-        if counts is None:
-            grad_sum, others = self.sums(grad_sum, others)
-        else:
-            grad_sum, others = self.sums(grad_sum, (*others, counts))
-            counts = others[2]
-        return grad_sum, None if weight_sum is None else others[0], others[1], counts
+        others: Any = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
+        others = others if notes is None else (*others, notes)
+        others = others if self.skips is None else (*others, self.skips.sent())
+        grad_sum, others = self.sums(grad_sum, others)
+        counts = None
+        if self.skips is not None:
+            counts = self.skips.count_of_all(others[-1])
+        weights = None if weight_sum is None else others[0]
+        return grad_sum, weights, others[1], counts, None if notes is None else others[2]
 
     def _norm(self, gradients: Any, after: Any) -> Any:
         return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, after)

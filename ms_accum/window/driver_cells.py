@@ -91,7 +91,7 @@ class TrainTogether(nn.Cell):
         held = (*forward_backward.grad_sum, *forward_backward.weight_sum, *forward_backward.loss_and_gradients.changing)
         self.touched = (*network.get_parameters(), *held)
         if forward_backward.skips is not None:
-            self.touched = (*self.touched, forward_backward.skips.counts, forward_backward.skips.left_out)
+            self.touched = (*self.touched, *forward_backward.skips.changed)
 
     def construct(self, count: Any, *columns: Any) -> Any:
         done = Tensor(0, ms.int32)

@@ -167,6 +167,24 @@ def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: 
     return windows
 
 
+def windows_by_epoch(
+    batches: int, sizes: Sizes | None, tail: str, epochs: int, *, held: int = 0, updates: int = 0
+) -> list[int]:
+    """Return the number of windows in each epoch of such a run; if `sizes` is None, each batch is a window."""
+    if sizes is None:
+        return [batches] * epochs
+    held = held if tail == "carry" else 0
+    found: list[int] = []
+    for _ in range(epochs):
+        if sizes.constant is not None:
+            full, held = divmod(held + batches, sizes.constant)
+        else:
+            full, held = windows_until(batches, sizes.of, updates + sum(found), held)
+        found.append(full + (tail == "flush" and held > 0))
+        held = held if tail == "carry" else 0
+    return found
+
+
 def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int) -> bool:
     """Return whether windows become larger than an epoch, so that none would ever be full again."""
     if sizes.constant is not None or epochs == 1:

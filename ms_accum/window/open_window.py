@@ -20,7 +20,7 @@ from ..numerics.coupled_window import Coupled
 from ..numerics.ema import check_not_applied
 from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE, check_dense
-from ..ranks.parallel import Group
+from ..ranks.parallel import Group, is_first
 from .record import Counters
 from .running import Accumulating, Immediate
 
@@ -185,6 +185,16 @@ class OpenWindow:
     def counts(self) -> dict[str, int | None]:
         """The numbers that must be equal on ranks that wait for each other in every micro-batch."""
         return {"micro-batches in a window": self.size, "micro-batches held": self.micro_batches}
+
+    @property
+    def is_first(self) -> bool:
+        """bool, whether this process writes for all ranks."""
+        return is_first(self._group)
+
+    @property
+    def leaves_out(self) -> bool:
+        """bool, whether micro-batches that are not finite are left out."""
+        return self._numerics.skips is not None
 
     @property
     def saved_inside(self) -> bool:

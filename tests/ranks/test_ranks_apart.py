@@ -29,7 +29,7 @@ def test_a_backbone_is_that_of_rank_0(each, how):
 def test_an_accumulator_which_knows_no_network_refuses_backbones_that_differ(each):
     for rank in each:
         assert (
-            "all ranks must have equal values of Parameters that the optimizer does not train"
+            "all ranks must have the same values of Parameters that the optimizer does not train, such as 'backbone."
             in (rank["backbones"]["accumulator"])
         )
 

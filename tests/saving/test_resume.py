@@ -281,8 +281,8 @@ def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
 def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
     """The mutant: a state without one of its parts."""
 
-    def incomplete(parameters, facts):
-        state = training_state.capture(parameters, facts)
+    def incomplete(parameters, facts, **how):
+        state = training_state.capture(parameters, facts, **how)
         if lost in state.arrays:
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state

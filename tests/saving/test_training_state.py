@@ -172,7 +172,7 @@ def test_a_scheduler_is_stepped_after_each_update_and_goes_on_where_it_was(name,
 
 def test_a_scheduler_that_is_not_saved_is_missed(tmp_path, monkeypatch):
     rates, _ = scheduled(SCHEDULERS["StepLR"])
-    monkeypatch.setattr(trained, "_parameters_in", lambda value: ())
+    monkeypatch.setattr(trained, "parameters_in", lambda value: ())
     first, _ = scheduled(SCHEDULERS["StepLR"], tmp_path, stop=7)
     assert first + scheduled(SCHEDULERS["StepLR"], tmp_path)[0] != rates
 

@@ -1,0 +1,356 @@
+"""Is nothing trained where ranks would train different things, and do ranks of uneven shards train together?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.experimental import optim
+
+import ranks as program
+import ranks_agreement
+from conftest import tried_with_3
+from ms_accum import Group, ZeroOptimizer, total
+from ms_accum.network.hyper_parameters import hyper_parameters, rates_of
+from ms_accum.numerics.sizes import sizes_of
+from ms_accum.ranks import agreement, parallel
+from ms_accum.ranks.zero import ELEMENTWISE
+from ms_accum.saving.trained import Trained
+from ms_accum.window.ends import planned, windows_by_epoch
+
+SAME = "all ranks must have the same"
+DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"
+REFUSED = {
+    "clip_norm": f"For {DRIVER}, {SAME} 'clip_norm', but got 1.0 on rank 0, None on rank 1",
+    "nonfinite": f"For {DRIVER}, {SAME} 'nonfinite', but got skip_micro on rank 0, skip_window on rank 1",
+    "loss_scale": f"For {DRIVER}, {SAME} 'loss_scale', but got 8 on rank 0, 16 on rank 1",
+    "ema": f"For {DRIVER}, {SAME} 'ema', but got {{'decay': 0.9, 'warm_up': 0}} on rank 0, None on rank 1",
+    "rate": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got 0.1 on rank 0, 0.2 on rank 1",
+    "rates": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got [0.1, 0.1] on rank 0, [0.2, 0.2] on",
+    "schedule": f"For {DRIVER}, {SAME} 'learning_rate.decay_rate' of the optimizer, but got 0.9 on rank 0, 0.8 on",
+    "order": f"For {DRIVER}, {SAME} parameter 0 of the optimizer, but got '1.weight' (5, 6) Float32 on rank 0,",
+    "loss": f"For {DRIVER}, {SAME} 'loss_fn', but got SoftmaxCrossEntropyWithLogits on rank 0, CrossEntropyLoss on",
+    "frozen": f"For {DRIVER}, {SAME} untrained Parameter 0 of the network, but got '4.weight' (4, 10) Float32 on rank",
+    "valid_dataset": f"For {RUN}, {SAME} 'valid_dataset', but got one on rank 0, None on rank 1",
+    "checkpointer": f"For {RUN}, {SAME} 'checkpointer', but got one on rank 0, None on rank 1",
+    "callbacks": f"For {RUN}, {SAME} 'callbacks', but got one on rank 0, None on rank 1",
+    "growing": f"For {RUN}, {SAME} number of windows in epoch 1, but got 4 on rank 0, 3 on rank 1",
+    "way": f"{SAME} way to train, but got GradientAccumulation on rank 0, Accumulator on rank 1",
+    "optim": f"For 'TrainOptim', {SAME} 'clip_norm', but got 1.0 on rank 0, 2.0 on rank 1",
+    "optim rate": f"For 'TrainOptim', {SAME} 'learning_rate' of the optimizer, but got 0.1 on rank 0, 0.2 on rank 1",
+    "forward": f"For 'TrainForwardBackward', {SAME} 'sens', but got 2.0 on rank 0, 4.0 on rank 1",
+    "accumulator": f"For 'Accumulator', {SAME} 'clip_norm', but got 1.0 on rank 0, None on rank 1",
+    "accumulator rate": f"For 'Accumulator', {SAME} 'learning_rate' of the optimizer, but got 0.1 on rank 0, 0.2 on",
+    "accumulator steps": f"For 'Accumulator', {SAME} 'accumulate_step', but got 2 on rank 0, 3 on rank 1",
+    "step": f"For {STEP}, {SAME} 'reduction', but got mean on rank 0, sum on rank 1",
+}
+
+
+@pytest.fixture(scope="module")
+def each(job):
+    """What each rank has seen."""
+    return [rank["agreement"] for rank in job[0]]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ranks_have_different_is_refused_on_all_of_them(each, name):
+    for rank in each:
+        said = rank["settings"][name]
+        assert said.startswith("RuntimeError: ") and REFUSED[name] in said and "\n" not in said
+
+
+def test_every_difference_that_was_tried_is_one_of_these(each):
+    for rank in each:
+        assert set(rank["settings"]) == {*REFUSED, "equal"} and rank["settings"]["equal"] is None
+
+
+@pytest.mark.parametrize("name", ["first driver", "first loop", "each driver", "each loop"])
+def test_ranks_resume_from_one_state(each, name):
+    for rank in each:
+        said = rank["folders"][name]
+        assert f"{SAME} state to resume from, but got one after" in said
+        assert ("None on rank 1" in said) == name.startswith("first")
+
+
+@pytest.mark.parametrize("way", ["driver", "accumulator", "model"])
+def test_a_rate_that_one_rank_changes_is_found_within_an_epoch(each, way):
+    for rank in each:
+        said, updates = rank["drifted"][f"{way} rate"]
+        assert "have drifted apart: 'learning_rate' of the optimizer is 0.5 on rank 0, 0.05 on rank 1" in said
+        assert updates == (4 if way == "accumulator" else 2)
+
+
+def test_weights_that_one_rank_changes_are_found(each):
+    others = " and ".join(f"rank {rank}" for rank in range(1, len(each)))
+    for rank in each:
+        found = {name: seen for name, seen in rank["drifted"].items() if name.endswith("weights")}
+        assert len(found) == (3 if len(each) > 2 else 1)
+        assert all(f"the weights of {others} are no longer those of rank 0" in said for said, _ in found.values())
+
+
+def test_weights_that_are_rounded_otherwise_are_not_refused(each):
+    assert all(rank["drifted"]["rounding"] == [None, 6] for rank in each)
+
+
+# Loops of ranks with other numbers of micro-batches
+
+
+def windows_of(ranks, name):
+    """The micro-batches of each window of an epoch, as (rank, number): each rank's own windows, side by side."""
+    shards = ranks_agreement.SHARDS[name][:ranks]
+    starts = range(0, max(shards), ranks_agreement.N)
+    return [
+        [(rank, n) for rank, size in enumerate(shards) for n in range(start, min(size, start + ranks_agreement.N))]
+        for start in starts
+    ]
+
+
+def expected_of(ranks, name, *, bad=0, sums=False, skip=False, epochs=2):
+    """Return the weight, the average and the counts, by their definition: x is the gradient of a row."""
+    weight, average, updates, skipped, left_out, norm = 0.0, 0.0, 0, 0, 0, 0.0
+    for window in windows_of(ranks, name) * epochs:
+        lost = [each for each in window if each[0] == 1 and each[1] < bad]
+        kept = [each for each in window if each not in lost]
+        left_out += len(lost) if not skip else 0
+        if skip and lost:
+            skipped += 1
+            continue
+        terms = [(ranks_agreement.rows(*each), ranks_agreement.value(*each)) for each in kept]
+        gradient = sum(value for _, value in terms)
+        if not sums:
+            gradient = sum(rows * value for rows, value in terms) / sum(rows for rows, _ in terms)
+        weight -= 0.01 * gradient
+        updates, norm = updates + 1, gradient * np.sqrt(2)
+        average = weight if updates == 1 else (average + weight) / 2
+    return weight, average, [updates, skipped, 0, updates], left_out, norm
+
+
+UNEVEN = {
+    "tail plain": ("tail", {}),
+    "more windows in step": ("more windows", {}),
+    "scaled sums": ("more windows", {"sums": True}),
+}
+MORE = {
+    **{f"{name} {way}": (name, {}) for name in ranks_agreement.SHARDS for way in ("plain", "in step")},
+    "tail zero 1": ("tail", {}),
+    "tail zero 2": ("tail", {}),
+    **{f"sums{way}": ("more windows", {"sums": True}) for way in ("", " in step")},
+    **{f"scaled{way}": ("more windows", {}) for way in ("", " in step")},
+    "scaled sums in step": ("more windows", {"sums": True}),
+    **{f"left out{way}": ("tail", {"bad": 2}) for way in ("", " in step")},
+    **{f"skipped{way}": ("tail", {"bad": 2, "skip": True}) for way in ("", " in step")},
+}
+
+
+def check_uneven(each, case, name, how):
+    weight, average, counts, left_out, norm = expected_of(len(each), name, **how)
+    for rank in each:
+        found = rank["uneven"][case]
+        assert found["weights"] == pytest.approx([weight] * 2, rel=1e-5)
+        assert found["average"] == pytest.approx([average] * 2, rel=1e-5)
+        assert found["counts"] == counts and found["left out"] == left_out
+        assert found["step"] in (counts[0], None) and found["norms"][1] == pytest.approx(norm, rel=1e-5)
+        assert not any(again for _, again in found["flushed"])
+        # A scale of 8 that grows after every second update; closing exchanges neither count nor lower it.
+        assert found["scale"] == [8.0 * 2 ** (counts[0] // 2) if case.startswith("scaled") else 1.0, 0]
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_ranks_with_fewer_micro_batches_take_part_in_the_windows_of_the_others(each, case):
+    check_uneven(each, case, *UNEVEN[case])
+
+
+@tried_with_3
+@pytest.mark.parametrize("case", MORE)
+def test_in_all_ways_to_sum(each, case):
+    check_uneven(each, case, *MORE[case])
+
+
+def test_a_window_of_one_rank_alone_is_noticed(each):
+    """The mutant: rank 1 leaves its tail to a window of its own."""
+    name, how = UNEVEN["tail plain"]
+    short = {**each[0], "uneven": {"tail plain": {**each[0]["uneven"]["tail plain"], "counts": [6, 0, 0, 6]}}}
+    with pytest.raises(AssertionError):
+        check_uneven([short, each[1]], "tail plain", name, how)
+    with pytest.raises(AssertionError):
+        check_uneven(each, "tail plain", "equal", how)
+
+
+def test_gradients_are_summed_once_for_each_window(each):
+    """In step once for each micro-batch, and the rest at the window's end."""
+    n = ranks_agreement.N
+    assert all(rank["reductions"] == [[2, 2], [2 * n + 2, 2]] for rank in each)
+
+
+def test_windows_that_one_rank_resizes_are_found(each):
+    for rank in each:
+        (at_the_end, _), (in_step, updates) = rank["resized"]
+        for said in (at_the_end, in_step):
+            assert "drifted apart: 'accumulate_step' is 2 on rank 0, 3 on rank 1" in said
+        assert updates == 2  # together: the window of 2, and the rest
+
+
+def test_a_loop_of_uneven_ranks_is_resumed(each):
+    weight, _, counts, *_ = expected_of(len(each), "more windows")
+    for rank in each:
+        found = rank["uneven and resumed"]
+        assert found["weights"] == pytest.approx([weight] * 2, rel=1e-5) and found["updates"] == counts[0]
+        # Stopped at the end of the epoch: inside it rank 1 had no more micro-batches.
+        assert found["begun"] == [[1, 0, 0], [2, 0, 3]]
+
+
+# A stop in Model, left out micro-batches, what is sent
+
+
+def check_stopped(each, *names):
+    for rank in each:
+        for name in names:
+            error, updates, weights, *_ = rank["model"][name]
+            assert error is None and updates == 2 and weights == each[0]["model"]["inside"][2]
+
+
+def test_a_stop_of_one_rank_ends_the_epoch_of_all_in_model(each):
+    check_stopped(each, "inside", "at the end")
+
+
+def test_a_stopped_model_is_resumed(each, job):
+    for rank, whole in zip(each, job[0]):
+        error, updates, weights, begun = rank["model"]["resumed"]
+        assert (error, updates, begun) == (None, 4, 1)
+        if "never" in rank["model"]:
+            assert rank["model"]["never"] == [None, 4, weights]
+        else:
+            assert whole["in model"]["trained"]["digest"] == weights
+
+
+@tried_with_3
+def test_a_stop_is_one_of_all_in_any_order_of_the_callbacks(each):
+    check_stopped(each, "inside, after")
+
+
+def test_micro_batches_that_another_rank_left_out_are_counted_and_reported(each):
+    line = "For 'train_process', 8 micro-batches were left out, because they were not finite: 8 on rank 1."
+    assert [rank["left out"]["left out"] for rank in each] == [8] * len(each)
+    assert [rank["left out"]["lines"] for rank in each] == [[line]] + [[]] * (len(each) - 1)
+    assert {rank["left out"]["updates"] for rank in each} == {4}
+
+
+def test_parameters_are_sent_once_and_together(each):
+    """3,000 + 5 + 50 + 10 of them, if ranks made other ones; after that nothing is sent."""
+    for rank in each:
+        assert rank["sent"] == [[], [], [], [2**14], [], []]
+
+
+def test_only_rank_0_reads_the_state_that_it_writes(each):
+    assert each[0]["copied"] > 5 and all(rank["copied"] == 0 for rank in each[1:])
+
+
+def test_texts_of_any_length_are_exchanged_only_if_they_differ(each):
+    sizes = [5 + 70_000 * rank for rank in range(len(each))]
+    assert [rank["texts"] for rank in each] == [[sizes, None]] * len(each)
+
+
+# In one process
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("counts", [[-1], [3, 2**60], [2**61], [0, -(2**40)]])
+@pytest.mark.parametrize("group", [None, Group(0, 2)])
+def test_counts_out_of_range_are_refused(counts, group):
+    with pytest.raises(ValueError, match="^For 'total', 'counts' must be ints >= 0 and < 2\\*\\*60, but got"):
+        total(counts, group)
+
+
+@pytest.mark.host
+def test_counts_that_are_no_ints_are_refused():
+    with pytest.raises(TypeError, match="'counts' must be ints >= 0 and < 2\\*\\*60, but got 0.5"):
+        total([1, 0.5], None)
+    assert total([True, np.int64(3), 2**60 - 1], None) == [1, 3, 2**60 - 1]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("size", [1, 4096, 4097, 2**20, 2**20 + 1, 3 * 2**20 + 5000])
+def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
+    sent = bytes(range(256)) * (size // 256 + 1)
+    chunks = list(parallel._chunks(sent[:size]))
+    assert b"".join(chunk.tobytes() for chunk in chunks)[:size] == sent[:size]
+    assert sum(chunk.nbytes for chunk in chunks) <= max(4096, 2 * size)
+    assert {chunk.nbytes for chunk in chunks} <= {2**power for power in range(12, 21)}
+
+
+@pytest.mark.host
+def test_many_parameters_are_sent_in_several_groups(monkeypatch):
+    """What rank 0 sends comes back: each parameter gets its own bytes."""
+    monkeypatch.setattr(parallel, "_of_rank_0", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
+    monkeypatch.setattr(parallel, "_TOGETHER", 100)
+    arrays = [np.arange(size, dtype=np.float32) + size for size in (3, 0, 40, 1, 9)]
+    parameters = [Parameter(Tensor(array)) for array in arrays if array.size]
+    before = [each.asnumpy().copy() for each in parameters]
+    parallel.of_rank_0(parameters)
+    assert all((each.asnumpy() == array).all() for each, array in zip(parameters, before))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("tail", ["flush", "carry", "drop"])
+@pytest.mark.parametrize("sizes", [3, {0: 1, 2: 3, 4: 2}])
+@pytest.mark.parametrize("held", [0, 1])
+def test_windows_of_epochs_add_up(tail, sizes, held):
+    found = windows_by_epoch(7, sizes_of("test", "sizes", sizes), tail, 4, held=held, updates=1)
+    assert sum(found) == planned("test", 7, sizes, tail, 4, held=held, updates=1)
+    assert len(found) == 4
+
+
+class Counting(nn.Momentum):
+    """An optimizer whose `get_lr` advances its step, as MindSpore's did."""
+
+    def get_lr(self):
+        raise AssertionError("nothing of the optimizer is run")
+
+
+@pytest.mark.host
+def test_settings_of_an_optimizer_are_read_without_running_it():
+    parameters = program.network_of().trainable_params()
+    made = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
+    settings = hyper_parameters(made)
+    assert settings["learning_rate.decay_steps"] == "7" and "init_learning_rate" not in settings
+    assert rates_of(made) == {"'momentum'": "0.9", "'global_step'": "0"}
+    groups = [{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:]}]
+    assert {**rates_of(nn.SGD(groups, 0.1))} == {
+        "'learning_rate_group_0'": "0.2",
+        "'learning_rate'": "0.1",
+        "'momentum'": "0.0",
+        "'global_step'": "0",
+    }
+    assert rates_of(optim.SGD(parameters, 0.3))["'learning_rate_group_0'"] == "0.3"
+    assert hyper_parameters(optim.Adam(parameters, betas=(0.5, 0.75)))["param_groups"].count("[0.5, 0.75]") == 1
+
+
+@pytest.mark.host
+def test_long_tables_of_rates_are_compared_by_their_digest():
+    parameters = program.network_of().trainable_params()
+    first, second = (rates_of(nn.SGD(parameters, [0.1] * 99 + [last]))["'learning_rate'"] for last in (0.1, 0.2))
+    assert first != second and first.startswith("100 numbers with the digest ")
+
+
+@pytest.mark.host
+def test_outlines_of_weights_show_one_element():
+    weights = np.random.RandomState(1).randn(50, 40).astype(np.float32)
+    other = weights.copy()
+    other[3, 3] += 0.01
+    first, second = (agreement._outline(array, np.random.RandomState(0)) for array in (weights, other))
+    assert abs(first[0] - second[0]) == pytest.approx(0.01, rel=1e-3) and first[1] == pytest.approx(44.7, rel=0.1)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
+def test_a_sharded_state_has_the_names_and_shapes_of_the_whole_one(kind):
+    def make(parameters):
+        return kind(parameters, 0.1, 0.9) if kind is nn.Momentum else kind(parameters)
+
+    network = program.network_of()
+    plain = Trained(network, make(network.trainable_params())).parameters()
+    sharded = ZeroOptimizer(make, network.trainable_params(), group=Group(0, 2))
+    found = Trained(network, sharded).parameters()
+    assert {name: tuple(each.shape) for name, each in found.items()} == {
+        name: tuple(each.shape) for name, each in plain.items()
+    }
