@@ -269,8 +269,8 @@ class Accumulator:
     def _end_now(self, figures: Any) -> bool:
         """End the window in the way in which the step ends windows; return whether the parameters were updated.
 
-        In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into one
-        any more.
+        In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
+        one any more.
         """
         return bool(self._end(figures)[0] if self._outside.called else self._end_compiled(figures))
 
