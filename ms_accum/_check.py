@@ -52,6 +52,15 @@ def positive_int(owner: str, name: str, value: Any) -> int:
     return int(value)
 
 
+def count(owner: str, name: str, value: Any) -> int:
+    """Return `value` as an int, or raise an error if it is not an int >= 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        refuse(TypeError, owner, name, "an int >= 0", f"{value!r} ({type(value).__name__})")
+    if value < 0:
+        refuse(ValueError, owner, name, "an int >= 0", value)
+    return int(value)
+
+
 def positive_number(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or raise an error if it is not a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -192,7 +192,7 @@ def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[
 
 
 def _in_one_pass(dataset: Any) -> Iterator[Any]:
-    """Return an iterator over the batches of an iterable; without `__iter__`, over as many as its length says.
+    """Return an iterator over the batches of an iterable; without `__iter__`, up to its length.
 
     Python would index such an object until it raises an IndexError, which one that repeats its batches never does.
     """
