@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import _check
 from .inspect import Parser
 from .program.main import DATA, DISK, USAGE, Failure, exit_code, quiet, run
 from .results import plots
-from .results.series import Metrics, printable, read, write_table
+from .results.series import Metrics, read, write_table
 
 
 def flags() -> Parser:
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
         what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
         raise Failure(what, DISK) from error
     for path in paths:
-        print(f"{'written':16} {printable(path)}")
+        print(f"{'written':16} {_check.one_line(path, _check.LINE)}")
 
 
 def written(runs: Sequence[Metrics], output: str) -> list[str]:

@@ -428,7 +428,7 @@ time.sleep(100)
 
 def test_last_words_are_few_and_can_be_printed(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
-    assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx…; its log is" in err[0]
+    assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]
 
 
 def test_where_one_fails_after_a_signal_the_others_have_the_grace(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from .._check import one_line
 from .archive import Fingerprint, copy
 
 # The bytes that must arrive within `stall_seconds`; if it were one byte, a slow server could take years.
@@ -42,7 +43,7 @@ def fetch(url: str, target: Path, *, stall_seconds: float, max_bytes: int, calle
             raise OSError(f"it is longer than {max_bytes} bytes")
         return found
     except Exception as error:  # urllib also raises errors that are not OSErrors
-        rule, reason = "must be a file that can be downloaded", " ".join(str(error).split())
+        rule, reason = "must be a file that can be downloaded", one_line(error)
         message = f"For '{caller}', 'url' {rule}, but got {url!r}: {reason}. Try again, or give a mirror's address."
         raise (TimeoutError if isinstance(error, TimeoutError) else OSError)(message) from error
 

@@ -103,11 +103,6 @@ def finite(value: Any) -> float:
     return value if abs(value) < _LARGEST else math.nan
 
 
-def printable(text: str) -> str:
-    """Return a text with a mark for each character that can't be shown, such as those of a path that is not UTF-8."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
 def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Write a CSV file with a row for each window, in which an evaluation is in the row of the window before it.
 
