@@ -124,7 +124,7 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
             for path in (last, best_of(last), ema_of(last)):
                 remove_model(path)
     settings = settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
-    MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", "mindspore.log")
+    MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", outputs.LOG)
     return settings
 
 

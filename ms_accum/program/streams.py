@@ -120,6 +120,7 @@ class MindSporeLog:
         with contextlib.suppress(OSError):
             logged = "".join(path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.log.*")))
             if logged and self.path is not None:
+                Path(self.path).unlink(missing_ok=True)  # not written into: it may be a link
                 Path(self.path).write_text(logged, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -129,13 +129,18 @@ def keep_previous(path: str | os.PathLike[str]) -> str | None:
     path = os.fspath(path)
     if not os.path.isfile(path):
         return None
-    previous = "{}.previous{}".format(*os.path.splitext(path))
+    previous = previous_of(path)
     for old, new in ((path, previous), (sidecar(path), sidecar(previous))):
         if os.path.isfile(old):
             write_whole(new, os.path.getsize(old), partial(_link, old))
     if not os.path.isfile(sidecar(path)):
         remove_record(previous)
     return previous
+
+
+def previous_of(path: str) -> str:
+    """Return the path under which the model at `path` is kept."""
+    return "{}.previous{}".format(*os.path.splitext(path))
 
 
 def remove_record(path: str | os.PathLike[str]) -> None:

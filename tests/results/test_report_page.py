@@ -417,3 +417,13 @@ def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypa
     with pytest.raises(OSError, match="can't be written: .*No space left"):
         write_page(path, f"{MARK}\nnew")
     assert Path(path).read_text() == f"{MARK}\nold" and os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    (tmp_path / "out").mkdir()
+    for target in ("report of another run", "not there"):
+        (tmp_path / "report of another run").write_text(MARK)
+        (tmp_path / "out" / "report.html").symlink_to(tmp_path / target)
+        with pytest.raises(OSError, match="can't be written: it leads to .*, out of its folder. Remove the link.$"):
+            place_of(str(tmp_path / "out"))
+        (tmp_path / "out" / "report.html").unlink()
