@@ -109,7 +109,7 @@ def table_of(metrics: Metrics) -> str:
     """Return, as CSV, a row for each window, in which an evaluation is in the row of the window before it.
 
     Raises:
-        ValueError: If it would have more columns than a run writes, and so nearly as many cells as lines times names.
+        ValueError: If it would have more columns than a run writes: its cells are lines times names.
     """
     measured: dict[int, dict[str, Any]] = {}
     for each in metrics.evaluations:
