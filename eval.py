@@ -45,6 +45,7 @@ if __name__ == "__main__":
 from mindspore import nn
 
 from ms_accum import tune_cpu
+from ms_accum._check import one_line
 from ms_accum.evaluation import evaluate_seen
 from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
@@ -69,7 +70,7 @@ def model_of(path: str) -> str:
     for name, entry in MODELS.items():
         if not differences(entry.make(), parameters):
             return name
-    found = ", ".join(f"{name} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
+    found = ", ".join(f"{one_line(name)} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
     raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {found}, ...")
 
 

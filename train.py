@@ -65,7 +65,7 @@ def download(settings: Settings) -> None:
     """Download the data set in one process; the others wait in `join`, with a timeout of ten minutes."""
     if settings.download is not None and comes_first():
         where: Any = {} if settings.download is True else {"url": settings.download}
-        with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
+        with exit_code(USAGE, TypeError, ValueError, ImportError), exit_code(DATA, DataError, OSError):
             DOWNLOADS[settings.dataset](settings.data_path or "", **where)
 
 

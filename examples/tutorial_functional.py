@@ -3,7 +3,7 @@
 import argparse
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from ms_accum import Accumulator, evaluate
 from ms_accum.zoo import MLP, create_dataset
@@ -35,8 +35,7 @@ grad_fn = ms.value_and_grad(forward_fn, None, optimizer.parameters)
 def train_step(data, label):
     """Run one micro-batch; after every `accumulate_step` micro-batches the accumulator updates."""
     loss, grads = grad_fn(data, label)
-    accumulator(grads)
-    return loss
+    return ops.depend(loss, accumulator(grads))
 
 
 for _epoch in range(epochs):

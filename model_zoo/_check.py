@@ -9,6 +9,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+_LONGEST = 300
+
 
 class DataError(ValueError):
     """Raised when a file of a data set is damaged, or is not a file of that data set."""
@@ -93,6 +95,12 @@ def locate(
 def quote(path: Path) -> str:
     """Return a path as one line of text, whatever characters it contains."""
     return repr(str(path))
+
+
+def one_line(text: object) -> str:
+    """Return what a server or an archive says as one line, cut, in which a terminal finds nothing to obey."""
+    words = " ".join(str(text)[:_LONGEST].split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
 
 
 def _message(function: str, name: str, rule: str, got: str) -> str:

@@ -1,4 +1,4 @@
-"""How are errors about arguments worded, which line does a warning name, and what does `help` show of a record?"""
+"""How are errors about arguments worded and strangers' texts shown, and which line does a warning name?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,51 @@ import ast
 import contextlib
 import math
 import sys
+import unicodedata
 import warnings
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 Record = TypeVar("Record", bound=type)
 _INSIDE = ("ms_accum", "contextlib")
+_LONGEST = 200
+LINE = 2000
+"""int, the most characters of a complete line; paths are at most this long, or are cut."""
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """Return a text in which each character can be seen, so that no terminal obeys it: ESC becomes the text ``\\x1b``.
+
+    Control and format characters, marks of direction, separators of lines, and halves of surrogate pairs are written as
+    in a Python string. Names and values of files, servers and archives are anybody's text.
+
+    Args:
+        text (str): the text.
+        kept (str): the characters to leave as they are. Default: line ends and tabs.
+    """
+    if text.isprintable():
+        return text
+    shown = (letter if _is_seen(letter) or letter in kept else _escaped(letter) for letter in text)
+    return "".join(shown)
+
+
+def one_line(value: object, most: int = _LONGEST) -> str:
+    """Return a value as one line of visible text, which is cut after `most` characters.
+
+    Args:
+        value (object): a stranger's name or value, or a line that contains some.
+        most (int): the most characters. Default: 200, for one value.
+    """
+    text = str(value)
+    return visible(text[:most], kept="") + ("..." if len(text) > most else "")
+
+
+def _is_seen(letter: str) -> bool:
+    return letter.isprintable() or unicodedata.category(letter) == "Zs"  # blanks of other widths
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
@@ -49,6 +88,15 @@ def positive_int(owner: str, name: str, value: Any) -> int:
         refuse(TypeError, owner, name, "an int >= 1", f"{value!r} ({type(value).__name__})")
     if value < 1:
         refuse(ValueError, owner, name, "an int >= 1", value)
+    return int(value)
+
+
+def count(owner: str, name: str, value: Any) -> int:
+    """Return `value` as an int, or raise an error if it is not an int >= 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        refuse(TypeError, owner, name, "an int >= 0", f"{value!r} ({type(value).__name__})")
+    if value < 0:
+        refuse(ValueError, owner, name, "an int >= 0", value)
     return int(value)
 
 

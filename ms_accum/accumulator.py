@@ -9,6 +9,7 @@ from mindspore import Tensor, ops
 
 from . import _check
 from .fitting.runtime import parameters_around, tune
+from .loss.first_look import check_compiles
 from .loss.reductions import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import seen, unique_name
@@ -72,7 +73,7 @@ class Accumulator:
     Examples:
         >>> import numpy as np
         >>> import mindspore as ms
-        >>> from mindspore import Tensor, nn
+        >>> from mindspore import Tensor, nn, ops
         >>> from ms_accum import Accumulator
         >>> net = nn.Dense(4, 2)
         >>> loss_fn = nn.CrossEntropyLoss()
@@ -84,8 +85,7 @@ class Accumulator:
         >>> @ms.jit
         ... def train_step(x, y):
         ...     loss, grads = grad_fn(x, y)
-        ...     accumulator(grads, x.shape[0])
-        ...     return loss
+        ...     return ops.depend(loss, accumulator(grads, x.shape[0]))
         >>> for rows in (8, 8, 3):
         ...     x, y = Tensor(np.ones((rows, 4)), ms.float32), Tensor(np.zeros(rows), ms.int32)
         ...     loss = train_step(x, y)
@@ -112,6 +112,7 @@ class Accumulator:
     ):
         owner = "Accumulator"
         self._sizes = sizes_of(owner, "accumulate_step", accumulate_step)
+        check_compiles(self._sizes.function, "accumulate_step", owner)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         tune(owner, parameters_around(checks.optimizer(owner, optimizer).parameters))
         self.group = group_of(owner, group)
@@ -148,6 +149,7 @@ class Accumulator:
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
+        weight = None if weight is None else checks.weight("Accumulator", weight)
         if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
         if self.skips is not None:

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from . import _check
 from .program.main import CHECKPOINT, USAGE, Failure, exit_code, run
 from .saving.checkpoint_file import fault_of, is_state, metadata_of, open_state, tensors_of
 from .saving.model_record import CheckpointError, read_record
 
 _SHOWN = 40
-_LONGEST = 200
 Tensors = Sequence[tuple[str, tuple[int, ...], str]]
 
 
@@ -89,7 +89,7 @@ def lines(path: str, every: bool) -> Iterator[str]:
     """Yield the lines of the table."""
     kind, facts, tensors = contents(path)
     elements = sum(_product(shape) for _, shape, _ in tensors)
-    yield _line("file", path)
+    yield _line("file", _check.one_line(path, _check.LINE))
     yield _line("kind", kind)
     yield _line("size", f"{os.path.getsize(path):,} bytes")
     for name, value in facts.items():
@@ -109,9 +109,7 @@ def _line(name: str, value: str) -> str:
 
 def _plain(value: Any) -> str:
     """Return a value as one line of printable text, whatever the file contains."""
-    text = value if isinstance(value, str) else repr(value)
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return _check.one_line(value if isinstance(value, str) else repr(value))
 
 
 def _product(shape: Sequence[int]) -> int:

@@ -30,6 +30,7 @@ from .program.streams import open_streams
 from .ranks.heartbeat import read
 from .ranks.member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
 from .ranks.relay import Relay, complain, say, terminal
+from .saving.files import check_inside
 
 _WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
@@ -263,7 +264,11 @@ def flags() -> Parser:
 
 
 def log_folder(path: str | None, nproc: int) -> Path:
-    """Create the log folder, and remove logs of an earlier job with more ranks."""
+    """Create the log folder, and remove logs of an earlier job with more ranks.
+
+    Raises:
+        OSError: If it can't be created, or a log would be a link out of it.
+    """
     if path is None:
         os.makedirs("logs", exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))
@@ -272,6 +277,8 @@ def log_folder(path: str | None, nproc: int) -> Path:
         number = left.stem[7:]
         if number.isascii() and number.isdecimal() and int(number) >= nproc:
             left.unlink()
+    logs = [Path(path, "scheduler.log"), *(Path(path, f"worker_{rank}.log") for rank in range(nproc))]
+    check_inside(path, *logs, *map(heartbeat_of, logs))
     return Path(path)
 
 

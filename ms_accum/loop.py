@@ -148,8 +148,12 @@ class ResumableLoop:
             batches (int): the number of finished batches of this epoch; 0 at its beginning.
 
         Raises:
+            TypeError: If an argument is not an int.
+            ValueError: If `epoch` is less than 1, or `batches` less than 0.
             Stopped: If the `Checkpointer` received a request to stop; the state is saved.
         """
+        epoch = _check.positive_int("after_micro_batch", "epoch", epoch)
+        batches = _check.count("after_micro_batch", "batches", batches)
         self._at.epoch, self._at.batches = epoch, batches
         in_window, wishes = self._window.micro_batches > 0, self._states.wishes()
         if self._window.notes is not None:

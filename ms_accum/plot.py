@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from . import _check
 from .inspect import Parser
 from .program.main import DATA, DISK, USAGE, Failure, exit_code, quiet, run
 from .results import plots
-from .results.series import Metrics, printable, read, write_table
+from .results.series import Metrics, read, table_of
+from .saving.files import check_inside, write_bytes
 
 
 def flags() -> Parser:
@@ -37,25 +39,32 @@ def main(args: argparse.Namespace) -> None:
         plots.check_installed()
     with exit_code(DATA, OSError, ValueError):
         runs = [read(folder) for folder in {os.path.realpath(folder): folder for folder in args.folders}.values()]
+        tables = {str(each.path.with_suffix(".csv")): table_of(each) for each in runs}
     output = args.output or args.folders[0]
     try:
-        paths = written(runs, output)
+        paths = written(runs, tables, output)
     except OSError as error:
         what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
         raise Failure(what, DISK) from error
     for path in paths:
-        print(f"{'written':16} {printable(path)}")
+        print(f"{'written':16} {_check.one_line(path, _check.LINE)}")
 
 
-def written(runs: Sequence[Metrics], output: str) -> list[str]:
-    """Write the pictures and the tables, and return their paths."""
+def written(runs: Sequence[Metrics], tables: Mapping[str, str], output: str) -> list[str]:
+    """Write the pictures and the tables, given by their paths, and return all paths. No link out of a folder is used.
+
+    Raises:
+        OSError: If one of them can't be written.
+    """
     os.makedirs(output, exist_ok=True)
     pictures = plots.pictures_in(output)
+    check_inside(output, *pictures.values())
+    for path in tables:
+        check_inside(os.path.dirname(path), path)
     with quiet():  # matplotlib's log is about fonts
         plots.draw(runs, pictures)
-    tables = [str(each.path.with_suffix(".csv")) for each in runs]
-    for each, table in zip(runs, tables):
-        write_table(each, table)
+    for path, table in tables.items():
+        write_bytes(path, table.encode())
     return [*pictures.values(), *tables]
 
 

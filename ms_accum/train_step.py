@@ -114,6 +114,9 @@ class AccumulatedTrainStep(nn.Cell):
         self.optimizer = checks.optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
         check_compiles(weight, "weight", _OWNER)
+        check_compiles(sizes.function, "gradient_accumulation_steps", _OWNER)
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            check_compiles(loss_fn, owner=_OWNER)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = policy_of(_OWNER, nonfinite) == RAISE
         """bool, whether the first non-finite window ends the run."""

@@ -99,8 +99,7 @@ def compiled_step(network, loss_fn, accumulator, optimizer, weight=rows_of):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads, weight(x, y))
-        return loss
+        return ops.depend(loss, accumulator(grads, weight(x, y)))
 
     return train_step
 

@@ -526,8 +526,7 @@ def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads, *weight)
-        return loss
+        return ops.depend(loss, accumulator(grads, *weight))
 
     for columns in window:
         train_step(*columns)
@@ -548,8 +547,7 @@ def test_whole_batches_in_the_functional_pattern(rng):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads, x.shape[0])
-        return loss
+        return ops.depend(loss, accumulator(grads, x.shape[0]))
 
     for columns in split_batch(batch, 4):
         train_step(*columns)
@@ -644,6 +642,43 @@ def test_an_accumulate_step_that_is_set_is_checked():
 def test_no_optimizer():
     with pytest.raises(TypeError, match="For 'Accumulator', 'optimizer' must be a MindSpore optimizer, but got Slope"):
         Accumulator(Slope(), 2)
+
+
+NO_WEIGHTS = {
+    "a NumPy number of no dimension": (np.array(8.0), TypeError, "not a NumPy array, but got"),
+    "an array": (np.array([8.0, 2.0]), TypeError, "not a NumPy array, but got"),
+    "a text": ("8", TypeError, "must be a number or a Tensor with one element"),
+    "a list": ([8], TypeError, "must be a number or a Tensor with one element"),
+    "two numbers": (Tensor([8.0, 2.0]), ValueError, "must be one number, but got a Tensor of shape (2"),
+}
+
+
+@pytest.mark.parametrize(("weight", "error", "said"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_is_no_weight_is_refused_in_our_words(weight, error, said, compiles):
+    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+
+    def step(gradient):
+        return accumulator((gradient,), weight)
+
+    with pytest.raises(error) as caught:
+        (ms.jit(step) if compiles else step)(Tensor([1.0]))
+    first = str(caught.value).split("\n")[0]
+    assert "For 'Accumulator', 'weight' must be" in first and said in first
+
+
+@pytest.mark.parametrize("weight", [np.float32(8), np.int64(8), Tensor(8.0), Tensor([8.0]), 8])
+def test_numbers_of_numpy_and_tensors_of_one_element_are_weights(weight):
+    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+    accumulator(as_gradients(1.0), weight)
+    accumulator(as_gradients(4.0), 4)
+    assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
+
+
+def test_a_schedule_that_mindspore_can_not_compile_is_refused_when_it_is_given():
+    optimizer, sizes = nn.SGD(weights_of((1,)), 1.0), 2
+    with pytest.raises(ValueError, match="^For 'Accumulator', 'accumulate_step' must be a function that MindSpore can"):
+        Accumulator(optimizer, lambda updates: sizes)
 
 
 def test_a_weight_with_a_sum_is_refused():

@@ -372,8 +372,7 @@ def by_functions(network, loss_fn, optimizer, weighted):
     @ms.jit
     def train_step(x, y):
         loss, grads = grad_fn(x, y)
-        accumulator(grads, x.shape[0] if weighted else 1.0)
-        return loss
+        return ops.depend(loss, accumulator(grads, x.shape[0] if weighted else 1.0))
 
     def step(x, y):
         train_step(x, y)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from helpers import gone
+from ms_accum import launch as launcher
+from ms_accum.program.main import DISK
 from ms_accum.ranks.end_with import end_with
 from ms_accum.ranks.heartbeat import read
 from ms_accum.ranks.member import HOST, cluster, free_port
@@ -428,7 +430,7 @@ time.sleep(100)
 
 def test_last_words_are_few_and_can_be_printed(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
-    assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx…; its log is" in err[0]
+    assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]
 
 
 def test_where_one_fails_after_a_signal_the_others_have_the_grace(tmp_path):
@@ -568,3 +570,16 @@ def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
     assert time.monotonic() - began < 60
     ours = [line for line in err if line.startswith("error: ")]
     assert (code, ours[0]) == (137, "error: rank 1 was killed by SIGKILL; its log is log/worker_1.log")
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["scheduler.log", "worker_1.log", "worker_0.beat"])
+def test_links_out_of_the_folder_of_logs_are_not_followed(tmp_path, capfd, name):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / name).symlink_to(tmp_path / "precious")
+    (tmp_path / "program.py").touch()
+    assert launcher.main(["--nproc=2", "--log_dir=log", "program.py"]) == DISK
+    said = f"'log/{name}' can't be written: it leads to '{tmp_path}/precious', out of its folder. Remove the link."
+    assert capfd.readouterr().err == f"error: the job can't be started: {said}\n"
+    assert (tmp_path / "precious").read_text() == "mine"

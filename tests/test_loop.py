@@ -175,3 +175,23 @@ def test_wrong_arguments(tmp_path, arguments, message):
     given = {"folder": "states", "states": Checkpointer(tmp_path), "network": own.network, "function": batches_of}
     with pytest.raises(TypeError, match=message):
         ResumableLoop(*(given[name] for name in arguments), own.accumulator)
+
+
+@pytest.mark.parametrize(
+    ("position", "error", "said"),
+    [
+        ((0, 3), ValueError, "'epoch' must be an int >= 1, but got 0."),
+        ((1, -1), ValueError, "'batches' must be an int >= 0, but got -1."),
+        ((1.0, 0), TypeError, "'epoch' must be an int >= 1, but got 1.0 (float)."),
+        ((1, True), TypeError, "'batches' must be an int >= 0, but got True (bool)."),
+    ],
+)
+@pytest.mark.host
+def test_a_position_that_can_not_be_saved_is_refused_when_it_is_given(tmp_path, position, error, said):
+    """And not at the save, which may come hours later."""
+    own = Own()
+    with ResumableLoop(Checkpointer(tmp_path), own.network, own.accumulator) as loop:
+        with pytest.raises(error) as caught:
+            loop.after_micro_batch(*position)
+        assert str(caught.value) == f"For 'after_micro_batch', {said}"
+        loop.after_micro_batch(np.int64(1), np.int64(0))

@@ -513,6 +513,19 @@ def test_a_weight_that_can_not_be_compiled_is_refused():
         Trained(weight=lambda x, y: (y > 0).sum())
 
 
+@pytest.mark.parametrize("name", ["gradient_accumulation_steps", "loss_fn"])
+def test_other_lambdas_that_mindspore_can_not_compile_are_refused_when_they_are_given(name):
+    network = nn.Dense(4, 2)
+    loss_fn, sizes, optimizer = nn.MSELoss(), 2, nn.SGD(network.trainable_params(), 0.1)
+    with pytest.raises(
+        ValueError, match=f"^For 'AccumulatedTrainStep', '{name}' must be a function that MindSpore can"
+    ):
+        if name == "loss_fn":
+            AccumulatedTrainStep((network, lambda x, y: loss_fn(x, y)), optimizer, sizes)
+        else:
+            AccumulatedTrainStep((network, loss_fn), optimizer, lambda updates: sizes)
+
+
 # The edges of an epoch
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple, Optional
 
-from .._check import DataError
+from .._check import DataError, one_line
 
 # The size and the SHA-256 of a file; None if the SHA-256 is not published.
 Fingerprint = tuple[int, Optional[str]]
@@ -105,7 +105,7 @@ def _sound(kind: str) -> Iterator[None]:
     except DataError:
         raise
     except _DAMAGE as error:
-        raise rejected(f"be a valid {kind} archive", " ".join(str(error).split())) from error
+        raise rejected(f"be a valid {kind} archive", one_line(error)) from error
 
 
 def _zip_entries(source: zipfile.ZipFile, files: Files) -> Iterator[_Entry]:

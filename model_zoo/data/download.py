@@ -77,6 +77,7 @@ def download_mnist(data_path: str | PathLike[str], url: str = DEFAULT_URL, *, st
         ValueError: If an argument is out of range.
         DataError: If the archive is not that of MNIST, or the folder contains other files under these names.
         OSError: If the archive can't be downloaded, or the disk is full.
+        ImportError: If the package `download`, which transfers it, is not installed.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
@@ -102,6 +103,7 @@ def download_cifar10(data_path: str | PathLike[str], url: str = _CIFAR10_URL, *,
         ValueError: If an argument is out of range.
         DataError: If the archive is not that of CIFAR-10, or the folder contains other files under these names.
         OSError: If the archive can't be downloaded, or the disk is full.
+        ImportError: If the package `download`, which transfers it, is not installed.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)

@@ -44,6 +44,7 @@ class FoundBefore:
         results = {**self._all(), self._key: found._asdict()}
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)  # not written into: it may be a link
             self._path.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
     def _all(self) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ class _Trial:
         if isinstance(loss, Tensor):
             loss.astype(ms.float32).asnumpy()  # waits for the kernels, which may raise errors about values
         self.who = ""
-        scalar("GradientAccumulation", loss)
+        scalar("GradientAccumulation", loss, self._loss_fn is not None)
 
 
 def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple, data: _check.Argument) -> None:
@@ -157,7 +157,7 @@ def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> boo
     mode = ms.get_context("mode")
     with left_as_found(forward, trained, training=True, within=mode), without_logs():
         try:
-            scalar("GradientAccumulation", forward(*micro_batch))
+            scalar("GradientAccumulation", forward(*micro_batch), False)
         except Exception:
             return False
     return True

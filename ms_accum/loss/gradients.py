@@ -20,14 +20,30 @@ class WithLoss(nn.WithLossCell):
         return self._loss_fn(self._backbone(data), *labels)
 
 
-def scalar(owner: str, loss: Any) -> Any:
-    """Return a loss, or raise an error if it is not a scalar. Runs on the host and while a graph is compiled."""
+def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
+    """Return a loss, or raise an error if it is not a scalar. Runs on the host and while a graph is compiled.
+
+    Args:
+        owner (str): the name used in error messages.
+        loss (Tensor): the loss.
+        of_loss_fn (bool): whether a `loss_fn` has returned it, and not a network.
+    """
     if loss is None:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
+    if isinstance(loss, (tuple, list, dict)) and of_loss_fn:
+        raise TypeError(
+            f"For '{owner}', 'loss_fn' must return only the loss, a scalar, but got several values. "
+            "Leave the others out of what it returns."
+        )
     if isinstance(loss, (tuple, list, dict)):
         raise TypeError(
             f"For '{owner}', the network must return only its loss, but got several values. "
             "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+        )
+    if loss.ndim != 0 and of_loss_fn:
+        raise ValueError(
+            f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
+            "Give the loss function reduction='mean' or 'sum'."
         )
     if loss.ndim != 0:
         raise ValueError(
@@ -59,6 +75,7 @@ class LossAndGradients(nn.Cell):
         checks.optimizer(owner, optimizer)
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        self.has_loss_fn = isinstance(network, WithLoss)
         checks.trains(owner, optimizer, network)
         checks.same_for_rows(owner, optimizer, [network])
         _check_uncoupled(owner, network)
@@ -69,7 +86,7 @@ class LossAndGradients(nn.Cell):
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = self.network(*inputs)
-        loss = scalar(self.owner, loss)
+        loss = scalar(self.owner, loss, self.has_loss_fn)
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.ops.primitive import jit_context
@@ -144,6 +145,18 @@ def not_traced(owner: str) -> bool:
             "and replays it: windows would not end where they should."
         )
     return True
+
+
+def weight(owner: str, value: Any) -> Any:
+    """Return the weight of a micro-batch, or raise an error if it is not one number. Also called while compiling."""
+    if not isinstance(value, (int, float, np.number, ms.Tensor)):
+        raise TypeError(
+            f"For '{owner}', 'weight' must be a number or a Tensor with one element, not a NumPy array, but got "
+            f"{value}. Write float(weight)."
+        )
+    if isinstance(value, ms.Tensor) and value.size != 1:
+        raise ValueError(f"For '{owner}', 'weight' must be one number, but got a Tensor of shape {value.shape}.")
+    return value
 
 
 def same_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:

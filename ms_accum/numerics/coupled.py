@@ -132,7 +132,7 @@ class LossOfRepresentations(nn.Cell):
         self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)
 
     def forward(self, *inputs: Any) -> Any:
-        return scalar(_OWNER, self.loss_fn(*inputs))
+        return scalar(_OWNER, self.loss_fn(*inputs), True)
 
     def construct(self, *inputs: Any) -> Any:
         return self.differentiate(*inputs)

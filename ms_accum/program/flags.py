@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
+from .. import _check
 from ..fitting.amounts import RULE, from_text
 from ..window.ends import TAILS
 from .main import USAGE, Failure, exit_code
@@ -172,7 +173,7 @@ def _flags_of(path: str, parser: Parser) -> list[str]:
     for key, value in _read_yaml(path).items():
         if key not in known:
             hint = _hint(key, known) or f"; known are {', '.join(sorted(known))}"
-            raise Failure(f"'{path}' has the unknown key '{key}'{hint}", USAGE)
+            raise Failure(f"'{path}' has the unknown key '{_check.one_line(key)}'{hint}", USAGE)
         other = keys.setdefault(known[key].dest, key)
         if other != key:
             raise Failure(f"'{path}' has the keys '{other}' and '{key}', which are the same flag", USAGE)
@@ -213,7 +214,7 @@ def _read_yaml(path: str) -> dict[str, yaml.ScalarNode]:
             what = f"'{path}' has {value.value[:99]} in line {row}"
             raise Failure(f"{what}, which YAML counts otherwise: use decimals", USAGE)
         if key.value in settings:
-            raise Failure(f"'{path}' has the key '{key.value}' twice", USAGE)
+            raise Failure(f"'{path}' has the key '{_check.one_line(key.value)}' twice", USAGE)
         settings[key.value] = value
     return settings
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
+from .. import _check
 from .signals import INTERRUPTED, SIGNALS, block_signals
 from .streams import MINDSPORE_LOG, lasting_streams
 
@@ -21,7 +22,8 @@ class Failure(Exception):
 
     def __init__(self, message: object, code: int):
         # MindSpore's errors contain a C++ call stack after the first line.
-        super().__init__(str(message).strip().split("\n")[0] or type(message).__name__)
+        text = message if isinstance(message, str) else str(message).strip().split("\n")[0]
+        super().__init__(_check.one_line(text.strip(), _check.LINE) or type(message).__name__)
         self.code = code
 
 
@@ -50,11 +52,15 @@ def quiet() -> Iterator[None]:
 def plain_warnings() -> Iterator[None]:
     """Print each warning as one line, without its place in the code."""
     kept = warnings.formatwarning
-    warnings.formatwarning = lambda message, *place: f"warning: {' '.join(str(message).split())}\n"
+    warnings.formatwarning = lambda message, *place: f"warning: {_words_of(message)}\n"
     try:
         yield
     finally:
         warnings.formatwarning = kept
+
+
+def _words_of(message: object) -> str:
+    return _check.one_line(" ".join(str(message).split()), _check.LINE)
 
 
 class ParsesFlags(Protocol):

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..saving.model_record import DEFAULT, copy_model, keep_previous
+from ..saving.files import check_inside
+from ..saving.model_record import DEFAULT, copy_model, keep_previous, previous_of, sidecar
 from .main import DISK, USAGE, Failure, exit_code
 from .settings import AUTO, METRICS, RUNS, Settings, best_of, ema_of
 
+LOG = "mindspore.log"
+"""str, the name of MindSpore's log in a run's folder."""
 _NUMBERED = re.compile("[0-9]+")
 
 
@@ -21,12 +24,13 @@ def placed(settings: Settings) -> Settings:
     """Return the settings with the folder of the run to resume; a new run without a folder gets one when it begins.
 
     Raises:
-        Failure: If the run would replace files of another run.
+        Failure: If the run would replace files of another run, or what links in its folder lead to.
     """
     if settings.overwrite and settings.resume:
         raise Failure("argument --overwrite: can't be combined with --resume, which continues a run", USAGE)
     if settings.output_dir is None and settings.resume is not None:
         settings = settings.in_folder(_folder_to_resume(settings.resume))
+    _check_links(settings)
     if not (settings.overwrite or _continues(settings)):
         _check_free(settings)
     return settings
@@ -178,6 +182,21 @@ def _continues(settings: Settings) -> bool:
     if not (settings.resume.endswith(".safetensors") and os.path.isfile(settings.resume)):
         return True  # rejected later, when it is read
     return os.path.realpath(os.path.dirname(settings.resume)) == os.path.realpath(settings.states)
+
+
+def _check_links(settings: Settings) -> None:
+    """Reject links out of the run's folder under the names that the run writes, except the path that a flag names."""
+    folder = settings.output_dir
+    if folder is None or not os.path.isdir(folder):
+        return
+    names = [settings.metrics, settings.events, settings.findings, os.path.join(folder, LOG)]
+    names += [settings.states, os.path.join(settings.states, ".lock")]
+    if settings.ckpt_path is None:
+        last = settings.model_path
+        for path in (last, best_of(last), ema_of(last)):
+            names += [path, sidecar(path), previous_of(path), sidecar(previous_of(path))]
+    with exit_code(DISK, OSError):
+        check_inside(folder, *names)
 
 
 def _check_free(settings: Settings) -> None:

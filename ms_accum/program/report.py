@@ -13,6 +13,7 @@ from typing import Any, Callable
 from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
+from .. import _check
 from ..ranks.relay import COLUMNS
 from ..window.callbacks import UNKNOWN, callbacks_of
 from ..window.ends import is_full
@@ -65,7 +66,8 @@ def _results(args: Any) -> list[str]:
     """Return the line about an evaluation, if there was one."""
     found = (args.get("eval_results") or {}).items()
     shown = [f"{name} {value:.7g}" if isinstance(value, float) else f"{name} {value}" for name, value in found]
-    return [f"epoch: {args.cur_epoch_num} evaluation: {', '.join(shown)}"] if shown else []
+    names = ", ".join(map(_check.one_line, shown))
+    return [f"epoch: {args.cur_epoch_num} evaluation: {names}"] if shown else []
 
 
 class Lines(Callback):
@@ -174,13 +176,13 @@ def called_in(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[C
 
 
 def show(name: str, value: object) -> None:
-    """Print one fact about the run before it begins."""
-    print(f"{name:16} {value}")
+    """Print one fact about the run before it begins, as one line whatever it contains."""
+    print(f"{name:16} {_check.one_line(value, _check.LINE)}")
 
 
 def say(line: str) -> None:
     """Print a line during a run, without damaging a progress bar."""
-    tqdm.write(line, file=sys.stdout)
+    tqdm.write(_check.one_line(line, _check.LINE), file=sys.stdout)
     sys.stdout.flush()
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn
 
+from .. import _check
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
 from ..numerics.ema import averaged
@@ -87,7 +88,7 @@ def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[
     with exit_code(CHECKPOINT, CheckpointError):
         before = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
         if before is not None and not (type(before) is int and before > 0):
-            raise CheckpointError(f"the state to resume from has the batch_size {before!r}")
+            raise CheckpointError(f"the state to resume from has the batch_size {_check.one_line(repr(before))}")
     if before and not settings.allow_config_change:
         return settings.with_micro_batches_of(before), [f"{before} rows, as in the run that is resumed"]
     known = FoundBefore(settings.findings, ms_accum=version, **{name: getattr(settings, name) for name in _DECIDE})
@@ -123,7 +124,7 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
             for path in (last, best_of(last), ema_of(last)):
                 remove_model(path)
     settings = settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
-    MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", "mindspore.log")
+    MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", outputs.LOG)
     return settings
 
 

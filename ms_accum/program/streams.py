@@ -14,11 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import _check
+
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
+_UP = "\x1b[A"  # how tqdm moves up, by a write of its own
 
 
 class _Stream:
-    """A stream whose errors never end the program: closed, disconnected, disk full, or a character not encodable.
+    """A stream whose errors never end the program, and that shows control characters instead of obeying them.
+
+    Errors are: closed, disconnected, disk full, or a character not encodable.
 
     Args:
         stream (TextIO): the stream to write to while it works.
@@ -32,7 +37,7 @@ class _Stream:
     def write(self, text: str) -> int:
         """Write the text, or discard it if that fails."""
         try:
-            self._stream.write(text)
+            self._stream.write(_shown(text))
         except OSError as error:
             self._drop(error)
         return len(text)
@@ -58,6 +63,14 @@ class _Stream:
             self._stream.flush()
             os.dup2(kept, number)
             os.close(kept)
+
+
+def _shown(text: str) -> str:
+    """Return a text whose control characters can be seen, except those with which a progress bar redraws its line."""
+    if text and not text.replace(_UP, ""):
+        return text
+    redrawn = "\r" if text.startswith("\r") else ""
+    return redrawn + _check.visible(text[len(redrawn) :])
 
 
 def open_streams() -> None:
@@ -107,6 +120,7 @@ class MindSporeLog:
         with contextlib.suppress(OSError):
             logged = "".join(path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.log.*")))
             if logged and self.path is not None:
+                Path(self.path).unlink(missing_ok=True)  # not written into: it may be a link
                 Path(self.path).write_text(logged, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
 

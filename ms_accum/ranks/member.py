@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import _check
 from .end_with import end_with
 from .heartbeat import VARIABLE
 
@@ -121,6 +122,5 @@ def last_words(log: Path) -> str:
         text = file.read().decode(errors="replace").replace("\r", "\n")
     for pattern in _WORDS:
         if found := re.findall(pattern, text, re.MULTILINE):
-            words = "".join(letter if letter.isprintable() else "?" for letter in found[-1].strip())
-            return words if len(words) <= _MOST else f"{words[:_MOST]}…"
+            return _check.one_line(found[-1].strip(), _MOST)
     return "it printed nothing"

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
+
+from .. import _check
 
 COLUMNS = "MS_ACCUM_COLUMNS"
 """str, the environment variable with the maximum width of lines of rank 0 on the launcher's terminal."""
@@ -101,11 +103,14 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def say(line: str) -> None:
     """Print a line of the launcher between the lines of the process."""
-    with contextlib.suppress(OSError):
-        _write(sys.stdout.fileno(), f"{line}\n".encode(errors="replace"))
+    _print(sys.stdout, line)
 
 
 def complain(message: str) -> None:
     """Print a one-line error, in the form that all programs of this package use."""
+    _print(sys.stderr, f"error: {message}")
+
+
+def _print(stream: TextIO, line: str) -> None:
     with contextlib.suppress(OSError):
-        _write(sys.stderr.fileno(), f"error: {message}\n".encode(errors="replace"))
+        _write(stream.fileno(), f"{_check.one_line(line, _check.LINE)}\n".encode())

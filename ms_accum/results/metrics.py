@@ -13,6 +13,7 @@ from typing import Any, Callable, TextIO
 from mindspore.train import Callback, RunContext
 
 from .. import _check
+from ..saving.files import of_its_own
 
 # The line of a window has "update", that of an evaluation "updates": those before it.
 _EVALUATION = '"updates": '
@@ -67,6 +68,7 @@ class MetricsFile(Callback):
 
     def _open(self, windows: int) -> None:
         """Open the file after the lines that are kept; these are never removed, not even temporarily."""
+        of_its_own(self._path)
         resumes = bool(windows) and os.path.exists(self._path)
         length = _length(self._path, windows) if resumes else 0
         self._file = open(self._path, "r+" if resumes else "w", encoding="utf-8", buffering=1)

@@ -13,8 +13,9 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from .. import _check
 from ..saving.files import write_bytes
-from .series import Metrics, finite, printable, running, thinned
+from .series import Metrics, finite, running, thinned
 
 _WIDTH, _HEIGHT, _ROWS, _COLUMNS = 12.0, 6.6, 2, 3
 _POINTS = 1200  # of a curve, at most; a panel is about half as wide in pixels
@@ -164,7 +165,7 @@ def names_of(runs: Sequence[Metrics]) -> list[str]:
     """Return the names of the runs' folders; the complete path where two have the same name."""
     paths = [run.path.resolve().parent for run in runs]
     names = [path.name for path in paths]
-    return [printable(name if names.count(name) == 1 else str(path)) for name, path in zip(names, paths)]
+    return [_check.one_line(name if names.count(name) == 1 else str(path)) for name, path in zip(names, paths)]
 
 
 def check_installed() -> None:

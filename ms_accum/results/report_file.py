@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from ..saving.files import write_bytes
+from ..saving.files import check_inside, write_bytes
 
 NAME = "report.html"
 MARK = "<!-- ms_accum: report of an evaluation. The next report replaces a file that begins with this line. -->"
@@ -16,7 +16,7 @@ def place_of(folder: str) -> str:
     """Return the path of the page in a folder, which is made if it is missing.
 
     Raises:
-        OSError: If the folder can't be made, or written to.
+        OSError: If the folder can't be made, or written to, or the page would be a link out of it.
         ValueError: If there is a file of that name that is not such a page.
     """
     try:
@@ -24,6 +24,7 @@ def place_of(folder: str) -> str:
     except OSError as error:
         raise OSError(f"'{folder}' can't be made: {error.strerror}") from error
     path = os.path.join(folder, NAME)
+    check_inside(folder, path)
     _check_ours(path)
     try:
         tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))).close()

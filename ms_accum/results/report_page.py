@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import _check
 from .charts import data_address, line_chart, pixels
 from .diagnosis import Answers, Wrong, by_class, interval
 from .report_file import MARK
 from .report_style import style
-from .series import Metrics, finite, printable
+from .series import Metrics, finite
 
 # Nothing is loaded and nothing is run, whatever a text in the page may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -87,7 +88,7 @@ def page(subject: Subject, answers: Answers, metrics: Metrics | str) -> str:
 
 def _text(value: object) -> str:
     """Return a text that is safe between tags and in attributes, without characters that are not shown."""
-    return escape(printable(str(value)), quote=True)
+    return escape(_check.one_line(value, _check.LINE), quote=True)
 
 
 def _percent(part: float, digits: int = 2) -> str:

@@ -16,12 +16,14 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..saving.files import write_bytes
+from .._check import one_line
 
 FILE = "metrics.jsonl"
 _NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds", "skipped")
 # float32 has no numbers above 3.4e38 or below 1e-45. With a stranger's, the arithmetic of an axis overflows.
 _LARGEST, _SMALLEST = 1e100, 1e-100
+_COLUMNS = 200  # of a table
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet computes begins so; the last four are wide
 _NO_MEASURE = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
 
 
@@ -103,16 +105,11 @@ def finite(value: Any) -> float:
     return value if abs(value) < _LARGEST else math.nan
 
 
-def printable(text: str) -> str:
-    """Return a text with a mark for each character that can't be shown, such as those of a path that is not UTF-8."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
-    """Write a CSV file with a row for each window, in which an evaluation is in the row of the window before it.
+def table_of(metrics: Metrics) -> str:
+    """Return, as CSV, a row for each window, in which an evaluation is in the row of the window before it.
 
     Raises:
-        OSError: If it can't be written; an earlier table is unchanged.
+        ValueError: If it would have more columns than a run writes: its cells are lines times names.
     """
     measured: dict[int, dict[str, Any]] = {}
     for each in metrics.evaluations:
@@ -120,11 +117,13 @@ def write_table(metrics: Metrics, path: str | os.PathLike[str]) -> None:
         measured.setdefault(each.after - 1, {}).update(results)
     rows = [{**window, **measured.get(number, {})} for number, window in enumerate(metrics.windows)]
     names = _in_order(metrics.windows) | _in_order(list(measured.values()))
+    if len(names) > _COLUMNS:
+        raise ValueError(f"'{metrics.path}' has {len(names):,} names of values; a table has at most {_COLUMNS}")
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(names)
+    table.writerow(map(_text_cell, names))
     table.writerows([_cell(row.get(name)) for name in names] for row in rows)
-    write_bytes(path, text.getvalue().encode("utf-8", "backslashreplace"))
+    return text.getvalue()
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
@@ -140,7 +139,15 @@ def _cell(value: Any) -> Any:
     """Return a value for a table: as in JSON, but empty where there is no number."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    return value if isinstance(value, (float, str)) or type(value) is int else json.dumps(value)
+    if isinstance(value, float) or type(value) is int:
+        return value
+    return _text_cell(value if isinstance(value, str) else json.dumps(value))
+
+
+def _text_cell(text: str) -> str:
+    """Return a text for a table: one visible line, which spreadsheets do not take for a formula."""
+    shown = one_line(text)
+    return f"'{shown}" if shown.lstrip()[:1] in _FORMULA else shown
 
 
 def running(values: np.ndarray, half: int, places: np.ndarray, middle: Callable = np.mean) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from .. import _check
 from ..layers.dropout import COUNTER
 from ..layers.pooled import SUMS
 from .checkpoint_file import fault_of
@@ -119,14 +120,11 @@ def differences(network: nn.Cell, parameters: dict[str, Any]) -> list[str]:
 
 def differences_of(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     """Return one text for each name whose description differs, is missing or is unexpected."""
-    missing = [f"missing {name}" for name in expected if name not in found]
-    unexpected = [f"unexpected {name}" for name in found if name not in expected]
-    both = [name for name in expected if name in found]
-    return (
-        missing
-        + unexpected
-        + [f"{name} is {found[name]} instead of {expected[name]}" for name in both if found[name] != expected[name]]
-    )
+    shown = {name: _check.one_line(name) for name in (*expected, *found)}
+    missing = [f"missing {shown[name]}" for name in expected if name not in found]
+    unexpected = [f"unexpected {shown[name]}" for name in found if name not in expected]
+    both = [name for name in expected if name in found and found[name] != expected[name]]
+    return missing + unexpected + [f"{shown[name]} is {found[name]} instead of {expected[name]}" for name in both]
 
 
 def shortened(wrong: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 
+from .. import _check
 from .model_record import CheckpointError, fault_of_record, of_metadata
 
 _KINDS = {
@@ -70,13 +71,13 @@ def _fault_of_ckpt(data: bytes) -> str | None:
 def _fault_of_parameter(name: str, slices: list[Any]) -> str | None:
     kinds = {(each.tensor.tensor_type, tuple(each.tensor.dims)) for each in slices if each.HasField("tensor")}
     if len(kinds) != 1:
-        return f"{name} is not a tensor"
+        return f"{_check.one_line(name)} is not a tensor"
     item, dims = kinds.pop()
     if item not in _ITEM_BYTES or min(dims, default=0) < 0:
-        return f"{name} is of an unknown kind"
+        return f"{_check.one_line(name)} is of an unknown kind"
     elements = 1 if dims == (0,) else math.prod(dims)  # a scalar in older files
     if sum(len(each.tensor.tensor_content) for each in slices) != elements * _ITEM_BYTES[item]:
-        return f"the size of {name} in bytes does not match its shape"
+        return f"the size of {_check.one_line(name)} in bytes does not match its shape"
     return None
 
 
@@ -86,7 +87,7 @@ def _fault_of_safetensors(path: str) -> str | None:
             metadata = file.metadata() or {}
             crc = _crc_of(file) if "crc_num" in metadata else None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        return f"it can't be parsed ({str(error).splitlines()[0]})"
+        return f"it can't be parsed ({_first_line(error)})"
     of_mindspore = metadata.get("format") == "ms"
     if of_mindspore and set(metadata) - _METADATA:
         return "it contains other data"
@@ -96,6 +97,11 @@ def _fault_of_safetensors(path: str) -> str | None:
     if sealed and (not sealed[1] or fault_of_record(sealed[0])):
         return "its record is damaged"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error, which may quote the file."""
+    return _check.one_line((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def _crc_of(file: Any) -> int:
@@ -140,8 +146,7 @@ def open_state(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             strange = [name for name in file.keys() if file.get_slice(name).get_dtype() not in _STATE_TYPES]
             arrays = {} if strange else {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"'{path}' is not a training state: {what}.") from error
+        raise CheckpointError(f"'{path}' is not a training state: {_first_line(error)}.") from error
     if strange or not is_state(metadata):
         raise CheckpointError(f"'{path}' is not a training state.")
     if state_digest(arrays, metadata["facts"]) != metadata["sha256"]:

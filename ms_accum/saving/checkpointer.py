@@ -319,7 +319,7 @@ def _words_of(found: Found) -> str:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one text for each setting that differs."""
     return [
-        f"{name} was {before.get(name)} and is {now.get(name)}"
+        f"{_check.one_line(name)} was {_check.one_line(before.get(name))} and is {_check.one_line(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]

@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -56,6 +57,31 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         Path(name).write_bytes(content)
 
     write_whole(path, len(content), write)
+
+
+def check_inside(folder: str | os.PathLike[str], *paths: str | os.PathLike[str]) -> None:
+    """Raise an error for a path in a folder that is a link out of it, or below one. The folder itself may be a link.
+
+    A run's folder may be a stranger's: what its links lead to would be replaced, cut or removed.
+
+    Raises:
+        OSError: If there is such a link, also if it leads to nothing.
+    """
+    root = os.path.realpath(folder)
+    for path in paths:
+        target = os.path.realpath(path)
+        if os.path.commonpath([root, target]) != root:
+            raise OSError(f"'{path}' can't be written: it leads to '{target}', out of its folder. Remove the link.")
+
+
+def of_its_own(path: str | os.PathLike[str]) -> None:
+    """Give a file that is going to be changed in place a content of its own, if it has a second name (a hard link).
+
+    Raises:
+        OSError: If it can't be written; it is unchanged.
+    """
+    if os.path.isfile(path) and os.stat(path).st_nlink > 1:
+        write_whole(path, os.path.getsize(path), partial(shutil.copyfile, path))
 
 
 def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:

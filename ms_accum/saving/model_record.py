@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .. import _check
 from .files import write_whole
 
 DEFAULT = "gradient_accumulation.ckpt"
@@ -41,7 +42,14 @@ _FIELDS = {
 
 
 class CheckpointError(ValueError):
-    """Raised when a checkpoint or a training state can't be read, or belongs to another network or run."""
+    """Raised when a checkpoint or a training state can't be read, or belongs to another network or run.
+
+    Args:
+        message (str): one line; control characters in it, such as those of names in the file, are shown, not obeyed.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(_check.one_line(message, _check.LINE))
 
 
 def sidecar(path: str | os.PathLike[str]) -> str:
@@ -121,13 +129,18 @@ def keep_previous(path: str | os.PathLike[str]) -> str | None:
     path = os.fspath(path)
     if not os.path.isfile(path):
         return None
-    previous = "{}.previous{}".format(*os.path.splitext(path))
+    previous = previous_of(path)
     for old, new in ((path, previous), (sidecar(path), sidecar(previous))):
         if os.path.isfile(old):
             write_whole(new, os.path.getsize(old), partial(_link, old))
     if not os.path.isfile(sidecar(path)):
         remove_record(previous)
     return previous
+
+
+def previous_of(path: str) -> str:
+    """Return the path under which the model at `path` is kept."""
+    return "{}.previous{}".format(*os.path.splitext(path))
 
 
 def remove_record(path: str | os.PathLike[str]) -> None:

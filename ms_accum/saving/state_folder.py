@@ -63,9 +63,13 @@ class StateFolder:
         """Create the folder and lock it.
 
         Raises:
-            RuntimeError: If another run is using it.
+            RuntimeError: If another run is using it, or the file of the lock is another file, which would be emptied.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        lock = Path(self._lock.lock_file)
+        if lock.is_file() and lock.stat().st_size:
+            rule = f"'{lock}' must be the empty file of a lock"
+            raise RuntimeError(f"For '{self._owner}', {rule}, but got {lock.stat().st_size} bytes. Remove it.")
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:

@@ -188,7 +188,17 @@ def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[
         iterator = dataset.create_tuple_iterator(num_epochs=epochs)
         yield from repeat(lambda: map(columns, iterator), epochs)
     else:
-        yield from repeat(lambda: map(columns, dataset), epochs)
+        yield from repeat(lambda: map(columns, _in_one_pass(dataset)), epochs)
+
+
+def _in_one_pass(dataset: Any) -> Iterator[Any]:
+    """Return an iterator over the batches of an iterable; without `__iter__`, up to its length.
+
+    Python would index such an object until it raises an IndexError, which one that repeats its batches never does.
+    """
+    if hasattr(dataset, "__iter__") or not hasattr(dataset, "__len__"):
+        return iter(dataset)
+    return islice(dataset, len(dataset))
 
 
 def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:

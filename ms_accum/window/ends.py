@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Callable
@@ -54,7 +54,7 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
         Iterator[tuple], for each micro-batch its rows of all tensors.
 
     Raises:
-        TypeError: If `micro_batch_size` is not an int.
+        TypeError: If `micro_batch_size` is not an int, or `batch` does not consist of tensors or arrays.
         ValueError: If `micro_batch_size` is less than 1, or the tensors differ in their number of rows.
 
     Examples:
@@ -66,9 +66,16 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     """
     size = _check.positive_int("split_batch", "micro_batch_size", micro_batch_size)
     columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    argument = _check.Argument("split_batch", "batch")
+    for column in columns:
+        if not hasattr(column, "shape"):
+            remedy = "Give its values: tuple(batch.values())." if isinstance(batch, Mapping) else ""
+            argument.refuse(TypeError, "tensors or arrays", type(column).__name__, remedy)
+        if not column.shape:
+            argument.refuse(ValueError, "tensors with one row per sample", "one that is a single number")
     rows = {column.shape[0] for column in columns}
     if len(rows) != 1:
-        _check.refuse(ValueError, "split_batch", "batch", "tensors with the same number of rows", sorted(rows))
+        argument.refuse(ValueError, "tensors with the same number of rows", sorted(rows) or "none")
     starts = range(0, rows.pop(), size)
     return (tuple(column[start : start + size] for column in columns) for start in starts)
 

@@ -107,6 +107,46 @@ def test_what_is_no_loss_is_rejected(loss_fn, batch, error, said):
     assert said in rejected(driver(loss_fn=loss_fn), batch, error)
 
 
+SEVERAL = "'loss_fn' must return only the loss, a scalar, but got several values. Leave the others out"
+
+
+def loss_and_output(output, label):
+    return ops.mse_loss(output, label), output
+
+
+def losses_of_rows(output, label):
+    return ops.square(output - label).mean((1,))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "error", "said"),
+    [
+        (loss_and_output, TypeError, SEVERAL),
+        (
+            losses_of_rows,
+            ValueError,
+            "a scalar, but got shape (8,). Give the loss function reduction=",
+        ),
+    ],
+    ids=["several values", "a loss of each row"],
+)
+@pytest.mark.parametrize("check", ["first", "off"])
+@pytest.mark.host
+def test_a_loss_function_that_returns_more_is_told_to_return_one(loss_fn, error, said, check):
+    """The remedy must not be to give a loss function: one was given."""
+    message = rejected(driver(loss_fn=loss_fn, check=check), (IMAGES, ONE_HOT), error)
+    assert said in message and "the driver a 'loss_fn'" not in message
+
+
+@pytest.mark.host
+def test_a_network_that_returns_more_is_told_of_the_loss_function():
+    class Two(Small):
+        def construct(self, x):
+            return super().construct(x).sum(), x
+
+    assert "the network must return only its loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
+
+
 def test_a_mistake_in_the_network_is_the_error_itself():
     class Mistaken(Small):
         def construct(self, x):

@@ -324,3 +324,63 @@ def test_a_crash_in_the_last_evaluation_leaves_the_model(monkeypatch, capfd):
     assert train(*RUN) == 1
     record = read_record(DEFAULT)
     assert (record["updates"], record["correct"]) == (1, None) and record == read_record(f"runs/001/{DEFAULT}")
+
+
+# Links in the folder of a run, which may be a stranger's
+
+
+LINKS = ["metrics.jsonl", "states", "states/.lock", "tensorboard", "micro_batches.json", "mindspore.log", DEFAULT]
+LINKS += [sidecar(DEFAULT), "gradient_accumulation.best.ckpt", "gradient_accumulation.previous.ckpt"]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_a_link_out_of_a_runs_folder_is_refused_before_anything_is_written(out, capfd, name, how):
+    target = Path("precious", name)
+    target.parent.mkdir(parents=True)
+    if (out / name).exists():
+        shutil.move(out / name, target)
+    else:
+        target.write_text("mine")
+    (out / name).symlink_to(target.absolute())
+    said = refused(capfd, *OUT, "--epochs=2", how, code=DISK)
+    path = f"out/{name}"
+    assert said == f"'{path}' can't be written: it leads to '{target.absolute()}', out of its folder. Remove the link."
+
+
+@pytest.mark.host
+def test_a_link_that_leads_to_nothing_is_refused_too(tmp_path, capfd):
+    (tmp_path / "out").mkdir()
+    os.symlink("../new", "out/metrics.jsonl")
+    assert "'out/metrics.jsonl' can't be written: it leads to" in refused(capfd, *OUT, code=DISK)
+
+
+def test_links_of_the_user_are_followed(one, out):
+    """The folder itself, one within it, and the path that a flag names."""
+    shutil.move("out", "elsewhere")
+    os.symlink("elsewhere", "out")
+    shutil.move("elsewhere/metrics.jsonl", "elsewhere/lines")
+    os.symlink("lines", "elsewhere/metrics.jsonl")
+    os.symlink("../model.ckpt", "elsewhere/named.ckpt")
+    assert train(*OUT, "--epochs=2", "--resume", "--ckpt_path=out/named.ckpt") == OK
+    assert os.path.islink("elsewhere/metrics.jsonl") and len(metrics("out")) == 2
+    assert os.path.islink("elsewhere/named.ckpt") and read_record("model.ckpt") is None and os.path.isfile("model.ckpt")
+
+
+def test_a_file_with_a_second_name_is_not_written_into(out):
+    """A copy of a run by hard links: the other run keeps its lines."""
+    shutil.copytree("out", "copy", copy_function=os.link)
+    before = content("copy")
+    assert train(*OUT, "--epochs=2", "--resume") == OK
+    assert content("copy") == before and len(metrics("out")) == 2
+
+
+@pytest.mark.host
+def test_what_is_no_lock_is_not_emptied(out, capfd):
+    Path("precious").write_text("mine")
+    os.unlink("out/states/.lock")
+    os.link("precious", "out/states/.lock")
+    assert train(*OUT, "--epochs=2", "--resume") != OK
+    assert "must be the empty file of a lock, but got 4 bytes. Remove it." in one_line(capfd.readouterr().err)
+    assert Path("precious").read_text() == "mine"

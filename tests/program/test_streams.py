@@ -14,11 +14,11 @@ import pytest
 from ms_accum.program.streams import MindSporeLog
 from programs import process
 
-FOLDER = Path(__file__).resolve().parents[2] / "ms_accum" / "program"
+FOLDER = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})  # without MindSpore
-from streams import lasting_streams
+from ms_accum.program.streams import lasting_streams
 
 with lasting_streams():
     assert sys.stdout.isatty() is False

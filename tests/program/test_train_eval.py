@@ -699,3 +699,14 @@ def test_an_epoch_of_the_real_mnist(tmp_path, capfd):
     assert len(metrics(tmp_path / "out")) == 469
     assert evaluate(f"--data_path={data}", "--ckpt_path=out/gradient_accumulation.ckpt") == OK
     assert closing(capfd.readouterr().out) == closing(trained.stdout)
+
+
+@pytest.mark.host
+def test_download_without_its_package_is_one_line(capfd, tmp_path, monkeypatch):
+    (tmp_path / "download.py").write_text("raise ModuleNotFoundError(\"No module named 'download'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert train("--data_path=data", "--download=http://127.0.0.1:1/x.zip") == USAGE
+    rule, got = "must come with the package download installed", "the error: No module named 'download'"
+    said = f"argument --download: {rule}, but got {got}. Run: pip install download"
+    assert one_line(capfd.readouterr().err) == said
+    assert not os.path.exists("data")

@@ -56,6 +56,14 @@ def test_metrics_can_be_read_while_the_run_continues(tmp_path):
         assert [row["update"] for row in rows_of(tmp_path / "m")] == [1]
 
 
+def test_a_file_with_a_second_name_gets_a_content_of_its_own(tmp_path):
+    for resumed in (0, 1):
+        tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
+        os.link(tmp_path / "m", tmp_path / f"kept {resumed}")
+        tell(MetricsFile(str(tmp_path / "m"), lambda kept=resumed: kept), record(3))
+        assert shown(tmp_path / "m") == [1, 3][1 - resumed :] and shown(tmp_path / f"kept {resumed}") == [1, 2]
+
+
 def test_an_old_file_is_replaced(tmp_path):
     for update in (1, 2):
         tell(MetricsFile(str(tmp_path / "m")), record(update))

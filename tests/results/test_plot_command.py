@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ms_accum import plot as plotting
+from ms_accum._check import one_line as shown
 from ms_accum.program.main import DATA, DISK, OK, USAGE, run
 from ms_accum.results import plots
-from ms_accum.results.series import printable, read
+from ms_accum.results.series import read
 from programs import ROOT, one_line
 
 pytestmark = pytest.mark.host
@@ -113,11 +114,39 @@ def test_a_full_disk_leaves_the_earlier_files(runs, capfd, name, matplotlib, mon
 
 
 def test_a_pipe_is_not_replaced(runs, capfd, matplotlib):
-    os.mkfifo("pipe")
-    os.symlink("../pipe", "a/metrics.csv")
+    os.mkfifo("a/metrics.csv")
     assert plot("a") == DISK
     assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: it is not a regular file"
-    assert not os.path.isfile("pipe")
+    assert not os.path.isfile("a/metrics.csv")
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "metrics.png", "metrics.svg"])
+@pytest.mark.parametrize("target", ["precious", "not there"])
+def test_a_link_out_of_the_folder_is_not_followed(runs, capfd, matplotlib, name, target):
+    Path("precious").write_text("mine")
+    os.symlink(f"../{target}", f"a/{name}")
+    assert plot("a") == DISK
+    said = f"'a/{name}' can't be written: it leads to '{runs}/{target}', out of its folder. Remove the link."
+    assert one_line(capfd.readouterr().err) == said
+    assert Path("precious").read_text() == "mine" and files("a") == sorted(["metrics.jsonl", name])
+    assert not os.path.exists("not there")
+
+
+def test_links_within_the_folder_and_a_folder_that_is_one_are_followed(runs, matplotlib):
+    os.symlink("a", "linked")
+    os.symlink("table", "a/metrics.csv")
+    assert plot("linked") == OK
+    assert files("a") == sorted([*PICTURES, "metrics.jsonl", "metrics.csv", "table"]) and os.path.islink(
+        "a/metrics.csv"
+    )
+
+
+def test_too_many_names_are_one_line_and_no_picture(runs, capfd, matplotlib):
+    line = {"update": 1, "loss": 1.0, **{f"n{number}": 1 for number in range(200)}}
+    Path("a", "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert plot("a") == DATA
+    assert one_line(capfd.readouterr().err) == "'a/metrics.jsonl' has 202 names of values; a table has at most 200"
+    assert files("a") == ["metrics.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["n\udcffx", "c\x01tl", "e\x1b[1m"])
@@ -126,7 +155,7 @@ def test_names_that_cannot_be_shown_have_a_mark(runs, capfd, name, matplotlib):
     assert plot(name, "--output=b") == OK
     ElementTree.parse("b/metrics.svg")  # a browser shows it
     assert all(map(str.isprintable, capfd.readouterr().out.splitlines()))
-    assert plots.names_of([read(name)]) == [printable(name)] and printable(name).isprintable()
+    assert plots.names_of([read(name)]) == [shown(name)] and shown(name).isprintable()
 
 
 @pytest.mark.parametrize(

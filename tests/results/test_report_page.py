@@ -198,7 +198,7 @@ def test_a_strangers_texts_are_texts(answers):
     seen = Elements(page(strange, answers, NASTY))
     plain = Elements(page(subject(), answers, NONE))
     assert [each["tag"] for each in seen.found] == [each["tag"] for each in plain.found]
-    shown = NASTY.replace("\x00", "\ufffd").replace("\u202e", "\ufffd").replace("\udc80", "\ufffd")
+    shown = NASTY.replace("\x00", r"\x00").replace("\u202e", r"\u202e").replace("\udc80", r"\udc80")
     assert seen.of("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
     assert shown in [each["text"] for each in seen.of("td")]
     assert shown in seen.of("img")[0]["alt"]
@@ -417,3 +417,13 @@ def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypa
     with pytest.raises(OSError, match="can't be written: .*No space left"):
         write_page(path, f"{MARK}\nnew")
     assert Path(path).read_text() == f"{MARK}\nold" and os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    (tmp_path / "out").mkdir()
+    for target in ("report of another run", "not there"):
+        (tmp_path / "report of another run").write_text(MARK)
+        (tmp_path / "out" / "report.html").symlink_to(tmp_path / target)
+        with pytest.raises(OSError, match="can't be written: it leads to .*, out of its folder. Remove the link.$"):
+            place_of(str(tmp_path / "out"))
+        (tmp_path / "out" / "report.html").unlink()

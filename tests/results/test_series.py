@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ms_accum.results import series
-from ms_accum.results.series import read, running, thinned, write_table
+from ms_accum.results.series import read, running, thinned
 
 pytestmark = pytest.mark.host
 NAN = float("nan")
@@ -99,8 +99,9 @@ def test_a_folder_without_metrics_is_an_error(tmp_path):
 
 
 def table_of(folder, *lines):
-    write_table(read(written(folder, text_of(*lines))), folder / "metrics.csv")
-    return (folder / "metrics.csv").read_text(encoding="utf-8")
+    text = series.table_of(read(written(folder, text_of(*lines))))
+    (folder / "metrics.csv").write_text(text, encoding="utf-8")
+    return text
 
 
 def test_the_table_has_a_row_for_each_window(tmp_path):
@@ -145,6 +146,29 @@ def test_the_last_of_two_evaluations_counts(tmp_path):
 
 def test_an_evaluation_before_all_windows_has_no_row(tmp_path):
     assert table_of(tmp_path, EVALUATION, FIRST).splitlines()[1] == "1,1,2.5,0.1,1.5,64,0.5,"
+
+
+@pytest.mark.parametrize("begins", ["=", "+", "-", "@", " =", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_no_text_is_a_formula(tmp_path, begins):
+    """A spreadsheet would compute it, and open what it names; numbers stay numbers."""
+    text = f"{begins}cmd|' /C calc'!A0"
+    line = {**FIRST, "loss": -2.5, text: text, "note": "a=b", "list": [text]}
+    names, cells = list(csv.reader(table_of(tmp_path, line).splitlines()))
+    row = dict(zip(names, cells))
+    assert row[f"'{text}"] == f"'{text}" and row["loss"] == "-2.5" and row["note"] == "a=b"
+    assert row["list"] == json.dumps([text])
+
+
+def test_texts_of_the_table_are_visible_and_cut(tmp_path):
+    table = table_of(tmp_path, {**FIRST, "a\x1b\nb": "\udc80\r", "long": "x" * 10**5})
+    assert len(table.splitlines()) == 2 and r"a\x1b\nb" in table and r"\udc80\r" in table and len(table) < 500
+
+
+def test_a_table_has_no_more_columns_than_a_run_writes(tmp_path):
+    """Each line with a name of its own would be lines times names of cells: 493 kB became 141 MB."""
+    assert len(table_of(tmp_path, {**FIRST, **{f"n{number}": 1 for number in range(192)}}).splitlines()) == 2
+    with pytest.raises(ValueError, match=r"^'.*metrics.jsonl' has 307 names of values; a table has at most 200$"):
+        table_of(tmp_path, *({**FIRST, f"n{number}": 1} for number in range(300)))
 
 
 # Running means

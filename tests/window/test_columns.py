@@ -54,6 +54,43 @@ def test_a_source_with_a_length_is_asked_for_it():
     assert run(slope_driver(), ds.GeneratorDataset(Source(), ["x"], shuffle=False), 4).planned == 1
 
 
+class Repeats:
+    """Four batches by number that begin again after the last, so there is no IndexError."""
+
+    asked: list
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        self.asked.append(number)
+        if len(self.asked) > 99:
+            raise AssertionError("the epoch does not end")
+        return (rows(1.0, 2.0, 3.0, 4.0)[number % 4],)
+
+
+def test_a_sequence_without_an_index_error_ends_with_its_length():
+    data = Repeats()
+    recorder = run(slope_driver(), data, 4, epochs=2)
+    assert recorder.planned == 2 and [number for number in data.asked if number > 3] == []
+    assert data.asked[-8:] == [0, 1, 2, 3] * 2
+    held = next(batches.Data(data).epochs(1, batches.Position(batches=2)))  # resumed after two batches
+    assert [float(x.asnumpy()[0, 0]) for (x,) in held] == [3.0, 4.0]
+
+
+def test_a_sequence_without_a_length_ends_with_its_index_error():
+    class Source:
+        def __getitem__(self, number):
+            return (rows(1.0, 2.0)[number],)
+
+    model = slope_driver()
+    run(model, Source(), 1)
+    assert model.updates == 2
+
+
 @pytest.mark.parametrize("epoch", [7, "seven", None])
 def test_what_a_source_calls_epoch_is_its_own(epoch):
     class Source:

@@ -214,6 +214,29 @@ def test_split_batch_of_one_tensor(rows, size, expected):
     assert [piece.shape[0] for (piece,) in split_batch(Tensor(np.zeros((rows, 2))), size)] == expected
 
 
+@pytest.mark.parametrize(
+    ("batch", "error", "said"),
+    [
+        (
+            {"x": np.zeros(4)},
+            TypeError,
+            "must be tensors or arrays, but got dict. Give its values: tuple(batch.values()).",
+        ),
+        ([[0.0, 1.0]], TypeError, "must be tensors or arrays, but got list."),
+        ((np.zeros(4), 5), TypeError, "must be tensors or arrays, but got int."),
+        (None, TypeError, "must be tensors or arrays, but got NoneType."),
+        (np.float32(3.0), ValueError, "must be tensors with one row per sample, but got one that is a single number."),
+        (Tensor(3.0), ValueError, "must be tensors with one row per sample, but got one that is a single number."),
+        ((), ValueError, "must be tensors with the same number of rows, but got none."),
+    ],
+    ids=["dict", "lists", "a number beside", "None", "number", "tensor of a number", "nothing"],
+)
+def test_what_is_no_batch_of_tensors_is_refused_in_our_words(batch, error, said):
+    with pytest.raises(error) as caught:
+        split_batch(batch, 2)
+    assert str(caught.value) == f"For 'split_batch', 'batch' {said}"
+
+
 def test_split_batch_refuses():
     with pytest.raises(ValueError, match="'micro_batch_size' must be an int >= 1, but got 0"):
         next(split_batch(np.zeros(4), 0))

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
-import queue
+import os
+import pty
 import shutil
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import model_zoo
-import model_zoo.data.fetch
 from loopback import sends, serving
+from model_zoo.data import transfer
 from model_zoo.data.fetch import fetch
 
 ROOT = Path(model_zoo.__file__).parents[1]
@@ -134,66 +138,114 @@ def test_a_server_that_drips(tmp_path, part):
         assert time.monotonic() - start < BOUND
 
 
+@pytest.fixture
+def patched(tmp_path, monkeypatch):
+    """Let the processes that this one starts run a source first."""
+
+    def patch(source):
+        (tmp_path / "patches").mkdir()
+        (tmp_path / "patches" / "sitecustomize.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patches"))
+
+    return patch
+
+
 @pytest.mark.parametrize("step", ["getaddrinfo", "create_connection"])
-def test_an_address_that_is_not_found_in_time(tmp_path, monkeypatch, step):
-    over = threading.Event()
-
-    def wait(*args, **kwargs):
-        over.wait(30)
-        raise OSError("too late")
-
-    monkeypatch.setattr(socket, step, wait)
+def test_an_address_that_is_not_found_in_time(tmp_path, patched, step):
+    patched(f"import socket, time\nsocket.{step} = lambda *args, **kwargs: time.sleep(60)\n")
     start = time.monotonic()
     message = unfetched("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
-    over.set()
     assert "no data arrived for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
 
 
 @pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (20_000, 1_000)], ids=["stalled", "too long"])
-def test_no_thread_stays(tmp_path, count, max_bytes):
-    """A thread that nobody waits for any more ends as soon as something comes."""
-    sent, seen = threading.Event(), []
-
-    def fetching():
-        return [thread for thread in threading.enumerate() if thread.name == "fetch"]
+def test_no_transfer_stays(tmp_path, count, max_bytes):
+    """Neither a process nor a connection, although the server would go on."""
+    over, ended = threading.Event(), []
 
     def pause(handler):
-        seen.extend(set(fetching()) - before)
         sends(bytes(count), length=1 << 22)(handler)
-        sent.wait(30)
-        handler.wfile.write(bytes(1 << 22))
+        handler.wfile.flush()
+        over.wait(30)
+        handler.connection.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionError):
+            while handler.connection.recv(65536):
+                pass
+        ended.append(True)
 
-    before = set(fetching())
     with serving(pause) as url:
         unfetched(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
-        sent.set()
-        (thread,) = seen
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+        over.set()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    assert ended and set(ended) == {True} and (tmp_path / "x.zip.part").stat().st_size <= max_bytes
 
 
-def test_a_thread_that_waits_for_room_ends_too(monkeypatch):
-    """Nobody takes what it has read any more."""
-    waits, put = threading.Event(), []
+def test_a_part_is_neither_continued_nor_touched(tmp_path):
+    """`download` would ask the server for the rest of it."""
+    (tmp_path / "x.zip.part").write_bytes(b"stale")
+    with serving(sends(b"fresh")) as url:
+        assert "File exists" in unfetched(url, tmp_path)
+    assert (tmp_path / "x.zip.part").read_bytes() == b"stale" and not (tmp_path / "x.zip").exists()
 
-    class Small(queue.Queue):
-        def put(self, *item):
-            put.append(item)
-            if len(put) == 4:  # two are taken, the length and a piece, and one fills it
-                waits.set()
-            super().put(*item)
 
-    monkeypatch.setattr(model_zoo.data.fetch, "queue", SimpleNamespace(Queue=Small, Empty=queue.Empty))
-    monkeypatch.setattr(model_zoo.data.fetch, "_QUEUED", 1)
-    before = set(threading.enumerate())
-    with serving(sends(bytes(1 << 20))) as url:
-        pieces = model_zoo.data.fetch._pieces(url, PATIENCE)
-        next(pieces)
-        (thread,) = [each for each in set(threading.enumerate()) - before if each.name == "fetch"]
-        assert waits.wait(PATIENCE)
-        pieces.close()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+@pytest.mark.parametrize("page", ["https://www.dropbox.com/s/x/a.zip?dl=0", "https://drive.google.com/file/d/x/view"])
+def test_pages_that_download_reads_without_limits_are_refused(tmp_path, page):
+    assert "a link to a page of a file store is not the address of a file" in unfetched(page, tmp_path)
+
+
+# The package
+
+
+def test_the_package_transfers_the_file(tmp_path, patched):
+    """The twin of all other tests here: with another package of that name there is another file."""
+    patched("")
+    (tmp_path / "patches" / "download.py").write_text(
+        "def download(url, path, **how):\n    open(path, 'w').write(repr((url, sorted(how.items()))))\n"
+    )
+    got = fetched("http://host.invalid/x.zip", tmp_path, stall_seconds=7).decode()
+    how = "[('kind', 'file'), ('progressbar', False), ('replace', True), ('timeout', 14), ('verbose', False)]"
+    assert got == f"('http://host.invalid/x.zip', {how})"
+
+
+def test_a_package_that_is_not_installed_is_one_line(tmp_path, patched):
+    patched("")
+    (tmp_path / "patches" / "download.py").write_text("raise ModuleNotFoundError(\"No module named 'download'\")")
+    with pytest.raises(ImportError) as caught:
+        fetched("http://host.invalid/x.zip", tmp_path)
+    got = "but got the error: No module named 'download'. Run: pip install download"
+    assert str(caught.value) == f"For 'download_mnist', 'url' must come with the package download installed, {got}"
+
+
+def test_a_module_of_that_name_in_the_current_folder_is_not_run(tmp_path, monkeypatch):
+    (tmp_path / "download.py").write_text("raise AssertionError('it is the user's own')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with serving(sends(b"x")) as url:
+        assert fetched(url, tmp_path) == b"x"
+
+
+def test_its_bar_is_the_bar_on_a_terminal(tmp_path):
+    """And there is none where nobody looks."""
+    program = (
+        "from pathlib import Path\nfrom model_zoo.data.fetch import fetch\n"
+        "fetch({!r}, Path({!r}), stall_seconds=60, max_bytes=1 << 20, caller='x')\nprint('done')"
+    )
+    shown, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # tqdm shows none on one without rows
+    with serving(sends(bytes(500_000))) as url:
+        command = [sys.executable, "-c", program.format(url, str(tmp_path / "x.zip"))]
+        subprocess.run(command, cwd=ROOT, stdout=terminal, check=True, timeout=PATIENCE)
+        (tmp_path / "x.zip").unlink()
+        piped = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=PATIENCE)
+    os.close(terminal)
+    text = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while piece := os.read(shown, 65536):
+            text += piece
+    os.close(shown)
+    assert b"file_sizes" in text and b"100%" in text and b"500k/500k" in text and text.endswith(b"done\r\n")
+    assert (piped.stdout, piped.stderr) == (b"done\n", b"")
 
 
 def test_a_stale_file_is_neither_used_nor_touched(tmp_path):
@@ -214,7 +266,7 @@ def test_a_proxy_is_asked(tmp_path, monkeypatch):
         monkeypatch.setenv("http_proxy", url.rpartition("/")[0])
         monkeypatch.setenv("no_proxy", "")
         assert fetched("http://host.invalid/x.zip", tmp_path) == b"by proxy"
-    assert asked == ["http://host.invalid/x.zip"]
+    assert set(asked) == {"http://host.invalid/x.zip"}
 
 
 def test_tls_is_not_given_up_on_a_redirect():
@@ -222,7 +274,7 @@ def test_tls_is_not_given_up_on_a_redirect():
         request = urllib.request.Request(old)
         if proxy:
             request.set_proxy("proxy", proxy)
-        return model_zoo.data.fetch._KeepTls().redirect_request(request, io.BytesIO(), 302, "Found", {}, new)
+        return transfer.KeepTls().redirect_request(request, io.BytesIO(), 302, "Found", {}, new)
 
     for new in ("http://b/x", "ftp://b/x", "HTTP://b/x"):
         for old in ("https://a/x", "HTTPS://a/x"):
@@ -230,6 +282,8 @@ def test_tls_is_not_given_up_on_a_redirect():
                 redirect(old, new)
             with pytest.raises(urllib.error.URLError, match="from https"):
                 redirect(old, new, proxy="http")
+    with pytest.raises(urllib.error.URLError, match="an address that is not of the web"):
+        redirect("http://a/x", "ftp://b/x")
     assert redirect("https://a/x", "https://b/x").full_url == "https://b/x"
     assert redirect("http://a/x", "http://b/x").full_url == "http://b/x"
     assert redirect("http://a/x", "http://b/x", proxy="https").full_url == "http://b/x"
@@ -272,8 +326,7 @@ def test_redirects_between_servers(tmp_path, tls):
         (tmp_path / "x.zip").unlink()
         with serving(moved(plain), tls=tls) as down:
             assert "redirects from https to an unencrypted connection" in unfetched(down, tmp_path)
-            assert (tmp_path / "x.zip").read_bytes() == b""
-            (tmp_path / "x.zip").unlink()
+            assert not (tmp_path / "x.zip").exists()
             with serving(moved(down)) as up_and_down:
                 assert "redirects from https to an unencrypted connection" in unfetched(up_and_down, tmp_path)
 
