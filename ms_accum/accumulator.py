@@ -13,7 +13,7 @@ from .loss.reductions import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import seen, unique_name
 from .numerics.collaborators import numerics_of
-from .numerics.ema import Ema
+from .numerics.ema import Ema, check_not_applied
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import Sizes, sizes_of
 from .ranks.parallel import AUTO, Group, begin_with_networks_of, group_of, networks_of, total
@@ -140,7 +140,7 @@ class Accumulator:
         if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
         if self.skips is not None:
-            grads, kept = self.skips(grads)
+            grads, kept, _ = self.skips(grads, None, weight)
             weight = None if weight is None else weight * kept
         self._window.add(grads, weight)
         updated = Tensor(False)
@@ -204,9 +204,15 @@ class Accumulator:
 
         Returns:
             bool, whether the parameters were updated; False if the window was empty.
+
+        Raises:
+            RuntimeError: If the averages of `ema` are applied.
         """
         held = total([self.micro_batches], self.group)
-        return held != [0] and bool(self._end_compiled())
+        if held == [0]:
+            return False
+        check_not_applied("flush", self.numerics.ema)
+        return bool(self._end_compiled())
 
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""

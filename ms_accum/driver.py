@@ -17,7 +17,7 @@ from .network import checks
 from .network.as_found import start_training
 from .numerics.collaborators import numerics_of
 from .numerics.coupled import objective_of
-from .numerics.ema import Ema
+from .numerics.ema import Ema, check_not_applied
 from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
@@ -225,9 +225,14 @@ class GradientAccumulation:
         return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
-        """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated."""
+        """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated.
+
+        Raises:
+            RuntimeError: If the averages of `ema` are applied.
+        """
         if total([self.micro_batches], self._group) == [0]:
             return False
+        check_not_applied("flush", self.ema)
         ended = self._end(NO_WISHES)
         self._window.counters.skips.flushed(ended.updated, ended.overflow)
         return ended.updated
