@@ -234,7 +234,8 @@ class GradientAccumulation:
             return False
         check_not_applied("flush", self.ema)
         ended = self._end(NO_WISHES)
-        self._window.counters.skips.flushed(ended.updated, ended.overflow)
+        if ended.figures[3]:  # else all weights are 0, and nothing is not finite
+            self._window.counters.skips.flushed(ended.updated, ended.overflow)
         return ended.updated
 
     def clear(self) -> None:

@@ -201,6 +201,15 @@ def test_a_flush_raises_too():
         trained.system.flush()
 
 
+@pytest.mark.host
+def test_a_flush_of_what_does_not_count_does_not_raise():
+    network = Root()
+    options = {"weight": _first_value, "nonfinite": "raise", "tail": "carry", "check": "off"}
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), **options)
+    model.train_process(1, ZERO, 3, report=(), ckpt_path=None)
+    assert not model.flush() and (model.updates, model.skipped) == (0, 1)
+
+
 def model_of(policy):
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
