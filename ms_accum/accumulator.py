@@ -14,7 +14,7 @@ from .loss.reductions import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import seen, unique_name
 from .numerics.collaborators import numerics_of
-from .numerics.ema import Ema
+from .numerics.ema import Ema, check_not_applied
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import sizes_of
 from .ranks.agreement import begin_with_networks_of, check_drift
@@ -138,7 +138,7 @@ class Accumulator:
         self._boundary = Boundary(owner, optimizer, clip_norm, multiply=multiply, touched=touched, **ends)
         self._parameters = tuple(optimizer.parameters)
         facts = {"'accumulate_step'": self._sizes.settings, "'clip_norm'": self.clip_norm, "'reduction'": reduction}
-        facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, **self.numerics.facts}
+        facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, **self.numerics.equal_on_ranks}
         begin_with_networks_of(owner, optimizer, self.group, facts)
         self._mean = reduction == "mean"
         how_to: Any = {"sums": how.of_micro_batch, "skips": self.skips, "weighs": self._mean}
@@ -153,7 +153,7 @@ class Accumulator:
         if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
         if self.skips is not None:
-            grads, kept = self.skips(grads)
+            grads, kept, _ = self.skips(grads, None, weight)
             weight = None if weight is None else weight * kept
         updated, ends = Tensor(False), self._window.add(grads, weight)
         if self._boundary.touch(ends):
@@ -227,7 +227,7 @@ class Accumulator:
             bool, whether the parameters were updated; False if the window was empty.
 
         Raises:
-            RuntimeError: If the ranks have drifted apart.
+            RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
         updated = self.flush_with()
         self.check_drift("Accumulator")
@@ -241,8 +241,11 @@ class Accumulator:
 
     def flush_with(self, figures: Any = None) -> bool:
         """Do what `flush` does, without the comparison; `figures` is what `add` would get."""
+        if self.notes is None and not self.micro_batches:
+            return False
+        check_not_applied("flush", self.numerics.ema)
         if self.notes is None:
-            return self.micro_batches != 0 and self._end_now(figures)
+            return self._end_now(figures)
         in_step = self._window.sums is not None
         self.notes.flushing(True)
         try:

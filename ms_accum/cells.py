@@ -25,6 +25,7 @@ from .ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
 from .ranks.parallel import AUTO, Group, group_of
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
+from .window.driver_cells import weighs_loss
 from .window.running import Accumulating, Immediate
 
 _NO_PARTS = "Its loss is computed once per window, not for each micro-batch."
@@ -40,7 +41,7 @@ class TrainForwardBackward(nn.Cell):
         grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators, one for each parameter.
         sens (float): a constant loss scale; the optimizer divides by its own `loss_scale`. Default: 1.0.
         weight_sum (Optional[Parameter]): a float32 scalar that accumulates the weights; gradients are then multiplied
-            by the weight, for the exact mean. Default: ``None``, gradients are added without weights.
+            by the weight in float32, for the exact mean. Default: ``None``, gradients are added without weights.
         group (Union[str, None, Group]): see `TrainOptim`. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks before they are added. Pass the same
             value to `TrainOptim`. With a `ZeroOptimizer` on several ranks, make the accumulators from
@@ -112,24 +113,35 @@ class TrainForwardBackward(nn.Cell):
         begin_with(network, optimizer.parameters, group)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
+        self.weighs_loss, self.weighs_gradients = False, weight_sum is not None
+
+    def weigh_loss(self) -> TrainForwardBackward:
+        """Multiply the loss by the weight instead of the gradients, which costs nothing, and return this Cell.
+
+        For the driver, whose weights have a unit: in float16 a loss times rows or tokens overflows.
+        """
+        self.weighs_loss, self.weighs_gradients = True, False
+        return self
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
         checks.not_traced("TrainForwardBackward")
-        scale = 1.0
         if weight is not None and not self.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
+        counted = Tensor(1.0, ms.float32)
         if self.weight_sum:
-            scale = inputs[0].shape[0] if weight is None else weight
-        loss, grads = self.loss_and_gradients(scale, *inputs)
-        counted = ops.cast(scale, ms.float32)
+            counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
+        loss, grads = self.loss_and_gradients(counted if self.weighs_loss else 1.0, *inputs)
         if self.skips is not None:
-            grads, kept = self.skips(grads, loss)
-            counted, loss = counted * kept, ops.where(kept > 0, ops.cast(loss, ms.float32), Tensor(NAN, ms.float32))
+            grads, kept, left_out = self.skips(grads, loss, counted)
+            counted, loss = counted * kept, ops.where(left_out, Tensor(NAN, ms.float32), ops.cast(loss, ms.float32))
         if self.weight_sum:
             ops.assign_add(self.weight_sum[0], counted)
         if self.sums is not None:
-            grads = self.sums(grads)[0]
-        tree.add(self.grad_sum, grads)
+            grads = self.sums(tree.multiply(grads, counted) if self.weighs_gradients else grads)[0]
+        if self.weighs_gradients and self.sums is None:
+            tree.add_weighted(self.grad_sum, grads, counted)
+        else:
+            tree.add(self.grad_sum, grads)
         return loss
 
 
@@ -248,7 +260,7 @@ def _numerics(owner: str, optimizer: Any, grad_sum: Any, loss_scale: Any, nonfin
 def _facts(weight_sum: Any, sync_every_micro_batch: bool, numerics: Numerics) -> dict[str, Any]:
     """Return the settings that must be equal on all ranks."""
     weighs = "none" if weight_sum is None else "given"
-    return {"'weight_sum'": weighs, "'sync_every_micro_batch'": sync_every_micro_batch, **numerics.facts}
+    return {"'weight_sum'": weighs, "'sync_every_micro_batch'": sync_every_micro_batch, **numerics.equal_on_ranks}
 
 
 def _check_accumulators(
@@ -287,7 +299,7 @@ def runner_of(
 ) -> Accumulating | Immediate | Coupled:
     """Return the object that runs the driver's micro-batches: with three Cells, or with one if nothing accumulates."""
     if not accumulates:
-        return Immediate(network, optimizer, clip_norm, numerics)
+        return Immediate(network, optimizer, clip_norm, numerics, reduction=reduction)
     if numerics.noise is not None and group is not None and sync_every_micro_batch:
         remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
         _check.refuse(ValueError, _DRIVER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
@@ -306,6 +318,8 @@ def runner_of(
     forward_backward = TrainForwardBackward(
         network, optimizer, grad_sum, loss_scale(optimizer), weight_sum=weight_sum, **where
     )
+    if weight_sum is not None and weighs_loss(network, group):
+        forward_backward.weigh_loss()
     optim = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, clip_norm=clip_norm, ema=numerics.ema, **where)
     clear = TrainClear(grad_sum, weight_sum=weight_sum, nonfinite=where["nonfinite"])
     return Accumulating(forward_backward, optim, clear, optimizer, wait=wait)

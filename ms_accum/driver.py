@@ -17,7 +17,7 @@ from .network import checks
 from .network.as_found import start_training
 from .numerics.collaborators import numerics_of
 from .numerics.coupled import objective_of
-from .numerics.ema import Ema
+from .numerics.ema import Ema, check_not_applied
 from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
@@ -131,7 +131,7 @@ class GradientAccumulation:
         self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
         how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}
         if self._group is not None:
-            said = {f"'{name}'": value for name, value in own.items()} | self._numerics.facts
+            said = {f"'{name}'": value for name, value in own.items()} | self._numerics.equal_on_ranks
             said |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _named(loss_fn)}
             said |= {"'weight'": weight if isinstance(weight, (int, float)) else _named(weight)}
             agree(_OWNER, self._group, {**said, **facts_of(optimizer, forward, scheduler)})
@@ -238,11 +238,17 @@ class GradientAccumulation:
         return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
-        """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated."""
+        """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated.
+
+        Raises:
+            RuntimeError: If the averages of `ema` are applied.
+        """
         if total([self.micro_batches], self._group) == [0]:
             return False
+        check_not_applied("flush", self.ema)
         ended = self._end(NO_WISHES)
-        self._window.counters.skips.flushed(ended.updated, ended.overflow)
+        if ended.figures[3]:  # else all weights are 0, and nothing is not finite
+            self._window.counters.skips.flushed(ended.updated, ended.overflow)
         return ended.updated
 
     def clear(self) -> None:

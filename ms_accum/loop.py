@@ -11,6 +11,8 @@ from mindspore.train import Callback, RunContext
 
 from . import _check
 from .network import checks
+from .numerics.collaborators import NONE
+from .numerics.noise_scale import NoiseScale
 from .ranks.agreement import agree
 from .ranks.parallel import Group, is_first
 from .saving.checkpoint import CheckpointError
@@ -55,9 +57,11 @@ class ResumableLoop:
         checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
         network (Cell): the network to train.
         accumulator (Union[Accumulator, AccumulatedTrainStep]): accumulates its gradients.
+        noise_scale (Optional[NoiseScale]): the estimate whose `observe` the loop calls before `after_micro_batch`; it
+            is saved as well. Default: ``None``.
 
     Raises:
-        TypeError: If `checkpointer` or `network` has the wrong type.
+        TypeError: If `checkpointer`, `network` or `noise_scale` has the wrong type.
         CheckpointError: If the state to resume can't be read, or belongs to another run.
 
     Supported Platforms:
@@ -90,12 +94,23 @@ class ResumableLoop:
         2 4
     """
 
-    def __init__(self, checkpointer: Checkpointer, network: nn.Cell, accumulator: Accumulates):
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        network: nn.Cell,
+        accumulator: Accumulates,
+        *,
+        noise_scale: NoiseScale | None = None,
+    ):
         owner = "ResumableLoop"
         self._states = _check.instance(owner, "checkpointer", checkpointer, Checkpointer, "a Checkpointer")
         self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         self._window, self._group = accumulator, accumulator.group
+        if noise_scale is not None:
+            _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
+        self._numerics = NONE._replace(noise=noise_scale)
         self._trained = Trained(network, accumulator.optimizer)
+        self._noise_in_state: Mapping[str, Any] | None = None
         self._at, self._is_resumed = Position(), False
 
     @property
@@ -140,6 +155,14 @@ class ResumableLoop:
         self._at.epoch, self._at.batches = epoch, 0
         self._states.changed()
 
+    def save_with(self, noise_scale: NoiseScale) -> None:
+        """Save this estimate, too, and continue it from the state that has been resumed."""
+        self._numerics = NONE._replace(noise=noise_scale)
+        if self._is_resumed and not noise_scale.load(self._noise_in_state):
+            _check.warn(
+                "The noise scale restarts in a resumed run: the training state has none, or one with other settings."
+            )
+
     def after_micro_batch(self, epoch: int, batches: int) -> None:
         """Save a state if one is due. Call it after each micro-batch, and at the end of each epoch.
 
@@ -180,14 +203,14 @@ class ResumableLoop:
     def _take(self) -> TrainingState:
         window = {"micro_batches": self._window.micro_batches, "loss": [0.0, 0.0, 0], "unit": None}
         counters = {name: getattr(self._window, name) for name in ("updates", "skipped", "updated")}
-        facts = {"at": asdict(self._at), "window": window, **counters, "skips": 0}
+        facts = {"at": asdict(self._at), "window": window, **counters, "skips": 0, **self._numerics.facts}
         return capture(self._parameters(), facts, writes=is_first(self._group))
 
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
         kind = checks.kind_of(self._window.optimizer)
-        config = {**self._window.settings, "optimizer": kind, "ranks": ranks}
+        config = {**self._window.settings, **self._numerics.settings, "optimizer": kind, "ranks": ranks}
         found = find_together("ResumableLoop", self._states, config, self._group)
         if found is None:
             return
@@ -204,6 +227,8 @@ class ResumableLoop:
             raise CheckpointError(f"The run of '{found.path}' {what}. Resume it with batches of the same size.")
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._at, self._is_resumed = at, True
+        self._noise_in_state = found.state.facts["noise"]
+        self._numerics.load(found.state.facts)
 
 
 class SaveStates(Callback):
@@ -214,7 +239,8 @@ class SaveStates(Callback):
     ``states.initial_epoch < epochs`` first. The data set skips finished batches with its `set_init_step`.
 
     States are saved as the `Checkpointer` defines (`every`, `minutes`, a request to stop) and at the end, but not after
-    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning. Python
+    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning; a
+    `NoiseScale`, which must precede it in the list of callbacks, is saved and resumed. Python
     functions in the data set must draw their random numbers as a function of the row or the epoch.
 
     Args:
@@ -276,8 +302,18 @@ class SaveStates(Callback):
             _check.refuse(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
         if self._is_resumed:
             warn_about_counters(args.get("list_callback", ()))
+        self._take_noise_scale(list(args.get("list_callback", ())))
         args["batches_done"] = self._batches
         args["cur_step_num"] = self._seen = args["batch_num"] * self.initial_epoch + self._batches
+
+    def _take_noise_scale(self, callbacks: list[Any]) -> None:
+        """Save the noise scale that is among the callbacks."""
+        for number, each in enumerate(callbacks):
+            if isinstance(each, NoiseScale):
+                if self in callbacks[:number]:
+                    remedy = "A state would be saved before NoiseScale has seen the micro-batch."
+                    _check.refuse(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
+                self._loop.save_with(each)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         epoch = run_context.original_args()["cur_epoch_num"]

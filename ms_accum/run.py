@@ -128,6 +128,12 @@ class Run:
             _log.warning(f"For 'train_process', {what}", f"{sum(counts):,}", where)
 
     def _run_epoch(self, micro_batches: Iterable) -> None:
+        try:
+            self._run_windows(micro_batches)
+        finally:  # the end of the epoch, its evaluation, and the user after an error may change the weights
+            self._window.run_waiting()
+
+    def _run_windows(self, micro_batches: Iterable) -> None:
         for micro_batch, ends in micro_batches:
             self._add(micro_batch)
             self.at.batches += ends or self._window.size is not None

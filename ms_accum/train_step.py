@@ -126,7 +126,7 @@ class AccumulatedTrainStep(nn.Cell):
         if self.group is not None:
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
             settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
-            agree(_OWNER, self.group, {**settings, **numerics.facts, **facts_of(optimizer, network)})
+            agree(_OWNER, self.group, {**settings, **numerics.equal_on_ranks, **facts_of(optimizer, network)})
         begin_with(network, optimizer.parameters, self.group)
         how: Any = {"group": self.group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
         how |= {"reduction": reduction, "ema": ema}
@@ -146,19 +146,20 @@ class AccumulatedTrainStep(nn.Cell):
         weight = ops.cast(self.weigh(*columns), ms.float32)
         loss, grads = self.loss_and_gradients(1.0, *columns)
         loss = ops.cast(loss, ms.float32)
-        terms = ops.stack((loss if self.summing else loss * weight, weight))
-        if self.may_be_empty:  # a loss over no labels is 0/0
-            terms = ops.where(weight > 0, terms, ops.zeros_like(terms))
-            grads = tree.kept(grads, ops.cast(weight > 0, ms.float32))
+        term, counted = loss if self.summing else loss * weight, weight
         if self.accumulator.skips is not None:
-            grads, kept = self.accumulator.skips(grads, loss)
-            weight, terms = weight * kept, tree.no_nan(terms, kept)
+            grads, kept, _ = self.accumulator.skips(grads, loss, weight)
+            term, counted = tree.no_nan(term, kept), weight * kept
+        elif self.may_be_empty:  # a loss over no labels is 0/0
+            kept = ops.cast(weight > 0, ms.float32)
+            grads, term = tree.kept(grads, kept), tree.no_nan(term, kept)
         now = left - 1
         ops.assign(left, now)
-        ended, sums = self.accumulator.add(grads, weight if self.mean else None, now == 0, loss_sums + terms)
+        sums = loss_sums + ops.stack((term, counted, weight))
+        ended, sums = self.accumulator.add(grads, counted if self.mean else None, now == 0, sums)
         ops.assign(loss_sums, ops.where(ended, ops.zeros_like(sums), sums))
-        if self.may_be_empty and self.accumulator.skips is None:
-            ops.assign_add(empty, ops.cast(ops.logical_and(ended, sums[1] == 0), ms.int32))
+        if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
+            ops.assign_add(empty, ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))
         return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if all weights so far are 0
 
     def epoch_begins(self, micro_batches: int) -> None:
@@ -169,17 +170,23 @@ class AccumulatedTrainStep(nn.Cell):
         """Discard an open window, unless it has just been loaded from a training state."""
         if not self.resumed:
             self.accumulator.clear()
-            ops.assign(self.own[0], Tensor([0.0, 0.0], ms.float32))
+            ops.assign(self.own[0], _no_losses())
         self.resumed = False
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; return whether the parameters were updated.
 
         With several ranks as `Accumulator.flush`.
+
+        Raises:
+            RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
-        sums = None if self.group is None else Tensor(self.own[0].asnumpy())
-        ops.assign(self.own[0], Tensor([0.0, 0.0], ms.float32))
-        updated = self.accumulator.flush_with(sums)
+        sums = Tensor(self.own[0].asnumpy())
+        skipped, weights = self.skipped, float(sums.asnumpy()[2])
+        updated = self.accumulator.flush_with(None if self.group is None else sums)
+        if self.group is None and self.mean and not weights:  # other ranks may have weights
+            ops.assign(self.own[2], Tensor(int(self.own[2].asnumpy()) + self.skipped - skipped, ms.int32))
+        ops.assign(self.own[0], _no_losses())
         self.check_drift()
         return updated
 
@@ -258,13 +265,18 @@ class AccumulatedTrainStep(nn.Cell):
 
 
 def _own_parameters() -> tuple[Parameter, ...]:
-    """Return the sums of loss and weights, the micro-batches left, and the number of windows whose weights are all 0.
+    """Return the window's sums, the micro-batches left, and the number of windows skipped because all weights are 0.
 
-    They are in a tuple, so that they are not saved with the model.
+    The sums are those of losses, of weights, and of weights with those of micro-batches that were left out. They are in
+    a tuple, so that they are not saved with the model.
     """
     name = unique_name("train_step")
-    loss_sums = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.loss_sums", requires_grad=False)
+    loss_sums = Parameter(_no_losses(), name=f"{name}.loss_sums", requires_grad=False)
     return loss_sums, state(f"{name}.left", 0, ms.int32), state(f"{name}.empty", 0, ms.int32)
+
+
+def _no_losses() -> Tensor:
+    return Tensor([0.0, 0.0, 0.0], ms.float32)
 
 
 def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:

@@ -11,6 +11,7 @@ from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_bat
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
 from ms_accum.network.accumulators import state
 from reference import digest, gradient_miss, miss
+from ways import Half
 
 
 class ByHand:
@@ -59,6 +60,27 @@ def test_with_a_weight_sum_rows_count():
     network, cells = slope_by_hand(mean=True)
     cells.window([micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)])
     assert miss(values([network.w]), [[-2.6]], 1e-6) <= 1
+
+
+@pytest.mark.parametrize("rows", [[1024], [1, 1024], [1024, 4]], ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["rows", "given"])
+def test_weights_do_not_enter_float16(rows, given):
+    """A gradient of 100 times 1,024 rows would be infinite there."""
+    network = Half()
+    cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
+    for count in rows:
+        weight = {"weight": Tensor(float(count), ms.float32)} if given else {}
+        cells.forward_backward(*micro_batch(100.0, 3.0, rows=count), **weight)
+    updated, norm = cells.optim()
+    assert updated.asnumpy() and miss(values([network.w]), [[-100.0, -3.0]], 1e-6) <= 1
+    assert float(norm.asnumpy()) == pytest.approx(10009**0.5) and float(cells.weight_sum.asnumpy()) == sum(rows)
+
+
+def test_a_weight_in_the_loss_is_noticed():
+    network = Half()
+    cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
+    cells.forward_backward.weigh_loss()
+    assert not cells.window([micro_batch(100.0, 3.0, rows=1024)])[1]
 
 
 def test_a_weight_of_the_users():

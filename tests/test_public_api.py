@@ -86,7 +86,7 @@ SIGNATURES = {
     ms_accum.replace_dropout: "(network, seed=None)",
     ms_accum.FlushTail: "()",
     ms_accum.SaveStates: "(checkpointer, step, dataset)",
-    ms_accum.ResumableLoop: "(checkpointer, network, accumulator)",
+    ms_accum.ResumableLoop: "(checkpointer, network, accumulator, *, noise_scale=None)",
     ms_accum.ResumableLoop.after_micro_batch: "(self, epoch, batches)",
     ms_accum.TrainForwardBackward: (
         "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False, "

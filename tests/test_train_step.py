@@ -38,6 +38,7 @@ from ms_accum import (
     Stopped,
 )
 from ms_accum.loss.weights import Weight, weight_in_graph
+from ms_accum.window import running
 from reference import digest, miss
 
 ROWS = [8, 8, 5, 8, 8, 8, 5]
@@ -218,6 +219,79 @@ def test_a_micro_batch_without_labels_does_no_harm():
 
     found = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
     assert miss(found, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
+
+
+NOTHING = Tensor(np.full(4, -100, np.int32))
+SUMMED = {"mean losses": nn.CrossEntropyLoss(), "sums": nn.CrossEntropyLoss(reduction="sum")}
+
+
+def summing_system(way, window, loss_fn=SUMMED["sums"], **options):
+    """Return the weights, and what trains them with sums over the labels; without a gradient they still move."""
+    network = network_of()
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, weight_decay=0.1)
+    if way == "driver":
+        return optimizer, GradientAccumulation(network, loss_fn, optimizer, reduction="sum", **options)
+    return optimizer, AccumulatedTrainStep((network, loss_fn), optimizer, window, reduction="sum", **options)
+
+
+def trained_with_sums(way, window, data, **options):
+    ms.set_seed(1)
+    optimizer, system = summing_system(way, window, **options)
+    if way == "driver":
+        system.train_process(1, data, window, report=(), ckpt_path=None)
+    else:
+        Model(system).train(1, dataset(data), callbacks=[FlushTail()], dataset_sink_mode=False)
+    return [each.asnumpy() for each in optimizer.get_parameters()], system
+
+
+def one_large_batch_each(data):
+    """Return what plain MindSpore makes of these batches."""
+    ms.set_seed(1)
+    network = network_of()
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, weight_decay=0.1)
+    plain = nn.TrainOneStepCell(nn.WithLossCell(network, SUMMED["sums"]), optimizer)
+    for columns in data:
+        plain(*columns)
+    return [each.asnumpy() for each in optimizer.get_parameters()]
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", ["driver", "step"])
+@pytest.mark.parametrize("loss", SUMMED)
+@pytest.mark.parametrize(
+    "options", [{}, {"nonfinite": "skip_micro"}, {"loss_scale": 8.0}, {"nonfinite": "raise"}], ids=str
+)
+def test_a_sum_over_no_labels_is_zero_and_updates(way, loss, options):
+    """For windows of 1 and of 2 alike, and as in plain MindSpore, which moves and decays the weights."""
+    (first, one), (second, two), (third, _), (fourth, _) = numbers([4] * 4)
+    if loss == "mean losses":  # each of the four labels of a micro-batch, so that the sums of means are a quarter
+        options = {**options, "loss_fn": SUMMED[loss]}
+    for window in (1, 2):
+        data = [(first, one), (second, two), (third, NOTHING), (fourth, NOTHING)]
+        found, system = trained_with_sums(way, window, data, **options)
+        assert (system.updates, system.skipped, system.left_out) == (4 // window, 0, 0)
+        if loss == "sums":
+            large = [joined(data[at : at + window]) for at in range(0, 4, window)]
+            assert miss(found, one_large_batch_each(large), 1e-5, 1e-7) <= 1
+
+
+@pytest.mark.host
+def test_a_sum_of_nothing_that_does_not_update_is_noticed(monkeypatch):
+    data = [(x, NOTHING) for x, _ in numbers([4] * 2)]
+    monkeypatch.setattr(running.Immediate, "pass_over", lambda one: None)
+    found, system = trained_with_sums("driver", 1, data)
+    assert system.skipped == 2 and miss(found, one_large_batch_each(data), 1e-5, 1e-7) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_of_no_labels_hides_no_nan(window):
+    """It was counted as one that is not finite, and then the next NaN was not."""
+    good = numbers([4] * 4)
+    bad = (Tensor(np.full((4, 6), np.nan, np.float32)), good[0][1])
+    data = [(good[0][0], NOTHING), (good[1][0], NOTHING), good[2], bad]
+    with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
+        trained_with_sums("step", window, data, nonfinite="raise")
 
 
 # What callbacks see

@@ -31,7 +31,7 @@ class Weight:
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner, self._group, self.weighs = owner, group, reduction == "mean"
         self.unit: float | None = None
-        """Optional[float], the unit in which the graph gets weights; None before the first weight."""
+        """Optional[float], the unit in which the graph gets the open window's weights; None before the first one."""
         self._share = 0
         self._tensors: dict[float, Tensor] = {}
         self._weight: Any
@@ -46,16 +46,25 @@ class Weight:
             self._weight = _check.positive_number(owner, "weight", plain(weight))
 
     def share(self, micro_batches: int) -> None:
-        """Choose a new unit at the next micro-batch, in a single process.
+        """Define how the first weight of a window sets its unit, in a single process.
 
         Args:
             micro_batches (int): the number of micro-batches of equal weight that add up to 1. 0: the unit is a power of
-                two near the weight of the next micro-batch.
+                two near the weight of the first micro-batch.
         """
-        self._share, self.unit = micro_batches, None
+        self._share = micro_batches
+
+    def begin(self) -> None:
+        """Begin a window, with a unit of its own, because weights may differ by orders of magnitude.
+
+        Ranks keep the unit that they agreed on at the first weight: there weights multiply gradients in float32, whose
+        range is large enough for all windows.
+        """
+        if self._group is None:
+            self.unit = None
 
     def of(self, micro_batch: tuple) -> float:
-        """Return the weight, >= 0, of a micro-batch of the run; the first one defines the unit."""
+        """Return the weight, >= 0, of a micro-batch of the run; the first one of a window defines the unit."""
         weight = self.counted(micro_batch)
         if self.weighs and self.unit is None:
             self.unit = self._share * weight or None if self._share else unit_near(weight, self._group)
@@ -78,8 +87,8 @@ class Weight:
     def as_tensor(self, weight: float) -> Tensor | None:
         """Return a weight > 0 for the graph, in its unit; None if gradients are summed without weights.
 
-        Without the unit a float16 gradient, multiplied by the number of rows, would overflow. The unit cancels out in
-        sum(w g) / sum(w). Unless `share` has set it, it is a power of two, which causes no rounding.
+        Without the unit a loss in float16, multiplied by the number of rows, would overflow. The unit cancels out in
+        sum(w g) / sum(w). Unless `share` defines it, it is a power of two, which causes no rounding.
         """
         if not self.weighs:
             return None

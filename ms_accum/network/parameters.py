@@ -33,5 +33,8 @@ def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> lis
 
 def has_half(network: nn.Cell) -> bool:
     """Return whether MindSpore marks a part of the network as float16; casts in `construct` are not found."""
-    marked = any(cell.get_flags().get("fp16") for _, cell in network.cells_and_names())
+    cells = [cell for _, cell in network.cells_and_names()]
+    marked = any(cell.get_flags().get("fp16") for cell in cells)
+    # What `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") has no flags.
+    marked = marked or any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells)
     return marked or any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _check
@@ -82,10 +83,22 @@ class Numerics(NamedTuple):
             given["nonfinite"] = self.policy
         if self.ema is not None:
             given["ema"] = self.ema.settings
+        if self.noise is not None:
+            given["noise_scale"] = self.noise.settings
         return given
 
     @property
     def facts(self) -> dict[str, Any]:
+        """dict, what a training state holds of them that is not a Parameter."""
+        return {"noise": None if self.noise is None else self.noise.state}
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Continue from the facts of a training state."""
+        if self.noise is not None:
+            self.noise.load(facts["noise"])
+
+    @property
+    def equal_on_ranks(self) -> dict[str, Any]:
         """dict, what must be equal on all ranks, in the words of `ranks.agreement.agree`."""
         scale, dynamic = f"{self.value:g}", self.dynamic
         if dynamic is not None:

@@ -55,6 +55,9 @@ class Coupled:
     def pass_over(self) -> None:
         """Skip a micro-batch of weight 0, which does not occur here."""
 
+    def run_waiting(self) -> None:
+        """Do nothing: the window is collected, and all of it is run at its end, with one set of weights."""
+
     @property
     def accumulators(self) -> dict[str, Parameter]:
         """The accumulators, which do not contain the open window."""

@@ -93,7 +93,12 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Set the network's weights to the averages inside the ``with`` block, and restore them afterwards."""
+        """Set the network's weights to the averages inside the ``with`` block, and restore them afterwards.
+
+        Raises:
+            RuntimeError: If there is no average yet, or the averages are already applied, or there were updates inside
+                the block, which are lost.
+        """
         if not self._averages:
             raise RuntimeError(
                 "For 'Ema', 'applied' needs averages: pass the Ema as 'ema' to a driver or a step, and train with that."
@@ -102,7 +107,7 @@ class Ema:
             raise RuntimeError("For 'Ema', the averages are already applied.")
         if not self.updates:
             raise RuntimeError("For 'Ema', there is no average before the first update.")
-        kept = [as_array(each).copy() for each in self._weights]
+        kept, before = [as_array(each).copy() for each in self._weights], self.updates
         try:
             self._applied = True
             _assign(self._weights, map(as_array, self._averages))
@@ -110,6 +115,12 @@ class Ema:
         finally:
             _assign(self._weights, kept)
             self._applied = False
+        if self.updates != before:  # by a compiled step, which can't see that the averages are applied
+            made = self.updates - before
+            raise RuntimeError(
+                f"For 'Ema', 'applied' must be left before training, but got {made} updates inside the block, which "
+                "are lost: the weights are those from before the block."
+            )
 
     @property
     def is_applied(self) -> bool:

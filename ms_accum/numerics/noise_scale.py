@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspore import nn
@@ -26,7 +26,8 @@ class NoiseScale(Callback):
     for example, if micro-batches are sorted by length.
 
     Pass it to `GradientAccumulation` as `noise_scale`, or to `Model` as a callback. In your own training loop, call
-    `observe` after each micro-batch.
+    `observe` after each micro-batch. It is part of the training state: of the driver's, of that of `SaveStates`, if it
+    precedes that in the list of callbacks, and of that of a `ResumableLoop` with `noise_scale`.
 
     Args:
         every (int): the number of windows from one sample to the next. Default: 25, which costs at most 1 % of time.
@@ -106,6 +107,28 @@ class NoiseScale(Callback):
         self._add((small - large) / (1 / few - 1 / rows), (rows * large - few * small) / (rows - few))
         self._rows = rows
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that must be equal in a resumed run."""
+        return {"every": self._every, "decay": self._decay}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, all that `load` needs to continue, in types that JSON supports."""
+        sums = {"variance": self._variance, "square": self._square, "samples": self.samples, "rows": self._rows}
+        first = None if self._first is None else [*self._first]
+        return {**self.settings, **sums, "windows": self._windows, "seen": self._seen, "first": first}
+
+    def load(self, state: Mapping[str, Any] | None) -> bool:
+        """Continue from a saved state, and return True; start anew if that is None or has other settings."""
+        fits = state is not None and all(state[name] == value for name, value in self.settings.items())
+        if state is not None and fits:
+            self._variance, self._square, self.samples, self._rows, self._windows, self._seen = (
+                state[name] for name in ("variance", "square", "samples", "rows", "windows", "seen")
+            )
+            self._first = None if state["first"] is None else (state["first"][0], state["first"][1])
+        return fits
+
     def _add(self, variance: float, square: float) -> None:
         self._variance = self._decay * self._variance + variance
         self._square = self._decay * self._square + square
@@ -122,7 +145,8 @@ class NoiseScale(Callback):
                 weight = state.get("weight_sum")
                 divisor = 1.0 / accumulator.accumulate_step if weight is None else float(weight.asnumpy())
                 scale = accumulator.loss_scale * loss_scale(accumulator.optimizer)
-                self.first(sums, divisor * scale, rows)
+                if divisor:  # else the micro-batch does not count
+                    self.first(sums, divisor * scale, rows)
         elif not held:
             self.window_ended(accumulator.grad_norm, self._seen, counts=accumulator.updated)
 

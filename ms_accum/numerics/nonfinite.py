@@ -38,24 +38,46 @@ class SkipMicro:
     def __init__(self) -> None:
         name = unique_name("skip_micro")
         self.counts = Parameter(Tensor([0.0, 0.0], ms.float32), name=f"{name}.counts", requires_grad=False)
-        """Parameter, counts in the open window: micro-batches added, and left out although their loss was finite."""
+        """Parameter, in the open window: micro-batches not left out, and left out although their loss was finite."""
         self.left_out = Parameter(Tensor(0, ms.int32), name=f"{name}.left_out", requires_grad=False)
         """Parameter, the number of micro-batches left out so far, on all ranks."""
         self.own = Parameter(Tensor(0, ms.int32), name=f"{name}.own", requires_grad=False)
         """Parameter, those of this rank that the other ranks have not counted yet."""
 
-    def __call__(self, gradients: Any, loss: Any = None) -> Any:
-        """Return the gradients, or zeros if they or the loss are not finite; and 1.0 if all are finite, else 0.0."""
+    def __call__(self, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
+        """Leave out a micro-batch, in a graph.
+
+        A micro-batch of weight 0 is not left out, because it does not count: its loss may be 0/0 for a good reason.
+
+        Args:
+            gradients (tuple[Tensor]): its gradients.
+            loss (Optional[Tensor]): its loss. Default: ``None``, only the gradients are looked at.
+            weight (Optional[Tensor]): its weight. Default: ``None``, it counts.
+
+        Returns:
+            tuple, the gradients, or zeros if the micro-batch does not count or is left out; 1.0, or 0.0 in these cases;
+            and whether it is left out.
+        """
         finite = ops.isfinite(tree.sum_of_elements(gradients))
-        lost = 1.0 - ops.cast(finite, ms.float32)
+        bad = ops.logical_not(finite)
+        lost = ops.cast(bad, ms.float32)
         if loss is not None:
             lost = lost * ops.cast(ops.isfinite(loss), ms.float32)
-            finite = ops.logical_and(finite, ops.isfinite(loss))
-        kept = ops.cast(finite, ms.float32)
-        ops.assign_add(self.counts, ops.stack((kept, lost)))
-        ops.assign_add(self.left_out, 1 - ops.cast(finite, ms.int32))
-        ops.assign_add(self.own, 1 - ops.cast(finite, ms.int32))
-        return tree.kept(gradients, kept), kept
+            bad = ops.logical_not(ops.logical_and(finite, ops.isfinite(loss)))
+        kept = 1.0 - ops.cast(bad, ms.float32)
+        if weight is not None:
+            counts = ops.cast(weight, ms.float32) != 0
+            kept = kept * ops.cast(counts, ms.float32)
+            lost = lost * ops.cast(counts, ms.float32)
+            bad = ops.logical_and(bad, counts)
+        ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(bad, ms.float32), lost)))
+        ops.assign_add(self.left_out, ops.cast(bad, ms.int32))
+        ops.assign_add(self.own, ops.cast(bad, ms.int32))
+        return tree.kept(gradients, kept), kept, bad
+
+    def pass_over(self) -> None:
+        """Count a micro-batch that is not run because it does not count, on the host."""
+        ops.assign(self.counts, self.counts + Tensor([1.0, 0.0], ms.float32))
 
     @property
     def changed(self) -> tuple:

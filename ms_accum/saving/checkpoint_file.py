@@ -32,7 +32,7 @@ _ITEM_BYTES = {kind: size for size, kinds in _KINDS.items() for kind in kinds}
 # MindSpore writes this word and ten bytes of CRC-32 after the protocol buffers.
 _MARK, _CRC_BYTES = b"crc_num", 10
 _METADATA = {"format", "crc_num", "remove_redundancy", "record", "record_sha256"}
-STATE_VERSION = 3
+STATE_VERSION = 4
 # The types of safetensors that a state may contain, all of which NumPy has.
 _STATE_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 

@@ -32,7 +32,7 @@ class RunState:
     def take(self, at: Position) -> TrainingState:
         """Return the state."""
         accumulators, window = self._window.state()
-        facts = {"at": asdict(at), "window": window, **self._window.counters.state}
+        facts = {"at": asdict(at), "window": window, **self._window.counters.state, **self._trained.facts}
         return capture({**self._trained.parameters(), **accumulators}, facts, writes=self._window.is_first)
 
     def parameters(self) -> dict[str, Any]:
@@ -72,6 +72,7 @@ class RunState:
         restore(found.state, parameters, found.path, **changed)
         self._window.load(window)
         self._window.counters.load(facts)
+        self._trained.load(facts)
         if not found.changed:
             return at
         if self._window.size is None:  # it may contain a part of a batch, and batches may be different now

@@ -36,6 +36,15 @@ class Trained:
         if self._scheduler is not None:
             self._scheduler.step()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what a training state holds that is not a Parameter."""
+        return self._numerics.facts
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Continue from the facts of a training state, whose Parameters have been loaded."""
+        self._numerics.load(facts)
+
     def parameters(self) -> dict[str, Any]:
         """Return all Parameters by owner and name.
 

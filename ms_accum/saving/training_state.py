@@ -166,6 +166,10 @@ def _dict_of(**rules: Rule) -> Rule:
     )
 
 
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
 _POSITION = {
     **{field.name: _or_none(_is_count) for field in fields(Position)},
     **dict.fromkeys(("batches", "rows", "step", "windows", "held"), _is_count),
@@ -178,6 +182,13 @@ _is_window = _dict_of(
     unit=_or_none(_is_number),
     bad=lambda value: isinstance(value, list) and all(map(_is_count, value)),
 )
+_is_noise = _dict_of(
+    every=lambda value: _is_count(value) and value > 0,
+    decay=lambda value: _is_number(value) and 0 <= value < 1,
+    **dict.fromkeys(("variance", "square"), _is_finite),
+    **dict.fromkeys(("samples", "rows", "windows", "seen"), _is_count),
+    first=_or_none(_list_of(lambda value: _is_number(value) and value >= 0, _is_count)),
+)
 _RULES: dict[str, Rule] = {
     "version": _is_count,
     "updates": _is_count,
@@ -187,6 +198,7 @@ _RULES: dict[str, Rule] = {
     "at": _dict_of(**_POSITION),
     "window": lambda value: _is_window({"bad": [], **value} if isinstance(value, dict) else value),
     "random": is_random_state,
+    "noise": _or_none(_is_noise),
     "config": lambda value: isinstance(value, dict),
     "planned": _is_count,
     "best": _list_of(_or_none(_is_score), _or_none(_is_text)),

@@ -12,8 +12,19 @@ from mindspore import Tensor, nn, ops
 from ..loss.gradients import LossAndGradients
 from ..network import tree
 from ..network.accumulators import emptied, loss_scale
+from ..network.parameters import has_half
 from ..numerics.collaborators import NONE, Numerics
+from ..ranks.parallel import Group
 from .boundary import Boundary
+
+
+def weighs_loss(network: nn.Cell, group: Group | None) -> bool:
+    """Return whether the driver's weights multiply the loss, which costs nothing, in a unit near a window's first one.
+
+    Else they multiply the gradients in float32 when these are added: in float16 a loss times another weight of the
+    window may overflow or underflow, and several ranks would have to agree on the unit of each window.
+    """
+    return group is None and not has_half(network)
 
 
 class TrainEmpty(nn.Cell):
@@ -126,3 +137,20 @@ class TrainWindowOfOne(nn.Cell):
         figures = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
         updated, norm = self.boundary(grads, None, figures)[:2]
         return loss, updated, norm
+
+
+class TrainZeros(nn.Cell):
+    """Update with a gradient of 0, the sum of no rows, as windows of several micro-batches do.
+
+    Args:
+        one (TrainWindowOfOne): the Cell that ends windows of 1.
+    """
+
+    def __init__(self, one: TrainWindowOfOne):
+        super().__init__(auto_prefix=False)
+        self.boundary, self.scaled = one.boundary, one.scaled
+        self.shapes = [parameter.shape for parameter in one.boundary.parameters]
+
+    def construct(self) -> Any:
+        zeros = tuple([ops.zeros(shape, ms.float32) for shape in self.shapes])
+        return self.boundary(zeros, None, ops.zeros((1,), ms.float32) if self.scaled else None)[:2]

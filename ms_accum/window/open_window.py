@@ -12,7 +12,6 @@ from ..loss.objective import Objective
 from ..network import checks
 from ..network.accumulators import loss_scale
 from ..network.first_update import FirstUpdate
-from ..network.parameters import has_half
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
 from ..numerics.coupled import LossOfBatch
@@ -21,6 +20,7 @@ from ..numerics.ema import check_not_applied
 from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE, check_dense
 from ..ranks.parallel import Group, is_first
+from .driver_cells import weighs_loss
 from .record import Counters
 from .running import Accumulating, Immediate
 
@@ -80,8 +80,8 @@ class OpenWindow:
         self._always_added = group is not None or gives_rows(objective.forward)
         self._collects = isinstance(objective.forward, LossOfBatch)
         # With a shared unit a full window needs no division; but in float16 gradients divided by N may underflow.
-        alone = group is None and self._weight.weighs and not self._collects
-        self._shares = alone and not (numerics.skips or numerics.scales or has_half(objective.forward))
+        alone = weighs_loss(objective.forward, group) and self._weight.weighs and not self._collects
+        self._shares = alone and not (numerics.skips or numerics.scales)
         self._cells_made: dict[bool, Accumulating | Immediate | Coupled] = {}
         if group is not None:
             self._cells.clear()  # creates the Cells now, on all ranks at the same time, because they communicate
@@ -120,6 +120,12 @@ class OpenWindow:
         if self._numerics.noise is not None and self._numerics.noise.wants(self.micro_batches):
             self._show_first(self._numerics.noise)
 
+    def run_waiting(self) -> None:
+        """Run the micro-batches that have been collected, before callbacks or the user change the weights."""
+        if self.micro_batches:
+            with self._running():
+                self._cells.run_waiting()
+
     def end(self, wishes: Sequence[float] = ()) -> Ended:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
         alone = self._group is None
@@ -145,11 +151,11 @@ class OpenWindow:
         return Ended(self.counters.updated, shown, wishes, self._overflows > before, bad)
 
     def _show_first(self, noise: NoiseScale) -> None:
-        """Let it read the accumulators after the window's first micro-batch."""
+        """Let it read the accumulators after the window's first micro-batch, unless that does not count."""
         held = dict(self._cells.accumulators)
         weight = held.pop("window.weight_sum", None)
         counts = held.pop("window.counts", None)
-        if held and (counts is None or counts.asnumpy()[0]):
+        if held and self._loss.samples and (counts is None or counts.asnumpy()[0]):
             divisor = float(self._rows if weight is None else weight.asnumpy()) * self._numerics.value
             divisor *= loss_scale(self._optimizer)
             noise.first([*held.values()], divisor, self._rows)
@@ -215,7 +221,7 @@ class OpenWindow:
         return self.saved_inside or not (self.micro_batches or checks.is_sharded(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the accumulators have been loaded."""
+        """Continue from a saved state; the accumulators have been loaded, in its unit."""
         if not state["micro_batches"]:
             self.clear()
         self.micro_batches = state["micro_batches"]
@@ -225,6 +231,7 @@ class OpenWindow:
 
     def _forget(self) -> None:
         self._loss.clear()
+        self._weight.begin()
         self.micro_batches = 0
 
     @contextmanager

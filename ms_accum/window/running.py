@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from ..loss.window_loss import Losses
 from ..network.learning_rate import LearningRate
 from ..numerics.collaborators import NONE, Numerics
-from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWhole, TrainWindowOfOne
+from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWhole, TrainWindowOfOne, TrainZeros
 
 # Up to this number of micro-batches are collected and run in one call, if they need no more than this number of bytes.
 TOGETHER = 8
@@ -99,6 +99,12 @@ class Accumulating:
         """Skip a micro-batch of weight 0."""
         if self._nothing is not None:
             self._nothing()
+        if self._forward_backward.skips is not None:
+            self._forward_backward.skips.pass_over()
+
+    def run_waiting(self) -> None:
+        """Run the collected micro-batches, before anything outside the window changes the weights."""
+        self._run()
 
     def _run(self) -> None:
         """Run the collected micro-batches, if there are any."""
@@ -158,8 +164,17 @@ class Immediate:
     accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None
 
-    def __init__(self, network: nn.Cell, optimizer: Any, clip_norm: float | None, numerics: Numerics = NONE):
+    def __init__(
+        self,
+        network: nn.Cell,
+        optimizer: Any,
+        clip_norm: float | None,
+        numerics: Numerics = NONE,
+        *,
+        reduction: str = "mean",
+    ):
         self._cell = TrainWindowOfOne(network, optimizer, clip_norm=clip_norm, numerics=numerics)
+        self._zeros = TrainZeros(self._cell) if reduction == "sum" else None
         self._learning_rate = LearningRate(optimizer)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
@@ -171,10 +186,15 @@ class Immediate:
         return loss
 
     def pass_over(self) -> None:
-        """Skip a micro-batch of weight 0."""
+        """Skip a micro-batch of weight 0. The mean over no rows does not exist; their sum is 0, and updates."""
+        if self._zeros is not None:
+            self._ended = (self._learning_rate(), *self._zeros())
+
+    def run_waiting(self) -> None:
+        """Do nothing: no micro-batch waits."""
 
     def end(self, figures: Any = None, weights: Any = None) -> tuple:
-        """Do what `Accumulating.end` does; if the micro-batch had weight 0, there is no update and no norm."""
+        """Do what `Accumulating.end` does; if the micro-batch had weight 0, a mean has no update and no norm."""
         del figures, weights
         ended, self._ended = self._ended, None
         return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))

@@ -160,6 +160,45 @@ def test_what_is_trained_are_the_weights_themselves():
         Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
 
 
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
+def test_nor_is_an_open_window_flushed_there(way):
+    ema = Ema(0.75)
+    run = Trained(way, Slope(2), 3, lr=0.25, ema=ema, **({"tail": "carry"} if way == "driver" else {}))
+    monkeypatched_flush = run.system.flush
+    if way != "driver":  # its epochs would end with a flush
+        run.system.flush = lambda: False
+    run.train(DATA[:4])
+    run.system.flush = monkeypatched_flush
+    before = run.weights
+    with ema.applied():
+        with pytest.raises(RuntimeError, match="For 'flush', the averages of 'ema' are applied. Leave that block"):
+            run.system.flush()
+        assert (run.updates, run.system.micro_batches) == (1, 1)
+    assert run.weights.tolist() == before.tolist()
+    assert run.system.flush() and (run.updates, ema.updates) == (2, 2)
+    with ema.applied():
+        assert not run.system.flush()  # no window is open
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", ["cells", "step", "accumulator"])
+def test_updates_that_the_end_of_the_block_discards_are_said(way):
+    """A compiled step can't see that the averages are applied."""
+    ema = Ema(0.75)
+    run = Trained(way, Slope(2), 2, lr=0.25, ema=ema).train(DATA[:4])
+    before = run.weights
+    message = "'applied' must be left before training, but got 2 updates inside the block, which are lost"
+    with pytest.raises(RuntimeError, match=message), ema.applied():
+        run.train(DATA[:4])
+    assert run.weights.tolist() == before.tolist() and not ema.is_applied
+    with ema.applied():
+        pass
+    with pytest.raises(KeyError, match="another error"), ema.applied():
+        run.train(DATA[:4])
+        raise KeyError("another error")
+
+
 def resumed(folder, stop):
     def make():
         network = Slope(2)

@@ -11,7 +11,19 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
 from helpers import Recorder
-from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation, NoiseScale
+from ms_accum import (
+    AccumulatedTrainStep,
+    Accumulator,
+    Checkpointer,
+    CheckpointError,
+    FlushTail,
+    GradientAccumulation,
+    NoiseScale,
+    ResumableLoop,
+    SaveStates,
+    Stopped,
+)
+from runs import stop_after
 from test_train_step import dataset
 
 D, SIGMA = 6, 2.0
@@ -159,6 +171,142 @@ def test_model():
     assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4)
     with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep of Model"):
         Model(network, optimizer=nn.SGD([network.w], 1e-9)).train(1, dataset(data([4])), callbacks=noise)
+
+
+# Resumed: the advice is that of the run that was never stopped
+
+
+UNEVEN = [2, 7, 3, 4, 4, 5, 1, 6, 3, 4, 2]  # windows of 3 and a tail; every second one is sampled
+
+
+class ByDriver:
+    def __init__(self, noise=True, **options):
+        network = Linear()
+        self.noise = NoiseScale(every=2, decay=0.5) if noise else None
+        options = {"check": "off", "noise_scale": self.noise, **options}
+        self.model = GradientAccumulation(network, None, nn.SGD([network.w], 1e-9), **options)
+
+    def train(self, folder, **options):
+        states = Checkpointer(folder, resume="auto", **options)
+        self.model.train_process(2, data(UNEVEN), 3, report=(), ckpt_path=None, checkpointer=states)
+        return self.noise
+
+
+class ByModel:
+    first = True
+
+    def __init__(self, noise=True):
+        network = Linear()
+        self.noise = NoiseScale(every=2, decay=0.5) if noise else None
+        self.step = AccumulatedTrainStep(network, nn.SGD([network.w], 1e-9), 3, check="off")
+
+    def train(self, folder, **options):
+        rows = dataset(data(UNEVEN))
+        states = SaveStates(Checkpointer(folder, resume="auto", **options), self.step, rows)
+        seen = [each for each in (self.noise,) if each is not None]
+        callbacks = [FlushTail(), *(seen if self.first else ()), states, *(() if self.first else seen)]
+        done = {"initial_epoch": states.initial_epoch, "dataset_sink_mode": False}
+        Model(self.step).train(2, rows, callbacks=callbacks, **done)
+        return self.noise
+
+
+class ByHand:
+    def __init__(self, noise=True):
+        self.network = Linear()
+        self.noise = NoiseScale(every=2, decay=0.5) if noise else None
+        self.accumulator = Accumulator(nn.SGD([self.network.w], 1e-9), 3, reduction="mean")
+        self.grad_fn = ms.value_and_grad(self.network, None, self.accumulator.optimizer.parameters)
+
+    def train(self, folder, **options):
+        states = Checkpointer(folder, resume="auto", **options)
+        with ResumableLoop(states, self.network, self.accumulator, noise_scale=self.noise) as loop:
+            for epoch in range(loop.epoch, 3):
+                for number, (x, y) in enumerate(data(UNEVEN), 1):
+                    if number > loop.batches:
+                        self.accumulator(self.grad_fn(x, y)[1], x.shape[0])
+                        if self.noise is not None:
+                            self.noise.observe(self.accumulator, x.shape[0])
+                        loop.after_micro_batch(epoch, number)
+                self.accumulator.flush()
+                loop.after_micro_batch(epoch + 1, 0)
+        return self.noise
+
+
+def stopped_and_resumed(make, folder, *stops):
+    for stop in stops:
+        with pytest.raises(Stopped):
+            make().train(folder, stop=stop_after(stop))
+    return make().train(folder)
+
+
+@pytest.mark.host
+@pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
+@pytest.mark.parametrize("make", [ByDriver, ByModel, ByHand])
+@pytest.mark.parametrize("stops", [(7, 16), pytest.param(range(1, 2 * len(UNEVEN)), marks=pytest.mark.slow)], ids=str)
+def test_a_resumed_estimate_is_the_same(make, stops, tmp_path):
+    expected = make().train(tmp_path / "never stopped")
+    assert expected.samples >= 3 and expected.state["variance"]
+    for stop in stops:
+        found = stopped_and_resumed(make, tmp_path / str(stop), stop)
+        assert (found.state, found.advice) == (expected.state, expected.advice)
+    assert stopped_and_resumed(make, tmp_path / "again", 5, 9).state == expected.state
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("forgotten", ["variance", "square", "samples", "windows", "first"])
+def test_what_a_state_must_hold(forgotten, tmp_path, monkeypatch):
+    """After micro-batch 7, the first of a window that is sampled."""
+    expected, load, anew = ByDriver().train(tmp_path / "never stopped"), NoiseScale.load, NoiseScale(every=2).state
+    monkeypatch.setattr(NoiseScale, "load", lambda self, held: load(self, {**held, forgotten: anew[forgotten]}))
+    assert stopped_and_resumed(ByDriver, tmp_path / "stopped", 7).state != expected.state
+
+
+@pytest.mark.host
+def test_other_settings_are_refused_or_begin_anew(tmp_path):
+    with pytest.raises(Stopped):
+        ByDriver().train(tmp_path, stop=stop_after(8))
+    for other in (NoiseScale(every=3, decay=0.5), None):
+        with pytest.raises(CheckpointError, match="noise_scale was .* and is"):
+            ByDriver(noise_scale=other).train(tmp_path)
+    anew = NoiseScale(every=3, decay=0.5)
+    ByDriver(noise_scale=anew).train(tmp_path, allow_config_change=True)
+    assert anew.samples == 1  # the fourth of the 6 windows that were left, of which the first was open
+    with pytest.raises(CheckpointError, match="noise_scale was .* and is None"):
+        ByHand(noise=False).train(tmp_path)
+
+
+@pytest.mark.host
+@pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
+def test_a_model_without_a_saved_estimate_says_so(tmp_path):
+    with pytest.raises(Stopped):
+        ByModel(noise=False).train(tmp_path, stop=stop_after(8))
+    with pytest.warns(RuntimeWarning, match="The noise scale restarts in a resumed run: the training state has none"):
+        ByModel().train(tmp_path)
+    late = ByModel()
+    late.first = False
+    with pytest.raises(
+        ValueError, match="'callbacks' must be NoiseScale first, but got it last. A state would be saved"
+    ):
+        late.train(tmp_path / "another")
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "accumulator"])
+def test_a_first_micro_batch_that_does_not_count_is_not_sampled(way):
+    """The estimate divided by its weight, 0."""
+    noise, network, rows = NoiseScale(every=1), Linear(), data([4] * 8)
+    weights = iter([0.0, 1.0, 1.0, 1.0] * 2)
+    if way == "driver":
+        options = {"weight": lambda x, y: next(weights), "check": "off", "noise_scale": noise}
+        model = GradientAccumulation(network, None, nn.SGD([network.w], 1e-9), **options)
+        model.train_process(1, rows, 4, report=(), ckpt_path=None)
+    else:
+        accumulator = Accumulator(nn.SGD([network.w], 1e-9), 4, reduction="mean")
+        grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
+        for columns in rows:
+            accumulator(grad_fn(*columns)[1], next(weights))
+            noise.observe(accumulator, 4)
+    assert noise.samples == 0 and noise.advice.startswith("no estimate")
 
 
 @pytest.mark.host

@@ -67,7 +67,12 @@ def test_a_window_is_that_of_its_good_micro_batches(way, reduction, bad):
 def test_a_weight_that_stays_is_noticed(way, monkeypatch):
     expected = weights(way, Root(), GOOD, 3, lr=0.1)
     skip = nonfinite.SkipMicro.__call__
-    monkeypatch.setattr(nonfinite.SkipMicro, "__call__", lambda self, *args: (skip(self, *args)[0], Tensor(1.0)))
+
+    def with_its_weight(self, *args):
+        gradients, _, left_out = skip(self, *args)
+        return gradients, Tensor(1.0), left_out
+
+    monkeypatch.setattr(nonfinite.SkipMicro, "__call__", with_its_weight)
     found = weights(way, Root(), [GOOD[0], NO_GRADIENT, *GOOD[1:]], 4, lr=0.1, nonfinite="skip_micro")
     assert miss([found], [expected], 1e-6) >= 100
 
@@ -196,6 +201,15 @@ def test_a_flush_raises_too():
         trained.system.flush()
 
 
+@pytest.mark.host
+def test_a_flush_of_what_does_not_count_does_not_raise():
+    network = Root()
+    options = {"weight": _first_value, "nonfinite": "raise", "tail": "carry", "check": "off"}
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), **options)
+    model.train_process(1, ZERO, 3, report=(), ckpt_path=None)
+    assert not model.flush() and (model.updates, model.skipped) == (0, 1)
+
+
 def model_of(policy):
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -216,6 +230,76 @@ def test_flush_tail_does_not_raise_for_a_window_in_which_nothing_counts():
     data = dataset([GOOD[0], GOOD[1], micro_batch(0.0, 1.0), micro_batch(0.0, 1.0)])
     Model(step).train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
     assert (step.updates, step.skipped) == (1, 1)
+
+
+ZERO = [micro_batch(0.0, 1.0, rows=2), micro_batch(0.0, np.nan, rows=2)]  # weights of 0: one gradient, and one loss
+
+
+def weighed(way, data, window, **options):
+    """Train with `first_value` as weight, and return the weights and what trained them."""
+    network = Root()
+    optimizer = nn.SGD([network.w], 0.1)
+    if way == "driver":
+        system = GradientAccumulation(network, None, optimizer, weight=_first_value, check="off", **options)
+        system.train_process(1, data, window, report=(), ckpt_path=None)
+    elif way == "step":
+        system = AccumulatedTrainStep(network, optimizer, window, weight=first_value, check="off", **options)
+        Model(system).train(1, dataset(data), callbacks=FlushTail(), dataset_sink_mode=False)
+    else:
+        system = Accumulator(optimizer, window, reduction="mean", **options)
+        grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
+
+        def train_step(x):
+            return system(grad_fn(x)[1], first_value(x))
+
+        train_step = ms.jit(train_step) if ms.get_context("mode") == ms.GRAPH_MODE else train_step
+        for (x,) in data:
+            train_step(x)
+        system.flush()
+    return network.w.asnumpy().tolist(), system
+
+
+def _first_value(x):
+    return float(first_value(x).asnumpy())
+
+
+@pytest.mark.modes
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_micro_batch_of_weight_0_is_not_bad(way, window):
+    """Not left out, not counted, and nothing warns of a gradient that is not finite."""
+    data = [each for good in GOOD for each in (good, ZERO[0], ZERO[1])]
+    found, system = weighed(way, data, window, nonfinite="skip_micro")
+    expected = weighed("driver", GOOD, 1)[0]
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert (system.updates, system.left_out, system.skipped) == (3, 0, {1: 6, 2: 2, 3: 0}[window])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["step", "accumulator"])
+def test_a_policy_without_the_weight_is_noticed(way, monkeypatch):
+    skip = nonfinite.SkipMicro.__call__
+    monkeypatch.setattr(
+        nonfinite.SkipMicro, "__call__", lambda self, grads, loss=None, weight=None: skip(self, grads, loss)
+    )
+    assert weighed(way, [GOOD[0], ZERO[0], GOOD[1], ZERO[1]], 4, nonfinite="skip_micro")[1].left_out == 2
+
+
+@pytest.mark.host
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("window", [2, 4])
+def test_windows_in_which_nothing_counts_are_not_said_to_be_bad(window):
+    """The tail, too, that `FlushTail` flushes."""
+    system = weighed("step", [*GOOD, *ZERO, *ZERO, ZERO[0]][: window + 4], window, nonfinite="skip_micro")[1]
+    assert system.left_out == 0 and system.counts[1] == 0 and system.skipped > 0
+
+
+@pytest.mark.host
+def test_what_is_left_out_beside_is_counted():
+    with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped: their gradients were not finite"):
+        system = weighed("step", [GOOD[0], ZERO[0], ZERO[1], micro_batch(1.0, -1.0)], 2, nonfinite="skip_micro")[1]
+    assert (system.updates, system.skipped, system.left_out) == (1, 1, 1)
 
 
 @pytest.mark.host

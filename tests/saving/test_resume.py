@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from cifar_files import write_cifar10
 from helpers import Recorder
 from model_zoo import create_dataset
-from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, evaluate
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, NoiseScale, Stopped, evaluate
 from ms_accum.saving import training_state
 from reference import digest
 from runs import (
@@ -665,6 +665,7 @@ def without(facts, name):
     return {each: value for each, value in facts.items() if each != name}
 
 
+NOISE = NoiseScale().state
 CRAFTED = {
     **{
         f"no {name}": lambda facts, name=name: without(facts, name)
@@ -682,6 +683,10 @@ CRAFTED = {
     "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
     "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
     "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
+    "noise of no number": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
+    "noise that is never sampled": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
+    "a first norm below 0": lambda facts: {**facts, "noise": {**NOISE, "first": [-1.0, 4]}},
+    "less noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
     "a NumPy state beyond its numbers": lambda facts: {
         **facts,
         "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},

@@ -80,6 +80,8 @@ class CountingCells:
         self.held.append(int(micro_batch[0].asnumpy()[0, 0]))
         return Tensor(0.0)
 
+    def run_waiting(self): ...
+
     def end(self, *figures):
         self.made.append(tuple(self.held))
         self.clear()

@@ -6,10 +6,12 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import Callback, LambdaCallback
 
-from helpers import Slope, batches, cross_entropy, run, seen_gradient, slope_driver
+from helpers import Slope, batches, cross_entropy, micro_batch, run, seen_gradient, slope_driver
 from ms_accum import GradientAccumulation
 from ms_accum.window import running
+from ms_accum.window.open_window import OpenWindow
 from reference import digest
 
 
@@ -214,6 +216,85 @@ def test_a_loader_that_sets_parameters_needs_no_waiting(wait, seen):
 
     run(model, loader(), 2)
     assert seen_gradient(model) == seen
+
+
+def between_calls(model, network):
+    run(model, [micro_batch(1.0)], 2)
+    ops.assign(network.factor, Tensor(2.0))
+    run(model, [micro_batch(3.0)], 2)
+
+
+def at_an_epochs_end(model, network):
+    changes = LambdaCallback(on_train_epoch_end=lambda context: ops.assign(network.factor, Tensor(2.0)))
+    data = iter([1.0, 3.0])
+    run(model, OneEach(data), 2, epochs=2, callbacks=changes)
+
+
+class SetsInEvaluations(Callback):
+    """Changes the network as an evaluation begins."""
+
+    def on_eval_begin(self, run_context):
+        ops.assign(run_context.original_args().network.factor, Tensor(2.0))
+
+
+def in_an_evaluation(model, network):
+    data = iter([1.0, 3.0])
+    run(model, OneEach(data), 2, epochs=2, callbacks=SetsInEvaluations(), valid_dataset=[micro_batch(1.0)])
+
+
+def after_an_error(model, network):
+    def loader():
+        yield micro_batch(1.0)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        run(model, loader(), 2)
+    ops.assign(network.factor, Tensor(2.0))
+    run(model, [micro_batch(3.0)], 2)
+
+
+class OneEach:
+    """A data set with one micro-batch in each epoch, of the next value."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __iter__(self):
+        yield micro_batch(next(self._values))
+
+
+@pytest.mark.parametrize("course", [between_calls, at_an_epochs_end, in_an_evaluation, after_an_error])
+def test_what_a_carried_window_holds_is_run_before_others_change_weights(course):
+    network = Scaled()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), tail="carry")
+    course(model, network)
+    assert model.updates == 1 and seen_gradient(model) == (1 * 1 + 2 * 3) / 2
+
+
+def test_running_it_later_is_noticed(monkeypatch):
+    monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
+    network = Scaled()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), tail="carry")
+    between_calls(model, network)
+    assert seen_gradient(model) == (2 * 1 + 2 * 3) / 2
+
+
+def test_two_drivers_of_one_network_carry_each_its_window():
+    """The first one's micro-batch is run at the weights at which it came."""
+    network = Squared()
+    first, second = (GradientAccumulation(network, None, nn.SGD([network.w], 0.25), tail="carry") for _ in range(2))
+    run(first, [micro_batch(1.0)], 2)
+    run(second, [micro_batch(4.0)], 1)
+    moved = 0.25 * 4.0
+    run(first, [micro_batch(2.0)], 2)
+    assert float(network.w.asnumpy()[0]) == moved - 0.25 * ((0 - 1.0) + (moved - 2.0)) / 2
+
+
+class Squared(Slope):
+    """Half the mean squared distance of w from x, as its own loss: the gradient is w minus the mean of x."""
+
+    def construct(self, x):
+        return ops.mean(ops.sum(ops.square(self.w - x), 1)) / 2
 
 
 def test_waiting_is_a_choice_of_two():

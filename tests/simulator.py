@@ -1,0 +1,237 @@
+"""What should any run of windows leave? The rules in NumPy float64, by plain loops; nothing here imports ms_accum.
+
+A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, Momentum, averages and counters. It
+trains one network, whose loss is known in closed form: half the mean squared distance of two weights from the rows of
+`x`, plus the mean of sqrt(z * s) with s = 1, which has a NaN as its gradient where z = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HUGE = 2.0**100
+"""float, a loss scale at which the norm of every gradient overflows in float32."""
+FACTOR = 2**50
+"""int, by which a dynamic scale changes: it is 1, the factor, at which nothing overflows, or HUGE."""
+GROWS_AFTER = 3
+IN_A_ROW = 10
+SHIFT = 0.25
+"""float, what a user adds to the weights between two calls."""
+
+
+class Settings(NamedTuple):
+    """What a run is made with."""
+
+    way: str
+    """"driver", "step", "accumulator" or "cells"."""
+    size: Any
+    """An int, a dict, or a function of the number of updates; ("split", rows) splits each batch, which is a window."""
+    tail: str
+    reduction: str
+    weight: Any
+    """"rows", "column" (the first value of the third column), or a number."""
+    clip: float | None
+    policy: str
+    scale: Any
+    """None, a number, or "dynamic"."""
+    ema: tuple[float, int] | None
+    rates: Any
+    """A learning rate, or one for each update."""
+
+    def of(self, updates):
+        """Return the size of the window after this number of updates."""
+        if callable(self.size):
+            return self.size(updates)
+        return max((first, size) for first, size in self.size.items() if first <= updates)[1]
+
+    @property
+    def is_immediate(self):
+        """Whether windows have no accumulators."""
+        return self.size == 1 and self.way != "cells"
+
+
+class Record(NamedTuple):
+    """What is known of a window that has ended."""
+
+    loss: float
+    samples: int
+    norm: float
+    lr: float
+    skipped: bool
+    overflow: bool
+    bad: tuple
+
+
+class Fails(Exception):
+    """The run must end with an error of this kind."""
+
+
+class Simulator:
+    """Everything that training changes."""
+
+    def __init__(self, settings):
+        self.settings = settings if not isinstance(settings.size, int) else settings._replace(size={0: settings.size})
+        self.is_immediate = settings.is_immediate
+        self.splits = isinstance(settings.size, tuple)
+        self.w, self.velocity = np.zeros(2), np.zeros(2)
+        self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
+        self.average, self.averaged = np.zeros(2), 0
+        self.scale = {None: 1.0, "dynamic": HUGE}.get(settings.scale, settings.scale)
+        self.records: list[Record] = []
+        self.losses: list[float] = []
+        """list[float], after each micro-batch the mean loss of its window so far."""
+        self.clear()
+
+    def clear(self):
+        """Discard the window."""
+        self.open: list[tuple] = []
+
+    def loss_and_gradient(self, x, z):
+        x, z = np.asarray(x, np.float64), np.asarray(z, np.float64)
+        with np.errstate(all="ignore"):
+            loss = 0.5 * np.mean(np.sum((self.w - x) ** 2, axis=1)) + np.mean(np.sqrt(z))
+            gradient = self.w - np.mean(x, axis=0) + np.array([0.5 * np.mean(np.sqrt(z)), 0.0])
+        return loss, np.where([bool((z == 0).any()), False], np.nan, gradient)
+
+    def weight_of(self, x, c):
+        kind = self.settings.weight
+        if self.settings.reduction == "sum" or kind == "rows":
+            return float(len(x))
+        return float(c[0]) if kind == "column" else float(kind)
+
+    def add(self, columns):
+        """Add a micro-batch."""
+        if not self.open and not self.splits:
+            self.window = self.settings.of(self.updates)
+        x, z, c = columns
+        weight = self.weight_of(x, c)
+        loss, gradient = self.loss_and_gradient(x, z)
+        leaves_out = self.settings.policy == "skip_micro" and not self.is_immediate
+        bad = weight != 0 and not (np.isfinite(loss) and np.isfinite(gradient).all())
+        self.open.append((loss, gradient, weight, len(x), bad and leaves_out))
+        self.left_out += bad and leaves_out
+        total, weights = self._losses()
+        self.losses.append(total / weights if weights else 0.0)
+
+    @property
+    def is_full(self):
+        return len(self.open) >= self.window
+
+    def _losses(self):
+        kept = [(loss, weight) for loss, _, weight, _, left in self.open if weight and not left]
+        return sum(loss * weight for loss, weight in kept), sum(weight for _, weight in kept)
+
+    def _gradient(self):
+        """Return the window's gradient, or None if it has none."""
+        kept = [(gradient, weight) for _, gradient, weight, _, left in self.open if weight and not left]
+        if not kept or self.scale == HUGE:
+            return None
+        total = sum(gradient * (1.0 if self.settings.reduction == "sum" else weight) for gradient, weight in kept)
+        gradient = total if self.settings.reduction == "sum" else total / sum(weight for _, weight in kept)
+        return gradient if np.isfinite(gradient).all() else None
+
+    def end(self, number=0):
+        """End the window; `number` is that of its last micro-batch in the epoch, for what the record calls bad."""
+        gradient, (total, weights) = self._gradient(), self._losses()
+        rates = self.settings.rates
+        lr = rates if np.isscalar(rates) else rates[self.updates]
+        norm = float("nan") if gradient is None else float(np.sqrt(np.sum(gradient**2)))
+        if gradient is None:
+            self.skipped += 1
+        else:
+            if self.settings.clip is not None:
+                gradient = gradient * min(1.0, self.settings.clip / norm)
+            self.velocity = 0.9 * self.velocity + gradient
+            self.w = self.w - lr * self.velocity
+            self.updates += 1
+            self._average()
+        overflow = self._rescale(gradient is not None, total / weights if weights else float("nan"))
+        bad = tuple(
+            number - len(self.open) + at
+            for at, (loss, _, weight, _, left) in enumerate(self.open, 1)
+            if weight and (left or not np.isfinite(loss))
+        )
+        samples = sum(rows for _, _, weight, rows, _ in self.open if weight)
+        mean = total / weights if weights and np.isfinite(total) else float("nan")
+        self.clear()
+        self.records.append(Record(mean, samples, norm, lr, gradient is None, overflow, bad))
+        return self.records[-1]
+
+    def _average(self):
+        if self.settings.ema is not None:
+            decay, warm_up = self.settings.ema
+            self.averaged += 1
+            if self.averaged <= max(warm_up, 1):
+                decay = min(decay, (self.averaged - 1) / self.averaged)
+            self.average = decay * self.average + (1 - decay) * self.w
+
+    def _rescale(self, updated, loss):
+        """Change the dynamic scale, and return whether the window overflowed."""
+        if self.settings.scale != "dynamic":
+            return False
+        blind = self.settings.way == "accumulator"  # it gets no loss
+        lost = [loss for loss, _, _, _, left in self.open if left and (blind or np.isfinite(loss))]
+        empty = not any(weight for _, _, weight, _, _ in self.open)
+        kept = any(weight and not left for _, _, weight, _, left in self.open)
+        # Without a weight there is no gradient, which is no overflow. Nor is NaN in the data, where the loss is known.
+        skipped = not updated and kept and not empty and (blind or np.isfinite(loss))
+        overflow = bool((skipped or lost) and self.scale > 1)
+        if overflow:
+            self.overflows += 1
+            self.scale, self.good = max(1.0, self.scale / FACTOR), 0
+        elif updated:
+            self.good += 1
+            if self.good >= GROWS_AFTER:
+                self.scale, self.good = min(HUGE, self.scale * FACTOR), 0
+        return overflow
+
+    def count(self, record):
+        """Do what the driver does after a window: too many that are skipped end the run."""
+        if not record.samples or record.overflow:
+            return
+        self.in_a_row = self.in_a_row + 1 if record.skipped else 0
+        if self.settings.policy == "raise" and record.skipped:
+            raise Fails(FloatingPointError)
+        if self.in_a_row >= IN_A_ROW:
+            raise Fails(RuntimeError)
+
+    def train(self, batches, epochs):
+        """Train; the tail of each epoch as the settings say."""
+        driver, self.in_a_row = self.settings.way == "driver", 0
+        for _ in range(epochs):
+            number = 0
+            for batch in batches:
+                pieces = split(batch, self.settings.size[1]) if self.splits else [batch]
+                for at, columns in enumerate(pieces, 1):
+                    number = at if self.splits else number + 1
+                    self.add(columns)
+                    if at == len(pieces) if self.splits else self.is_full:
+                        record = self.end(number)
+                        if driver:
+                            self.count(record)
+            if self.settings.tail == "flush" and self.open:
+                record = self.end(number)
+                if driver:
+                    self.count(record)
+            elif self.settings.tail == "drop":
+                self.clear()
+
+    def shift(self):
+        self.w = self.w + SHIFT
+
+    def flush(self):
+        """End an open window; return whether there was an update."""
+        if not self.open:
+            return False
+        record = self.end()
+        self.records.pop()  # callbacks do not get it
+        if self.settings.way == "driver" and self.settings.policy == "raise" and record.samples:
+            if record.skipped and not record.overflow:
+                raise Fails(FloatingPointError)
+        return not record.skipped
+
+
+def split(columns, rows):
+    return [tuple(column[at : at + rows] for column in columns) for at in range(0, len(columns[0]), rows)]
