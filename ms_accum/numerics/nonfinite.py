@@ -100,7 +100,7 @@ class BadBatches:
     def __init__(self, folder: Any, group: Group | None = None):
         owner = "GradientAccumulation"
         _check.instance(owner, "save_bad_batches", folder, (str, os.PathLike), "a path")
-        self._folder = Path(folder).expanduser()
+        self._folder = Path(os.path.abspath(os.path.expanduser(folder)))
         if self._folder.exists() and not self._folder.is_dir():
             _check.refuse(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
         self._kept: dict[int, list[np.ndarray]] = {}

@@ -56,7 +56,10 @@ def run_of(number: int) -> str:
 
 @contextmanager
 def no_empty_folder(settings: Settings) -> Iterator[None]:
-    """Remove the folder of a new run if the block fails before anything was written to it."""
+    """Remove the folder of a new run if the block fails before anything was written to it.
+
+    For the rank that writes there: another one may end its block while that one is saving.
+    """
     try:
         yield
     except BaseException:
@@ -72,7 +75,9 @@ def _remove_if_empty(*paths: Path) -> None:
         for path in paths:
             if path.is_dir():
                 path.rmdir()
-            elif path.exists() and not path.stat().st_size:
+            elif path.exists():
+                if path.stat().st_size:
+                    return
                 path.unlink()
 
 

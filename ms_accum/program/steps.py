@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable
 
 import mindspore as ms
@@ -114,6 +114,8 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
         with exit_code(DISK, OSError, ValueError):
             for path in settings.models:
                 _make_folder_of(path)
+                if is_first(group):  # one rank cleans up
+                    remove_leftovers(os.path.dirname(os.path.abspath(path)), age=3600)
     if settings.overwrite and is_first(group):
         with exit_code(DISK, OSError), exit_code(USAGE, RuntimeError):
             if settings.output_dir is not None:
@@ -131,7 +133,6 @@ def _make_folder_of(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     _make(folder, "ckpt_path")
     check_folder("train.py", path)
-    remove_leftovers(folder, age=3600)
 
 
 def _new_run(group: Group | None) -> str:

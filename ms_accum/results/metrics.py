@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Callable, TextIO
@@ -13,6 +14,7 @@ from typing import Any, Callable, TextIO
 from mindspore.train import Callback, RunContext
 
 from .. import _check
+from ..saving.files import fixed
 
 # The line of a window has "update", that of an evaluation "updates": those before it.
 _EVALUATION = '"updates": '
@@ -31,7 +33,8 @@ class MetricsFile(Callback):
     """
 
     def __init__(self, path: str, kept: Callable[[], int] = lambda: 0):
-        self._path, self._kept = path, kept
+        self._given, self._kept = path, kept
+        self._path = fixed(path)
         self._file: TextIO | None = None
         self._writes = False
         self._epoch = self._updates = 0
@@ -67,6 +70,8 @@ class MetricsFile(Callback):
 
     def _open(self, windows: int) -> None:
         """Open the file after the lines that are kept; these are never removed, not even temporarily."""
+        if os.path.exists(self._path) and stat.S_ISFIFO(os.stat(self._path).st_mode):
+            raise OSError("it is a pipe, whose reader the run would wait for")
         resumes = bool(windows) and os.path.exists(self._path)
         length = _length(self._path, windows) if resumes else 0
         self._file = open(self._path, "r+" if resumes else "w", encoding="utf-8", buffering=1)
@@ -92,7 +97,7 @@ class MetricsFile(Callback):
         with contextlib.suppress(OSError):
             self.__exit__()
         self._file, self._writes = None, False
-        _check.warn(f"metrics are no longer written to '{self._path}': {error}")
+        _check.warn(f"metrics are no longer written to '{self._given}': {error}")
 
 
 def _length(path: str, windows: int) -> int:

@@ -234,6 +234,35 @@ def test_a_run_that_fails_before_anything_is_written_leaves_no_folder(capfd, mon
     assert os.listdir() == ["runs"] and os.listdir("runs") == []
 
 
+def test_files_that_are_not_empty_end_the_cleaning_up(monkeypatch):
+    """The lock of a run that has metrics stays, and its folder of states, in which it may be saving."""
+    settings = settings_of(*RUN).in_folder("runs/001")
+    os.makedirs("runs/001/states")
+    Path("runs/001/states/.lock").touch()
+    Path("runs/001/metrics.jsonl").write_text("{}")
+    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folder(settings):
+        raise KeyboardInterrupt
+    assert os.path.exists("runs/001/states/.lock")
+    Path("runs/001/metrics.jsonl").write_text("")
+    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folder(settings):
+        raise KeyboardInterrupt
+    assert os.listdir("runs") == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
+    """Another one may end while rank 0 is making its first file."""
+    monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
+    settings = settings_of(*RUN).in_folder("runs/001")
+    os.makedirs("runs/001/states")
+    train, test = training.datasets(settings, None)
+    model, network, _ = training.build(settings)
+    written = steps.Written(network, model, settings, steps.facts_of("0", train, test), Group(rank, 2))
+    with pytest.raises(ZeroDivisionError):
+        steps.train(model, settings, train, written=written, evaluate=lambda: (1, 1))
+    assert os.path.isdir("runs/001/states") == (rank == 1)
+
+
 def test_a_state_that_is_no_file_leaves_no_folder(capfd):
     assert train(*RUN, "--resume=nope") == CHECKPOINT
     assert "'nope'" in one_line(capfd.readouterr().err) and os.listdir("runs") == []
