@@ -81,6 +81,16 @@ def _remove_if_empty(*paths: Path) -> None:
                 path.unlink()
 
 
+def keep_unsaved_best(settings: Settings) -> Iterator[str]:
+    """Keep the best model of a run that ended before its first state, which begins again; yield a line about it.
+
+    The best model is written before the state, so that a state never names a model that is lost.
+    """
+    best = best_of(settings.model_path)
+    if settings.resume == AUTO and os.path.isfile(best) and not _states_in(settings.output_dir or ""):
+        yield f"'{best}' is of a run without a state, which begins again; it is kept as '{keep_previous(best)}'"
+
+
 def remove_drawn(settings: Settings) -> None:
     """Remove what shows the metrics of the run that is replaced: pictures, the table, and TensorBoard's events."""
     drawn = [Path(settings.metrics).with_suffix(kind) for kind in (".png", ".svg", ".csv")]
@@ -188,6 +198,8 @@ def _continues(settings: Settings) -> bool:
 def _check_free(settings: Settings) -> None:
     last = settings.model_path
     models = [path for path in (last, best_of(last), ema_of(last)) if os.path.isfile(path)]
+    if settings.resume == AUTO:  # a run that ended before its first state may have left one; it will be kept
+        models = [path for path in models if path != best_of(last)]
     if models and settings.ckpt_path is not None:
         raise Failure(f"argument --ckpt_path: '{models[0]}' exists; {_ways_out(settings, 'name')}", USAGE)
     if settings.output_dir is None or (settings.resume == AUTO and not models):

@@ -58,8 +58,21 @@ def own_group() -> Group:
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # the scheduler process of a launcher that runs the same program: its work is done
     if not GlobalComm.INITED:
+        _check_single()
         return Group(rank=0, size=1)
     return Group(communication.get_rank(), communication.get_group_size())
+
+
+def _check_single() -> None:
+    """Raise an error if a rank table or mpirun started this process as one of several, and it joined no group."""
+    for variable in ("RANK_SIZE", "OMPI_COMM_WORLD_SIZE"):  # what MindSpore reads for these two
+        size = os.environ.get(variable, "")
+        if size.isdecimal() and int(size) > 1:
+            raise RuntimeError(
+                f"For 'own_group', a process that was started as one of {size} ({variable}) must join their group "
+                "first, but it did not. Start it with 'python -m ms_accum.launch' or msrun, or call "
+                f"mindspore.communication.init() first; if it is a single process, unset {variable}."
+            )
 
 
 def is_launched() -> bool:

@@ -18,6 +18,7 @@ from ..saving.files import fixed
 
 # The line of a window has "update", that of an evaluation "updates": those before it.
 _EVALUATION = '"updates": '
+_LONGEST = 2**16  # bytes of a line
 _OTHER_NAMES = {"acc": "accuracy"}  # MindSpore has two names for one metric
 
 
@@ -77,6 +78,8 @@ class MetricsFile(Callback):
         self._file = open(self._path, "r+" if resumes else "w", encoding="utf-8", buffering=1)
         self._writes = True
         if resumes:
+            last = _last_line(self._path, length)
+            self._epoch = last.get("epoch", 0)
             self._file.seek(length)
             self._file.truncate()
 
@@ -112,9 +115,28 @@ def _length(path: str, windows: int) -> int:
     return length
 
 
+def ends_with_evaluation(path: str) -> bool:
+    """Return whether the last line of a file of metrics is that of an evaluation."""
+    try:
+        return os.path.isfile(path) and "updates" in _last_line(path, os.path.getsize(path))
+    except OSError:
+        return False
+
+
+def _last_line(path: str, length: int) -> dict[str, Any]:
+    """Return the fields of the last line in the first `length` bytes of a file of metrics; none if there are none."""
+    with open(path, "rb") as file:
+        file.seek(max(0, length - _LONGEST))
+        lines = file.read(min(length, _LONGEST)).splitlines()
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(lines[-1]) if lines else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def logged(
-    evaluate: Callable[[], Sequence[int]], logs: Sequence[Any], updates: Callable[[], int]
-) -> Callable[[], Sequence[int]]:
+    evaluate: Callable[..., Sequence[int]], logs: Sequence[Any], updates: Callable[[], int]
+) -> Callable[..., Sequence[int]]:
     """Return a function that evaluates, and writes the accuracy to the logs.
 
     Args:
@@ -123,8 +145,8 @@ def logged(
         updates (Callable): returns the number of updates so far.
     """
 
-    def evaluated() -> Sequence[int]:
-        correct, rows = counts = evaluate()
+    def evaluated(*given: Any) -> Sequence[int]:
+        correct, rows = counts = evaluate(*given)
         for log in logs:
             log.evaluated(updates(), {"accuracy": correct / rows, "correct": correct, "total": rows})
         return counts

@@ -16,6 +16,7 @@ from ms_accum import Group
 from ms_accum.program import outputs, steps
 from ms_accum.program.main import CHECKPOINT, DISK, OK, USAGE, Failure
 from ms_accum.program.signals import TERMINATED
+from ms_accum.saving import training_state
 from ms_accum.saving.model_record import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
 
@@ -144,6 +145,29 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
     os.unlink(out / DEFAULT)
     assert train(*OUT, "--resume") == OK
     assert plan(capfd.readouterr().out)["resumed"] == "nothing: no state in 'out/states'"
+
+
+def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd, monkeypatch):
+    """It is written before the state; a run that ended between the two begins again, and keeps it."""
+
+    def full(*arguments, **options):
+        raise OSError("No space left on device")
+
+    flags = (*OUT, "--save_every=1", "--keep_best")
+    with monkeypatch.context() as patch:
+        patch.setattr(training_state, "save_file", full)
+        assert train(*flags) == DISK
+    best = "out/gradient_accumulation.best.ckpt"
+    first = Path(best).read_bytes()
+    assert outputs._states_in("out") == 0 and not os.path.exists(f"out/{DEFAULT}")
+    assert "holds another run (gradient_accumulation.best.ckpt" in refused(capfd, *flags)  # without --resume it is
+    assert train(*flags, "--resume", "--seed=2") == OK
+    out = capfd.readouterr().out
+    kept = "out/gradient_accumulation.best.previous.ckpt"
+    assert f"'{best}' is of a run without a state, which begins again; it is kept as '{kept}'\n" in out
+    assert Path(kept).read_bytes() == first and read_record(best)["seed"] == 2 and read_record(kept)["seed"] == 1
+    os.unlink(kept)
+    assert train(*flags, "--resume", "--seed=2", "--epochs=2") == OK and not os.path.exists(kept)
 
 
 @pytest.mark.slow
