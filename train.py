@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Callable
 
 from ms_accum import __version__
-from ms_accum.program import outputs
+from ms_accum.program import outputs, resumed
 from ms_accum.program.flags import Parser, number, whole
 from ms_accum.program.main import DATA, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.program.settings import Settings
@@ -23,6 +23,7 @@ def flags() -> Parser:
     parser = Parser(
         "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
         finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
+        before=resumed.flags_before,
     )
     parser.add_device()
     add = parser.add_argument
@@ -140,6 +141,7 @@ def main(settings: Settings) -> None:
     device = steps.choose_device(settings.device_target)
     download(settings)
     settings, group = steps.join(settings)
+    plan.show_before(settings)
     train, test = datasets(settings, group)
     settings = steps.planned(settings, train)
     model, network, runtime = build(settings)

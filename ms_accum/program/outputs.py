@@ -26,7 +26,7 @@ def placed(settings: Settings) -> Settings:
     if settings.overwrite and settings.resume:
         raise Failure("argument --overwrite: can't be combined with --resume, which continues a run", USAGE)
     if settings.output_dir is None and settings.resume is not None:
-        settings = settings.in_folder(_folder_to_resume(settings.resume))
+        settings = settings.in_folder(folder_to_resume(settings.resume))
     if not (settings.overwrite or _continues(settings)):
         _check_free(settings)
     return settings
@@ -155,7 +155,7 @@ def _is_of_a_run(path: str) -> bool:
     )
 
 
-def _folder_to_resume(resume: str) -> str | None:
+def folder_to_resume(resume: str) -> str | None:
     """Return the folder of the newest run with a state, or that of the given state; None for a new run."""
     if resume == AUTO:
         return _newest_run()

@@ -22,6 +22,12 @@ from .settings import Settings
 _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 
 
+def show_before(settings: Settings) -> None:
+    """Print the flags that are taken from the run that is resumed, before any of them is used."""
+    if settings.before is not None and settings.before.flags:
+        show("flags", f"{settings.before.shown}, as in {settings.before.source}")
+
+
 def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, found: list[str]) -> None:
     """Print, before training, what the settings mean for this run, and how the micro-batch size was found."""
     for number, line in enumerate(found):

@@ -28,6 +28,8 @@ from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import in_percent, reporters, words_of
 from .report import say
+from .resumed import NAME as FLAGS
+from .resumed import to_save
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -275,7 +277,8 @@ def train(
 
     config = {**settings.config, "rows": data.source.rows, "data": data.source.fingerprint}
     # The model before the last state, which is larger: it may fit on a disk that is nearly full.
-    how: dict[str, Any] = {"config": config, "notes": written.facts, "at_end": written.write_last}
+    notes = {**written.facts, FLAGS: to_save(settings.given, dataset=settings.dataset, model=settings.model)}
+    how: dict[str, Any] = {"config": config, "notes": notes, "at_end": written.write_last}
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
         with SIGNALS.deferred():
