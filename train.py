@@ -12,7 +12,7 @@ from typing import Any, Callable
 from ms_accum import __version__
 from ms_accum.program import outputs, resumed
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, TRAINING, USAGE, Failure, begin, exit_code, run
+from ms_accum.program.main import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.program.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
@@ -102,7 +102,7 @@ def check_gradients(settings: Settings, network: nn.Cell, train: Any) -> None:
 def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
-    with exit_code(USAGE, ValueError):
+    with exit_code(USAGE, ValueError), exit_code(DISK, OSError):
         network = mixed("train.py", MODELS[settings.model].make(), settings.amp)
     runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(
@@ -119,7 +119,8 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     how |= {"save_bad_batches": settings.save_bad_batches, "sync_every_micro_batch": settings.zero == 2}
     ema = None if settings.ema is None else Ema(settings.ema, warm_up=100)
     noise = NoiseScale() if settings.noise_scale else None
-    model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
+    with exit_code(USAGE, ValueError):
+        model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
     return model, network, runtime
 
 

@@ -101,7 +101,7 @@ class BadBatches:
         owner = "GradientAccumulation"
         _check.instance(owner, "save_bad_batches", folder, (str, os.PathLike), "a path")
         self._folder = Path(os.path.abspath(os.path.expanduser(folder)))
-        if self._folder.exists() and not self._folder.is_dir():
+        if os.path.exists(self._folder) and not os.path.isdir(self._folder):
             _check.refuse(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
         self._kept: dict[int, list[np.ndarray]] = {}
         self._left = MOST

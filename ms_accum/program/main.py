@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,7 @@ def begin(parser: ParsesFlags, version: str) -> None:
     with lasting_streams():
         try:
             debug = parser.parse(sys.argv[1:]).debug
+            _check_temporary_folder()
         except Failure as failure:
             print(f"error: {failure}", file=sys.stderr)
             sys.exit(failure.code)
@@ -83,6 +85,14 @@ def begin(parser: ParsesFlags, version: str) -> None:
             MINDSPORE_LOG.divert()
         if sys.stdout.isatty():  # otherwise programs read the output, or it is the log of a rank
             print(f"{'ms_accum':16} {version}, starting MindSpore ...", flush=True)
+
+
+def _check_temporary_folder() -> None:
+    """Raise a `Failure` if there is no usable temporary folder: MindSpore's import would end in a traceback."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise Failure(f"{error.strerror}; set TMPDIR to a folder that can be written to", DISK) from error
 
 
 def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:

@@ -25,10 +25,13 @@ def placed(settings: Settings) -> Settings:
     """
     if settings.overwrite and settings.resume:
         raise Failure("argument --overwrite: can't be combined with --resume, which continues a run", USAGE)
-    if settings.output_dir is None and settings.resume is not None:
-        settings = settings.in_folder(folder_to_resume(settings.resume))
-    if not (settings.overwrite or _continues(settings)):
-        _check_free(settings)
+    try:
+        if settings.output_dir is None and settings.resume is not None:
+            settings = settings.in_folder(folder_to_resume(settings.resume))
+        if not (settings.overwrite or _continues(settings)):
+            _check_free(settings)
+    except OSError as error:  # such as a path that is too long
+        raise Failure(f"argument --output_dir: can't be used: {error.strerror}", USAGE) from error
     return settings
 
 

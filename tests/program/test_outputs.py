@@ -287,6 +287,12 @@ def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
     assert os.path.isdir("runs/001/states") == (rank == 1)
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_a_path_that_is_too_long_is_one_line(resume, capfd):
+    assert train(*RUN, f"--output_dir={'a' * 300}", *resume) == USAGE
+    assert "File name too long" in one_line(capfd.readouterr().err)
+
+
 def test_a_state_that_is_no_file_leaves_no_folder(capfd):
     assert train(*RUN, "--resume=nope") == CHECKPOINT
     assert "'nope'" in one_line(capfd.readouterr().err) and os.listdir("runs") == []

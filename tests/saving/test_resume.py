@@ -794,6 +794,11 @@ CRAFTED = {
     "a count that is true": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
     "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "a place that 32 bits do not count": lambda facts: {
+        **facts,
+        "at": {**facts["at"], "batches": 2**31, "total": 2**31},
+    },
+    "more batches than there are": lambda facts: {**facts, "at": {**facts["at"], "batches": 8}},
     "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
     "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
     "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
@@ -828,6 +833,13 @@ def test_crafted_facts_are_refused(saved, craft):
     write_crafted(saved, craft)
     with pytest.raises(CheckpointError, match="state-00000001.safetensors' is "):
         training_state.read(str(saved))
+
+
+def test_an_epoch_by_number_of_data_that_has_none_is_read_from_its_start(saved):
+    """A crafted state ended in an AttributeError."""
+    write_crafted(saved, lambda facts: {**facts, "at": {**facts["at"], "first": 3}})
+    run = Run().train(even(), 3, states=Checkpointer(saved.parent, resume="auto"))
+    assert run.model.updates == 6
 
 
 def test_what_is_no_file_is_no_state(saved):
