@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
+from ..ranks.member import first_words
 from .signals import INTERRUPTED, SIGNALS, block_signals
 from .streams import MINDSPORE_LOG, lasting_streams
 
@@ -22,7 +23,7 @@ class Failure(Exception):
 
     def __init__(self, message: object, code: int):
         # MindSpore's errors contain a C++ call stack after the first line.
-        super().__init__(str(message).strip().split("\n")[0] or type(message).__name__)
+        super().__init__(first_words(str(message)) or type(message).__name__)
         self.code = code
 
 

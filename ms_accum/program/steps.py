@@ -53,16 +53,22 @@ def choose_device(target: str) -> str:
 
 def join(settings: Settings) -> tuple[Settings, Group | None]:
     """Join the process group if a launcher started this process, and take its share of the effective batch."""
+    if is_launched():
+        _shared(settings, int(os.environ.get("MS_WORKER_NUM", "1")))  # joining takes seconds
     with exit_code(USAGE, RuntimeError) if not is_launched() else nullcontext():
         group = group_of("train.py", AUTO)
-    if group is not None:
-        if settings.auto:
-            raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
-        if settings.tail == "carry":
-            raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
-        if not is_first(group):
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
-    return settings.on(group.size if group else 1), group
+    if not is_first(group):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
+    return _shared(settings, group.size if group else 1), group
+
+
+def _shared(settings: Settings, ranks: int) -> Settings:
+    """Return the settings of each of several processes; raise a `Failure` if they can't have these."""
+    if ranks > 1 and settings.auto:
+        raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
+    if ranks > 1 and settings.tail == "carry":
+        raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
+    return settings.on(ranks)
 
 
 def planned(settings: Settings, train: Any) -> Settings:

@@ -18,7 +18,7 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from .. import _check
 from ..network.generators import draw_apart
 from ..network.parameters import as_array, without
-from .heartbeat import heartbeat
+from .heartbeat import exchange, heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
@@ -53,7 +53,8 @@ def own_group() -> Group:
         Group(rank=0, size=1)
     """
     if is_launched() and not GlobalComm.INITED:
-        communication.init()
+        with exchange():
+            communication.init()
         heartbeat()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # the scheduler process of a launcher that runs the same program: its work is done
@@ -94,16 +95,19 @@ def group_of(owner: str, group: Any) -> Group | None:
     return None if group is None or group.size == 1 else group
 
 
+@exchange()
 @ms.jit
 def _sum(values: Any) -> Any:
     return ops.AllReduce()(values)
 
 
+@exchange()
 @ms.jit
 def _gather(values: Any) -> Any:
     return ops.AllGather()(values)
 
 
+@exchange()
 @ms.jit
 def _of_rank_0(values: Any) -> Any:
     return ops.Broadcast(0)((values,))
