@@ -454,7 +454,7 @@ time.sleep(100)
 
 # As MindSpore words it: the line of the exception is empty.
 KERNEL = """Traceback (most recent call last):
-RuntimeError: 
+RuntimeError:\x20
 ----------------------------------------------------
 - Kernel error:
 ----------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -309,6 +310,20 @@ def test_a_signal_in_an_evaluation_is_one_line(tmp_path):
         code, said = ended(program)
         assert (code, said) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
         assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+KILLS = int(os.environ.get("MS_ACCUM_KILLS", "10"))
+"""int, how often train.py is ended at a random moment in the test below."""
+
+
+@pytest.mark.slow
+def test_a_run_survives_being_ended_at_random_moments(tmp_path):
+    """By SIGKILL too: what is saved is whole, the next start resumes it, and removes what was left."""
+    command = [sys.executable, str(ROOT / "tests" / "kill_runs.py"), str(tmp_path), str(KILLS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * KILLS, check=True)
+    found = json.loads(done.stdout)
+    assert found["faults"] == found["left"] == []
+    assert found["resumed"] + found["begun"] + found["refused"] == KILLS + 1 and found["updates"] > KILLS
 
 
 SLEEPER = """
