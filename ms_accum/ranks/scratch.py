@@ -1,4 +1,4 @@
-"""Where does a process keep files that nobody needs after it, and who removes those of a process that was killed?"""
+"""Where does a process keep files that are of no use after it, and who removes those of a process that was killed?"""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _lock(folder: str) -> None:
     """Lock a folder as long as this process, and those that it forks, live."""
     if fcntl is None:
         return
-    with contextlib.suppress(OSError):  # a file system without locks: nobody removes the folder if it is killed
+    with contextlib.suppress(OSError):  # a file system without locks: the folder stays if the process is killed
         new = os.path.join(folder, _NOT_YET)
         fcntl.flock(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(new, os.path.join(folder, _LOCK))  # now that it is locked
