@@ -44,6 +44,12 @@ def to_save(given: Mapping[str, Any], **found: str) -> dict[str, str]:
     return {**{name: text for name, text in given.items() if name not in _OF_A_START}, **found}
 
 
+def again(given: Mapping[str, Any]) -> str:
+    """Return the flags that resume the run of this start; all others are in its state."""
+    places = ("output_dir", *_WRITTEN)
+    return " ".join(["--resume", *(f"--{name}={given[name]}" for name in places if name in given)])
+
+
 def flags_before(given: Mapping[str, Any]) -> Before | None:
     """Return the flags of the run that `given`, the flags of this start as texts, resume; None if there is none.
 

@@ -29,7 +29,7 @@ from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import in_percent, reporters, words_of
 from .report import say
 from .resumed import NAME as FLAGS
-from .resumed import to_save
+from .resumed import again, to_save
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -288,7 +288,7 @@ def train(
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
     try:
         with SIGNALS.deferred():
-            with outputs.no_empty_folder(settings) if written.writes else nullcontext(), _ways_on(states):
+            with outputs.no_empty_folder(settings) if written.writes else nullcontext(), _ways_on(states, settings):
                 how = {"report": reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
                 model.train_process(settings.epochs, data, **settings.window, **how)
             written.publish()
@@ -310,19 +310,20 @@ def _stopped(words: str) -> Failure:
 def _to_evaluate(settings: Settings) -> str:
     where = f" --data_path={settings.data_path}" if settings.data_path else ""
     ema = " --use_ema" if settings.ema is not None else ""
-    return f"not evaluated yet: eval.py{where} --ckpt_path={settings.model_path}{ema} does that, or --resume"
+    command = f"eval.py{where} --ckpt_path={settings.model_path}{ema}"
+    return f"not evaluated yet: {command} does that, or {again(settings.given)}"
 
 
 @contextmanager
-def _ways_on(states: Checkpointer) -> Iterator[None]:
+def _ways_on(states: Checkpointer, settings: Settings) -> Iterator[None]:
     """End the program with an error that shows how to continue the run, if a signal or a full disk ends the block."""
     try:
         with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
             yield
     except Stopped as stopped:
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
-        again = "the same flags with --resume continue from there"
-        raise Failure(f"{SIGNALS.words}, {stopped}; {again}", code) from stopped
+        ways = f"{again(settings.given)} continues from there"
+        raise Failure(f"{SIGNALS.words}, {stopped}; {ways}", code) from stopped
     except Failure as failure:
         if states.rescued is None:
             raise

@@ -52,7 +52,7 @@ def stop_at(micro_batches, monkeypatch):
 
 
 RUN = ("--model=mlp", "--data_path=data", "--batch_size=8", "--mini_steps=3", "--epochs=2", "--seed=5")
-RUN = (*RUN, "--optimizer=adam", "--clip_norm=0.5", "--amp=O1", "--save_every=100", "--warmup_updates=2")
+RUN = (*RUN, "--optimizer=adam", "--clip_norm=0.5", "--nonfinite=raise", "--save_every=100", "--warmup_updates=2")
 
 
 def test_resume_alone_continues_a_run_with_any_flags(monkeypatch, capfd):
@@ -66,16 +66,24 @@ def test_resume_alone_continues_a_run_with_any_flags(monkeypatch, capfd):
     out = capfd.readouterr().out
     assert plan(out)["flags"] == f"{' '.join(sorted((*RUN, '--dataset=mnist')))}, as in {STATE}"
     assert out.index("flags  ") < out.index("data  ")  # before they are used
-    whole = Path("runs/001/gradient_accumulation.ckpt").read_bytes()
-    assert train(*RUN) == OK  # never stopped, in runs/002
-    assert Path("runs/002/gradient_accumulation.ckpt").read_bytes() == whole
-    capfd.readouterr()
     assert train("--resume", "--lr=0.5") == CHECKPOINT
     line = one_line(capfd.readouterr().err)
     assert "belongs to a run with other settings: lr was 0.001 and is 0.5. Give --allow_config_change" in line
     os.rename("data", "moved")
     assert train("--resume") == DATA and "'data'" in one_line(capfd.readouterr().err)
-    assert train("--resume", "--data_path=moved", "--epochs=3", "--log_every=1") == OK
+
+
+@pytest.mark.slow
+def test_it_ends_as_a_run_that_never_stopped(monkeypatch):
+    write_mnist("data")
+    assert train(*RUN) == OK
+    with monkeypatch.context() as patch:
+        stop_at(7, patch)
+        assert train(*RUN) == TERMINATED
+    os.rename("data", "moved")  # what is in it is compared, not its name
+    assert train("--resume", "--data_path=moved", "--log_every=1") == OK
+    first, second = (Path(f"runs/00{number}/gradient_accumulation.ckpt").read_bytes() for number in (1, 2))
+    assert first == second
 
 
 # Which flags

@@ -270,7 +270,7 @@ def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
     model = "out/gradient_accumulation.ckpt"
     assert code == INTERRUPTED and said == (
         f"error: interrupted; the model is '{model}', not evaluated yet: eval.py --ckpt_path={model} does that, or "
-        "--resume"
+        "--resume --output_dir=out"
     )
     assert model_of(tmp_path) == whole_model
     assert [line["updates"] for line in lines_of(tmp_path / "out") if "updates" in line] == []

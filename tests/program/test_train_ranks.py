@@ -110,7 +110,7 @@ def test_they_stop_together_and_go_on(whole, tmp_path, capfd):
     job.send_signal(signal.SIGTERM)
     _, err = job.communicate(timeout=120)
     assert job.returncode == 143 and err.endswith("error: terminated\n")
-    assert f"the training state is in '{STATE}'; the same flags with --resume continue from there" in err
+    assert f"the training state is in '{STATE}'; --resume --output_dir=out continues from there" in err
     assert train_in(folder, *FLAGS, "--resume") == 4 and "ranks was 2 and is 1" in capfd.readouterr().err
     assert finished(folder, "--resume").returncode == 0
     assert model_of(folder) == model_of(whole[0])
