@@ -34,7 +34,8 @@ def flags() -> Parser:
 
 def checked(given: dict[str, Any]) -> argparse.Namespace:
     """Return the flags, if they suit this process."""
-    if given["report"] is not None and "MS_ROLE" in os.environ and os.environ.get("MS_WORKER_NUM") != "1":
+    sizes = ("MS_WORKER_NUM", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")  # of a launcher, a rank table, mpirun
+    if given["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
         raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
     return argparse.Namespace(**given)
 

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, Callable
 
 from ms_accum import __version__
-from ms_accum.program import outputs
+from ms_accum.program import outputs, resumed
 from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, TRAINING, USAGE, Failure, begin, exit_code, run
+from ms_accum.program.main import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.program.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
@@ -23,6 +23,7 @@ def flags() -> Parser:
     parser = Parser(
         "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
         finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
+        before=resumed.flags_before,
     )
     parser.add_device()
     add = parser.add_argument
@@ -101,7 +102,7 @@ def check_gradients(settings: Settings, network: nn.Cell, train: Any) -> None:
 def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
-    with exit_code(USAGE, ValueError):
+    with exit_code(USAGE, ValueError), exit_code(DISK, OSError):
         network = mixed("train.py", MODELS[settings.model].make(), settings.amp)
     runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(
@@ -118,7 +119,8 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     how |= {"save_bad_batches": settings.save_bad_batches, "sync_every_micro_batch": settings.zero == 2}
     ema = None if settings.ema is None else Ema(settings.ema, warm_up=100)
     noise = NoiseScale() if settings.noise_scale else None
-    model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
+    with exit_code(USAGE, ValueError):
+        model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
     return model, network, runtime
 
 
@@ -140,6 +142,7 @@ def main(settings: Settings) -> None:
     device = steps.choose_device(settings.device_target)
     download(settings)
     settings, group = steps.join(settings)
+    plan.show_before(settings)
     train, test = datasets(settings, group)
     settings = steps.planned(settings, train)
     model, network, runtime = build(settings)

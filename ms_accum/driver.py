@@ -28,6 +28,7 @@ from .ranks.reduction import summing
 from .run import SAME_ON_ALL, Ways, begin_run, epochs_of, given_facts, windows_facts
 from .saving.checkpoint import check_path, save_trained
 from .saving.checkpointer import NO_WISHES, Checkpointer
+from .saving.files import fixed
 from .saving.run_state import RunState
 from .saving.trained import Trained
 from .window.batches import Data
@@ -205,6 +206,7 @@ class GradientAccumulation:
         check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
         self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
+        saved_at = None if ckpt_path is None else fixed(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
             given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             counts: Any = {"held": self.micro_batches, "updates": self.updates}
@@ -220,7 +222,7 @@ class GradientAccumulation:
             run = begin_run(closing, self._ways, epochs, data, sizes, how, called, **both)
             run.train(data.epochs(epochs, run.at), ends)
             if ckpt_path is not None and is_first(self._group):
-                save_trained(self._network, ckpt_path)  # before the larger state, in case the disk gets full
+                save_trained(self._network, ckpt_path, saved_at)  # before the larger state, in case the disk gets full
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: Any = None) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.

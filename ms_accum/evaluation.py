@@ -17,6 +17,7 @@ from .network.as_found import training_mode
 from .numerics.ema import Ema, averaged
 from .ranks.agreement import take_from_rank_0
 from .ranks.parallel import Group, as_on_rank_0, total
+from .saving.checkpointer import Stopped
 from .window.batches import Data, generators_kept
 from .window.callbacks import UNKNOWN, Callbacks
 
@@ -63,11 +64,37 @@ def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] 
     return correct, rows
 
 
-def evaluate_together(network: nn.Cell, part: Iterable, group: Group | None) -> list[int]:
-    """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them."""
+class _Until:
+    """The batches of a dataset, until `stop` returns true."""
+
+    def __init__(self, dataset: Iterable, stop: Callable[[], bool]):
+        self._dataset, self._stop = dataset, stop
+        self.is_cut = False
+        """bool, whether batches were left out."""
+
+    def __iter__(self) -> Iterator[tuple]:
+        for batch in next(Data(self._dataset).epochs(1)):
+            if self._stop():
+                self.is_cut = True
+                return
+            yield batch
+
+
+def evaluate_together(
+    network: nn.Cell, part: Iterable, group: Group | None, stop: Callable[[], bool] = lambda: False
+) -> list[int]:
+    """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them.
+
+    Raises:
+        Stopped: If `stop`, which is called before each batch, returned true on any of the ranks.
+    """
     if group is not None:
         take_from_rank_0([each for each in network.get_parameters() if not each.requires_grad], group)
-    return total(evaluate(network, part), group)
+    batches = _Until(part, stop)
+    correct, rows, cut = total([*evaluate(network, batches), batches.is_cut], group)  # also if cut: others wait for it
+    if cut:
+        raise Stopped("the evaluation is not finished")
+    return [correct, rows]
 
 
 class _LossAndOutput(nn.Cell):

@@ -33,8 +33,9 @@ from .ranks.relay import Relay, complain, say, terminal
 from .saving.files import check_inside
 
 _WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
-LOOK, LAST, PATIENCE = 0.1, 1.0, 20.0
-"""float, seconds: between two checks of the ranks, allowed after a second signal, and after which a rank is late.
+LOOK, LAST, PATIENCE, LOST = 0.1, 1.0, 20.0, 3.0
+"""float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
+which an exchange is lost that a failed rank takes no part in.
 
 On CPU a rank waits for the others for half a minute, then MindSpore raises an error.
 """
@@ -101,7 +102,7 @@ class Job:
         beats = [(beat, worker.name, worker.running()) for worker in others if (beat := read(heartbeat_of(worker.log)))]
         if own is None or not beats or min(beats)[0].done >= own.done:
             return None
-        (done, age, _), name, runs = min(beats)
+        (done, age, *_), name, runs = min(beats)
         if not runs:
             return f"{name} had ended before, after {done:,} micro-batches; {failed.name} had finished {own.done:,}"
         if age < PATIENCE:  # the failed rank had another reason
@@ -115,6 +116,11 @@ class Job:
             return False
         beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
         return all(beat is not None and beat.over for beat in beats)
+
+    def lost(self) -> list[Member]:
+        """Return the ranks that are in an exchange for a while, of which each rank is needed."""
+        beats = [(worker, read(heartbeat_of(worker.log))) for worker in self.running()]
+        return [worker for worker, beat in beats if beat and beat.exchanges and not beat.over and beat.age >= LOST]
 
     def send(self, number: int) -> None:
         """Send a signal to the ranks, which must themselves end the processes that they started."""
@@ -146,7 +152,7 @@ class Ending:
         self._job, self._grace = job, grace
         self._failed: Member | None = None
         self._signal: Asked | None = None
-        self._deadline = math.inf
+        self._deadline = self._failed_at = math.inf
 
     @property
     def _asked(self) -> bool:
@@ -159,7 +165,10 @@ class Ending:
 
     def look(self) -> None:
         """Check whether a rank has failed. The first failure is the job's; the other ranks are sent SIGTERM."""
-        failed = None if self._failed else self._job.failed(self._asked)
+        if self._failed is not None:
+            self._end_lost()
+            return
+        failed = self._job.failed(self._asked)
         if failed is None:
             return
         if not self._asked and failed.process.returncode in WORDS:
@@ -171,12 +180,22 @@ class Ending:
         if not self._asked:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
-        self._deadline = min(self._deadline, time.monotonic() + self._grace)
-        if failed is self._job.workers[0]:
+        self._failed_at = time.monotonic()
+        self._deadline = min(self._deadline, self._failed_at + self._grace)
+        shown = failed is self._job.workers[0]
+        if shown:
             self._job.drain()
-        complain(failed.end())
+        complain(failed.end(shown))
         if more:
             complain(more)
+
+    def _end_lost(self) -> None:
+        """Kill ranks that wait for the failed one: they can't save, and MindSpore ends them after half a minute."""
+        if self._failed in self._job.workers and time.monotonic() - self._failed_at >= LOST:
+            for worker in self._job.lost():
+                worker.process.kill()
+                worker.process.wait()
+                complain(f"{worker.name} was waiting for all ranks and was ended")
 
     def hand_on(self, number: int) -> None:
         """Forward a signal; ranks that already received one must now end at once."""

@@ -287,7 +287,10 @@ class SaveStates(Callback):
             what = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
             _check.warn(f"For 'SaveStates', the resumed run {what}.")
             self._epoch, self._batches = self._epoch + 1, 0
-        dataset.set_init_step(self._size * self.initial_epoch + self._batches)
+        step = self._size * self.initial_epoch + self._batches
+        if step >= 2**31:  # MindSpore counts in 32 bits
+            raise CheckpointError(f"The state has finished {step:,} steps, which a data set of MindSpore can't skip.")
+        dataset.set_init_step(step)
 
     @property
     def initial_epoch(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -18,7 +18,7 @@ from .network.generators import draw_apart
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes
 from .ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
-from .ranks.heartbeat import heartbeat
+from .ranks.heartbeat import exchange, heartbeat
 from .ranks.parallel import Group, gather, is_first, total
 from .saving.checkpointer import NO_WISHES, Checkpointer, find_together
 from .saving.run_state import RunState
@@ -168,7 +168,9 @@ class Run:
     def _end_window(self) -> None:
         at, states, group = self.at, self._states, self._ways.group
         held = self._window.micro_batches
-        ended = self._ways.end(states.wishes() if states and group else NO_WISHES)
+        wishes = states.wishes() if states and group else NO_WISHES
+        with nullcontext() if group is None else exchange():
+            ended = self._ways.end(wishes)
         at.step, at.windows = at.step + 1, at.windows + 1
         self._left_out += len(ended.bad)
         now = time.perf_counter()

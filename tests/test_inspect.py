@@ -133,6 +133,16 @@ def test_damaged_files_are_one_line(name, change, capfd, tmp_path):
     assert out == "" and name in one_line(err)
 
 
+@pytest.mark.parametrize("text", [b"weight", b"Float32"], ids=["name", "type"])
+def test_a_checkpoint_that_is_no_text_is_one_line(text, capfd):
+    save_model(nn.Dense(2, 3), "whole.ckpt")
+    content = Path("whole.ckpt").read_bytes()[: -len(b"crc_num") - 10]
+    assert text in content
+    Path("a.ckpt").write_bytes(content.replace(text, b"\xff" * len(text), 1))
+    assert inspect("a.ckpt") == CHECKPOINT
+    assert one_line(capfd.readouterr().err) == "'a.ckpt' is not a valid checkpoint: it can't be parsed."
+
+
 @pytest.mark.parametrize("name", ["none.ckpt", "folder.ckpt", "notes.txt", "pipe.ckpt"])
 def test_what_is_no_file_of_these_is_one_line(name, capfd):
     os.mkdir("folder.ckpt")

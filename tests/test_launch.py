@@ -17,10 +17,10 @@ import pytest
 
 from helpers import gone
 from ms_accum import launch as launcher
-from ms_accum.program.main import DISK
+from ms_accum.program.main import DISK, Failure
 from ms_accum.ranks.end_with import end_with
 from ms_accum.ranks.heartbeat import read
-from ms_accum.ranks.member import HOST, cluster, free_port
+from ms_accum.ranks.member import HOST, cluster, free_port, last_words
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]
@@ -271,7 +271,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_rank_0_is_shown_before_it_is_named(tmp_path):
     code, _, err = launch(tmp_path, "if rank: time.sleep(100)\nprint('error: so', file=sys.stderr); sys.exit(2)")
-    named = "error: rank 0 ended with exit code 2: so; its log is log/worker_0.log"
+    named = "error: rank 0 ended with exit code 2; its log is log/worker_0.log"  # what it said is said once
     assert (code, err) == (2, ["[0] error: so", named])
 
 
@@ -283,6 +283,31 @@ def test_who_does_not_end_is_killed_after_a_while(tmp_path):
     source = "if rank == 1:\n    while not os.path.exists('ready0'): time.sleep(0.1)\n    sys.exit(3)\n" + STUBBORN
     code, _, err = launch(tmp_path, source, "--grace=1.5")
     assert (code, err[1:]) == (3, ["error: rank 0 did not end within 1.5 s and was killed"])
+
+
+EXCHANGING = """
+from ms_accum.ranks.heartbeat import exchange
+def ask(number, frame):
+    open(f"asked{rank}", "w").close()
+signal.signal(signal.SIGTERM, ask)
+open(f"ready{rank}", "w").close()
+if rank == 1:
+    while not os.path.exists("ready0"): time.sleep(0.1)
+    sys.exit(3)
+with exchange():
+    while INSIDE:
+        time.sleep(0.1)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_who_waits_for_a_rank_that_failed_is_ended_long_before_the_grace_is_over(tmp_path, inside):
+    """It can do nothing else; one that has left the exchange, and may be saving, has the grace."""
+    code, _, err = launch(tmp_path, EXCHANGING.replace("INSIDE", str(inside)), f"--grace={90 if inside else 5}")
+    waited = "was waiting for all ranks and was ended" if inside else "did not end within 5 s and was killed"
+    assert (code, err[1:]) == (3, [f"error: rank 0 {waited}"]) and (tmp_path / "asked0").exists()
 
 
 def test_the_schedulers_end_is_an_error(tmp_path):
@@ -330,7 +355,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 time.sleep(100)
 """
     code, _, err = launch(tmp_path, source.replace("AGE", str(age)))
-    assert code == 1 and err[1].startswith("error: rank 0 ended with exit code 1: RuntimeError:; its log")
+    assert code == 1 and err[1] == "error: rank 0 ended with exit code 1; its log is log/worker_0.log"
     said = r"error: rank 1 was late: it had finished 1,000 micro-batches, the last 4\d s ago; rank 0 had finished 1,200"
     assert len(err) == 2 + bool(age) and (not age or re.fullmatch(said, err[2]))
 
@@ -426,6 +451,42 @@ time.sleep(100)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
     code, _, err = ended(job)
     assert (code, err) == (137, KILLED)
+
+
+# As MindSpore words it: the line of the exception is empty.
+KERNEL = """Traceback (most recent call last):
+RuntimeError:\x20
+----------------------------------------------------
+- Kernel error:
+----------------------------------------------------
+Launch kernel failed: Default/AllReduce-op0
+
+----------------------------------------------------
+- C++ Call Stack: (For framework developers)
+----------------------------------------------------
+mindspore/ccsrc/backend/kernel_actor.cc:995 OnMemoryAllocFinish
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (KERNEL, "RuntimeError: Launch kernel failed: Default/AllReduce-op0"),
+        ("RuntimeError:\n", "RuntimeError:"),
+        ("ValueError: so\nRuntimeError: \n---\n- Kernel error:\n\n", "RuntimeError:"),
+        ("error: so\n", "so"),
+    ],
+)
+def test_the_last_words_say_something(tmp_path, text, words):
+    (tmp_path / "log").write_text(text)
+    assert last_words(tmp_path / "log") == words
+
+
+def test_an_error_of_a_program_is_its_first_line_that_says_something():
+    said = KERNEL.partition("RuntimeError:")[2]
+    assert str(Failure(RuntimeError(said), 1)) == "Launch kernel failed: Default/AllReduce-op0"
+    assert str(Failure(ValueError("one\ntwo"), 1)) == "one"
+    assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
 
 def test_last_words_are_few_and_can_be_printed(tmp_path):

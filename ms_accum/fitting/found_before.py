@@ -48,6 +48,8 @@ class FoundBefore:
             self._path.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
     def _all(self) -> Mapping[str, Any]:
+        if not self._path.is_file():  # a pipe would be waited for
+            return {}
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

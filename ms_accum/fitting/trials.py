@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 import traceback
@@ -19,6 +18,7 @@ import mindspore as ms
 
 from .. import _check
 from ..ranks.end_with import end_with
+from ..ranks.scratch import scratch
 from .out_of_memory import is_out_of_memory, says_out_of_memory
 
 # Seconds between two checks of a trial's memory: at 5 GB/s it can exceed its limit by 50 MB.
@@ -98,6 +98,12 @@ def _once(trial: Callable[[int], Any], rows: int, send: Callable[[tuple], None])
     trial(rows)
 
 
+def _text_of(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return log.read_text(errors="replace")
+    return ""
+
+
 def run_apart(
     owner: str, work: Callable[[Callable], None], limit: int | None, rows_at: Callable[[list[tuple]], int]
 ) -> Apart:
@@ -116,9 +122,10 @@ def run_apart(
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     results: list[tuple] = []
-    with tempfile.NamedTemporaryFile("r", errors="replace") as log:
+    with scratch() as folder:
+        (log := folder / "log").touch()
         held = limit if on_host() else None
-        process = context.Process(target=_child, args=(work, held, log.name, sender, os.getpid()))
+        process = context.Process(target=_child, args=(work, held, str(log), sender, os.getpid()))
         _start(owner, process)
         sender.close()
         try:
@@ -127,7 +134,7 @@ def run_apart(
             process.kill()
             process.join()
             receiver.close()
-        if end == "died" and (process.exitcode == -_KILL or says_out_of_memory(log.read())):
+        if end == "died" and (process.exitcode == -_KILL or says_out_of_memory(_text_of(log))):
             end = "memory"
     if end in ("error", "died"):
         _fail(owner, rows_at(results), *(facts or (f"a process that ended with exit code {process.exitcode}",)))

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import os
 import re
-import tempfile
 import textwrap
 import traceback
 from collections.abc import Collection, Iterator
@@ -24,6 +23,7 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..network.as_found import can_be_left_as_found, left_as_found
+from ..ranks.scratch import scratch
 from .columns import shown, strange_label, warn_unless_pairs
 from .gradients import scalar
 
@@ -169,13 +169,13 @@ def without_logs() -> Iterator[None]:
     name, stderr = "MS_OM_PATH", 2
     with ExitStack() as leaving:
         with suppress(OSError):  # if stderr is closed, or temporary files are impossible: then nothing is discarded
-            folder = leaving.enter_context(tempfile.TemporaryDirectory())
-            log, kept = leaving.enter_context(open(Path(folder, "log"), "wb")), os.dup(stderr)
+            folder = leaving.enter_context(scratch())
+            log, kept = leaving.enter_context(open(folder / "log", "wb")), os.dup(stderr)
             leaving.callback(os.close, kept)
             leaving.callback(os.dup2, kept, stderr)
             os.dup2(log.fileno(), stderr)
             leaving.callback(_set_variable, name, os.environ.get(name))
-            os.environ[name] = folder
+            os.environ[name] = str(folder)
         yield
 
 

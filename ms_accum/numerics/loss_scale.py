@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
-import shutil
-import tempfile
 import weakref
 from typing import Any
 
@@ -18,6 +15,7 @@ from .. import _check
 from ..loss.first_look import without_logs
 from ..network.accumulators import loss_scale as of_optimizer
 from ..network.accumulators import state, unique_name
+from ..ranks.scratch import scratch_folder
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
@@ -112,8 +110,7 @@ def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
     O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
     to a temporary one, which is removed at the end of the process.
     """
-    here, folder = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    here, folder = os.getcwd(), scratch_folder()
     os.chdir(folder)
     try:
         return amp.auto_mixed_precision(network, level, dtype)

@@ -140,8 +140,8 @@ class BadBatches:
     def __init__(self, folder: Any, group: Group | None = None):
         owner = "GradientAccumulation"
         _check.instance(owner, "save_bad_batches", folder, (str, os.PathLike), "a path")
-        self._folder = Path(folder).expanduser()
-        if self._folder.exists() and not self._folder.is_dir():
+        self._folder = Path(os.path.abspath(os.path.expanduser(folder)))
+        if os.path.exists(self._folder) and not os.path.isdir(self._folder):
             _check.refuse(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
         self._kept: dict[int, list[np.ndarray]] = {}
         self._left = MOST

@@ -6,14 +6,14 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn
 
 from .. import _check
 from ..fitting.amounts import RULE, from_text
 from ..window.ends import TAILS
-from .main import USAGE, Failure, exit_code
+from .main import CHECKPOINT, USAGE, Failure, exit_code
 
 if TYPE_CHECKING:
     import yaml
@@ -32,20 +32,42 @@ _TRUE = ("yes", "true", "on")
 _SCALARS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
 
 
+class Before(NamedTuple):
+    """The flags of a run that is resumed."""
+
+    source: str
+    """The path of the state that has them."""
+    flags: Mapping[str, str]
+    """Their texts by name, without those that were given again."""
+
+    @property
+    def shown(self) -> str:
+        """str, the flags as on a command line."""
+        return " ".join(f"--{name}={text}" if text else f"--{name}" for name, text in self.flags.items())
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, with errors of one line and the two flags of all programs.
 
     Args:
         description (str): what the program does, for --help.
         finish (Optional[Callable]): makes the result of `parse` from the flags, a dict. Default: ``None``, a Namespace.
+        before (Optional[Callable]): returns, from the texts of the flags that were given, by name, the flags of the run
+            that they resume. They come first, so that those that were given override them; `finish` gets them as
+            ``before``, and all texts as ``given``. Default: ``None``.
         add_help (bool): whether there is --help. Default: ``True``.
     """
 
     def __init__(
-        self, description: str = "", *, finish: Callable[[dict[str, Any]], Any] | None = None, add_help: bool = True
+        self,
+        description: str = "",
+        *,
+        finish: Callable[[dict[str, Any]], Any] | None = None,
+        before: Callable[[Mapping[str, Any]], Before | None] | None = None,
+        add_help: bool = True,
     ):
         super().__init__(description=description, add_help=add_help, allow_abbrev=False)
-        self._finish = finish
+        self._finish, self._before = finish, before
         self._given: dict[str, Any] = {}
         add = self.add_argument
         add("--config", type=place, metavar="FILE", help="YAML file of flags; those on the command line win")
@@ -132,12 +154,55 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> Any:
         """Parse the flags; those of a --config file come first, so the command line overrides them."""
         path = Parser(add_help=False).parse_known_args(argv)[0].config
-        found, unknown = self.parse_known_args([*(_flags_of(path, self) if path else ()), *argv])
+        argv = [*(_flags_of(path, self) if path else ()), *argv]
+        found, unknown = self.parse_known_args(argv)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], self._option_string_actions)}")
         self._given = vars(found)
-        with exit_code(USAGE, ValueError):
-            return found if self._finish is None else self._finish(vars(found))
+        with exit_code(USAGE, ValueError, OSError):
+            if self._before is None:
+                return found if self._finish is None else self._finish(vars(found))
+            given = self._texts(argv)
+            before = self._before(given)
+            if before is None:
+                return self._finished({**vars(found), "given": given})
+            found, _ = self.parse_known_args([*self._checked(before), *argv])
+            self._given = vars(found)
+            try:
+                with exit_code(USAGE, ValueError):
+                    return self._finished({**vars(found), "given": {**before.flags, **given}, "before": before})
+            except Failure as failure:
+                if any(f"--{name}" in str(failure) for name in before.flags):
+                    raise Failure(f"{failure} (the run that is resumed has {before.shown})", failure.code) from failure
+                raise
+
+    def _finished(self, flags: dict[str, Any]) -> Any:
+        return argparse.Namespace(**flags) if self._finish is None else self._finish(flags)
+
+    def _texts(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the flags that were given by name: their texts, empty for those without a value."""
+        plain = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        for action in [action for action in self._actions if action.dest != "help"]:
+            bare: dict[str, Any] = {"action": "store_const", "const": ""}
+            how = bare if action.nargs == 0 else {"nargs": action.nargs, "const": action.const}
+            plain.add_argument(*action.option_strings, dest=action.dest, **how)
+        return vars(plain.parse_known_args(argv)[0])
+
+    def _checked(self, before: Before) -> list[str]:
+        """Return the flags of a run that is resumed as arguments, if they are flags of this program."""
+        known = {action.dest: action for action in self._actions if action.dest != "help"}
+        argv: list[str] = []
+        for name, text in before.flags.items():
+            if name not in known or (known[name].nargs == 0) != (text == ""):
+                raise Failure(
+                    f"'{before.source}' has a flag that this program does not have: --{name[:99]}", CHECKPOINT
+                )
+            argv.append(f"--{name}={text}" if text else f"--{name}")
+        try:
+            self.parse_known_args(argv)
+        except Failure as failure:
+            raise Failure(f"'{before.source}' has flags that can't be used: {failure}", CHECKPOINT) from failure
+        return argv
 
     def in_flags(self, message: str) -> str:
         """Return an error message about arguments of the library as one about the flags that set them."""

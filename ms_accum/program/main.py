@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
 from .. import _check
+from ..ranks.member import first_words
 from .signals import INTERRUPTED, SIGNALS, block_signals
 from .streams import MINDSPORE_LOG, lasting_streams
 
@@ -22,7 +24,7 @@ class Failure(Exception):
 
     def __init__(self, message: object, code: int):
         # MindSpore's errors contain a C++ call stack after the first line.
-        text = message if isinstance(message, str) else str(message).strip().split("\n")[0]
+        text = message if isinstance(message, str) else first_words(str(message))
         super().__init__(_check.one_line(text.strip(), _check.LINE) or type(message).__name__)
         self.code = code
 
@@ -82,6 +84,7 @@ def begin(parser: ParsesFlags, version: str) -> None:
     with lasting_streams():
         try:
             debug = parser.parse(sys.argv[1:]).debug
+            _check_temporary_folder()
         except Failure as failure:
             print(f"error: {failure}", file=sys.stderr)
             sys.exit(failure.code)
@@ -89,6 +92,14 @@ def begin(parser: ParsesFlags, version: str) -> None:
             MINDSPORE_LOG.divert()
         if sys.stdout.isatty():  # otherwise programs read the output, or it is the log of a rank
             print(f"{'ms_accum':16} {version}, starting MindSpore ...", flush=True)
+
+
+def _check_temporary_folder() -> None:
+    """Raise a `Failure` if there is no usable temporary folder: MindSpore's import would end in a traceback."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise Failure(f"{error.strerror}; set TMPDIR to a folder that can be written to", DISK) from error
 
 
 def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | None = None) -> int:

@@ -28,11 +28,14 @@ def placed(settings: Settings) -> Settings:
     """
     if settings.overwrite and settings.resume:
         raise Failure("argument --overwrite: can't be combined with --resume, which continues a run", USAGE)
-    if settings.output_dir is None and settings.resume is not None:
-        settings = settings.in_folder(_folder_to_resume(settings.resume))
-    _check_links(settings)
-    if not (settings.overwrite or _continues(settings)):
-        _check_free(settings)
+    try:
+        if settings.output_dir is None and settings.resume is not None:
+            settings = settings.in_folder(folder_to_resume(settings.resume))
+        _check_links(settings)
+        if not (settings.overwrite or _continues(settings)):
+            _check_free(settings)
+    except OSError as error:  # such as a path that is too long
+        raise Failure(f"argument --output_dir: can't be used: {error.strerror}", USAGE) from error
     return settings
 
 
@@ -60,7 +63,10 @@ def run_of(number: int) -> str:
 
 @contextmanager
 def no_empty_folder(settings: Settings) -> Iterator[None]:
-    """Remove the folder of a new run if the block fails before anything was written to it."""
+    """Remove the folder of a new run if the block fails before anything was written to it.
+
+    For the rank that writes there: another one may end its block while that one is saving.
+    """
     try:
         yield
     except BaseException:
@@ -76,8 +82,20 @@ def _remove_if_empty(*paths: Path) -> None:
         for path in paths:
             if path.is_dir():
                 path.rmdir()
-            elif path.exists() and not path.stat().st_size:
+            elif path.exists():
+                if path.stat().st_size:
+                    return
                 path.unlink()
+
+
+def keep_unsaved_best(settings: Settings) -> Iterator[str]:
+    """Keep the best model of a run that ended before its first state, which begins again; yield a line about it.
+
+    The best model is written before the state, so that a state never names a model that is lost.
+    """
+    best = best_of(settings.model_path)
+    if settings.resume == AUTO and os.path.isfile(best) and not _states_in(settings.output_dir or ""):
+        yield f"'{best}' is of a run without a state, which begins again; it is kept as '{keep_previous(best)}'"
 
 
 def remove_drawn(settings: Settings) -> None:
@@ -144,7 +162,7 @@ def _is_of_a_run(path: str) -> bool:
     )
 
 
-def _folder_to_resume(resume: str) -> str | None:
+def folder_to_resume(resume: str) -> str | None:
     """Return the folder of the newest run with a state, or that of the given state; None for a new run."""
     if resume == AUTO:
         return _newest_run()
@@ -202,6 +220,8 @@ def _check_links(settings: Settings) -> None:
 def _check_free(settings: Settings) -> None:
     last = settings.model_path
     models = [path for path in (last, best_of(last), ema_of(last)) if os.path.isfile(path)]
+    if settings.resume == AUTO:  # a run that ended before its first state may have left one; it will be kept
+        models = [path for path in models if path != best_of(last)]
     if models and settings.ckpt_path is not None:
         raise Failure(f"argument --ckpt_path: '{models[0]}' exists; {_ways_out(settings, 'name')}", USAGE)
     if settings.output_dir is None or (settings.resume == AUTO and not models):

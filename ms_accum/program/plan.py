@@ -12,6 +12,7 @@ from ..fitting.batch_size import MicroBatch
 from ..fitting.trials import on_host
 from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
+from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_record import DEFAULT
 from ..window.ends import updates_per_epoch
@@ -19,6 +20,12 @@ from .report import Hint, Opening, progress, show
 from .settings import Settings
 
 _TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
+
+
+def show_before(settings: Settings) -> None:
+    """Print the flags that are taken from the run that is resumed, before any of them is used."""
+    if settings.before is not None and settings.before.flags:
+        show("flags", f"{settings.before.shown}, as in {settings.before.source}")
 
 
 def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, found: list[str]) -> None:
@@ -120,11 +127,12 @@ def in_percent(correct: int, total: int) -> str:
 
 
 def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what reports the run; of one that is complete already, only that."""
+    """Return what reports the run; of one that is complete already, only that, and an evaluation if it has none."""
     done = states.epochs_done()
     if done == settings.epochs:
         complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
-        return (Opening("resumed", lambda: [*states.resumed, complete]),)
+        missing = () if ends_with_evaluation(settings.metrics) else logs
+        return (Opening("resumed", lambda: [*states.resumed, complete]), *missing)
     opening = Opening("resumed", lambda: [*states.resumed, *_shortened(settings, states)])
     shown = (opening, progress(settings.log_every), *logs)
     return (*shown, Hint(int(settings.batch_size))) if settings.may_split_otherwise and on_host() else shown

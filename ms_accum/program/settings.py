@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
 from ..saving.model_record import DEFAULT
 from ..window.ends import share
 from .flags import AUTO as AUTO
-from .flags import MINI_STEPS
+from .flags import MINI_STEPS, Before
 from .main import USAGE, Failure
 
 RUNS = "runs"
@@ -78,6 +78,10 @@ class Settings:
     keep_best: bool
     allow_config_change: bool
     debug: bool
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Mapping, the texts of the flags that were given, and of those of the run that is resumed, by name."""
+    before: Before | None = None
+    """Optional[Before], the flags of the run that is resumed."""
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
     updates: int = 0
@@ -92,7 +96,7 @@ class Settings:
         Raises:
             Failure: If flags contradict each other.
         """
-        given = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
+        given = {each.name: flags[each.name] for each in fields(cls) if each.name in flags}
         _check_window(given)
         _check_numerics(given)
         if given["tensorboard"] and find_spec("tensorboardX") is None:

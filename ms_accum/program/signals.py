@@ -3,6 +3,9 @@
 While MindSpore compiles a graph, and briefly in each run of one, it catches SIGINT and sends SIGTERM to its own
 process, which ends Python without a message. So a single thread waits for these signals, and all other threads must
 block them. A program blocks them first, before NumPy and MindSpore are imported and start threads.
+
+An exception that is raised inside MindSpore's compiler, which calls Python, ends in dozens of lines and another error.
+So the first signal interrupts the main thread between two calls of MindSpore, never inside one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from types import FrameType
 from typing import NoReturn
 
 HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
+PAUSE = 0.05
+"""float, seconds between two attempts to interrupt a main thread that is inside MindSpore."""
 SAME = 1.0
 """float, seconds in which a repeated signal counts as one: shells, systems and launchers may send it twice."""
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -64,7 +69,7 @@ class Signals:
     def __init__(self) -> None:
         self._asked: Asked | None = None
         self._deferred = False
-        self._over = self._raised = False
+        self._over = self._raised = self._interrupts = False
         self._before: dict[int, object] = {}
         self._numbers: list[signal.Signals] = []
 
@@ -88,7 +93,7 @@ class Signals:
         return self._asked is not None
 
     def __enter__(self) -> Signals:
-        self._asked, self._over, self._raised = None, False, False
+        self._asked, self._over, self._raised, self._interrupts = None, False, False, False
         self._deferred = True  # `run` raises signals received so far at the place where it handles them
         # For threads that do not block signals, and systems that can't block them.
         numbers = self._numbers = heard()
@@ -127,18 +132,35 @@ class Signals:
 
     def _wait(self) -> None:
         while True:
-            number = signal.sigwait(self._numbers)
+            number = self._next()
             if self._over:
                 return
-            if self._take(number):
+            self._interrupts |= number is not None and self._take(number)
+            if self._interrupts:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
 
+    def _next(self) -> int | None:
+        """Wait for a signal; while the main thread is to be interrupted only for a moment, and return None then."""
+        if not self._interrupts:
+            return signal.sigwait(self._numbers)
+        time.sleep(PAUSE)
+        received = signal.sigpending().intersection(self._numbers)
+        return signal.sigwait(received) if received else None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._take(number):
+        if not self._take(number):
+            return
+        if not (_is_in_mindspore(frame) and hasattr(signal, "pthread_kill")):
             self._raise()
+        self._interrupts = True
+        signal.pthread_kill(self._thread.ident or 0, number)  # wakes the waiting thread; it counts as the same signal
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.raise_pending()  # once: `deferred` may have raised it already
+        if _is_in_mindspore(frame):
+            return  # the waiting thread tries again
+        self._interrupts = False
+        if not self._deferred:  # it may have begun since the signal
+            self.raise_pending()  # once: `deferred` may have raised it already
 
     def _raise(self) -> NoReturn:
         self._raised = True
@@ -152,6 +174,15 @@ class Signals:
             return False
         self._asked = Asked(number)
         return not self._deferred
+
+
+def _is_in_mindspore(frame: FrameType | None) -> bool:
+    """Return whether a frame is MindSpore's, or was called by it."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "mindspore":
+            return True
+        frame = frame.f_back
+    return False
 
 
 SIGNALS = Signals()

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable
 
 import mindspore as ms
@@ -16,7 +16,7 @@ from .. import _check
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
 from ..numerics.ema import averaged
-from ..ranks.parallel import AUTO, Group, group_of, is_first, total
+from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
 from ..results.metrics import MetricsFile, logged
 from ..results.tensorboard import TensorBoardLog
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
@@ -27,8 +27,10 @@ from ..saving.state_folder import StateFolder
 from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
-from .plan import reporters, words_of
+from .plan import in_percent, reporters, words_of
 from .report import say
+from .resumed import NAME as FLAGS
+from .resumed import again, to_save
 from .settings import Settings, best_of, ema_of
 from .signals import SIGNALS, TERMINATED
 from .streams import MINDSPORE_LOG
@@ -52,15 +54,22 @@ def choose_device(target: str) -> str:
 
 def join(settings: Settings) -> tuple[Settings, Group | None]:
     """Join the process group if a launcher started this process, and take its share of the effective batch."""
-    group = group_of("train.py", AUTO)
-    if group is not None:
-        if settings.auto:
-            raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
-        if settings.tail == "carry":
-            raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
-        if not is_first(group):
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
-    return settings.on(group.size if group else 1), group
+    if is_launched():
+        _shared(settings, int(os.environ.get("MS_WORKER_NUM", "1")))  # joining takes seconds
+    with exit_code(USAGE, RuntimeError) if not is_launched() else nullcontext():
+        group = group_of("train.py", AUTO)
+    if not is_first(group):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
+    return _shared(settings, group.size if group else 1), group
+
+
+def _shared(settings: Settings, ranks: int) -> Settings:
+    """Return the settings of each of several processes; raise a `Failure` if they can't have these."""
+    if ranks > 1 and settings.auto:
+        raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
+    if ranks > 1 and settings.tail == "carry":
+        raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
+    return settings.on(ranks)
 
 
 def planned(settings: Settings, train: Any) -> Settings:
@@ -115,6 +124,8 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
         with exit_code(DISK, OSError, ValueError):
             for path in settings.models:
                 _make_folder_of(path)
+                if is_first(group):  # one rank cleans up
+                    remove_leftovers(os.path.dirname(os.path.abspath(path)), age=3600)
     if settings.overwrite and is_first(group):
         with exit_code(DISK, OSError), exit_code(USAGE, RuntimeError):
             if settings.output_dir is not None:
@@ -123,6 +134,10 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
             last = settings.model_path
             for path in (last, best_of(last), ema_of(last)):
                 remove_model(path)
+    if is_first(group):
+        with exit_code(DISK, OSError):
+            for line in outputs.keep_unsaved_best(settings):
+                say(line)
     settings = settings if settings.output_dir is not None else settings.in_folder(_new_run(group))
     MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", outputs.LOG)
     return settings
@@ -132,7 +147,6 @@ def _make_folder_of(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     _make(folder, "ckpt_path")
     check_folder("train.py", path)
-    remove_leftovers(folder, age=3600)
 
 
 def _new_run(group: Group | None) -> str:
@@ -171,18 +185,19 @@ class Written:
 
     def __init__(self, network: nn.Cell, model: Any, settings: Settings, facts: Mapping[str, Any], group: Group | None):
         self._network, self._model, self._settings = network, model, settings
-        self._writes = is_first(group)
+        self.writes = is_first(group)
+        """bool, whether this process writes."""
         self._own = outputs.Own(settings.models)
         self.facts = {**settings.record, **facts}
         """dict, what the records of the run have in common."""
-        publishes = self._writes and settings.is_latest
+        publishes = self.writes and settings.is_latest
         self.latest = outputs.Latest() if publishes else None
         """Optional[Latest], the copy of the model; None if a flag says where to write."""
         self._latest_average = outputs.Latest(ema_of(outputs.DEFAULT)) if publishes and settings.ema else None
 
     def write(self, path: str, counts: Sequence[int] | None = None) -> None:
         """Write a model; `counts` are those of its evaluation."""
-        if self._writes:
+        if self.writes:
             with exit_code(DISK, OSError), quiet():
                 for line in self._own.keeping_others(path):
                     say(line)
@@ -209,7 +224,7 @@ class Written:
 
     def evaluated(self, counts: Sequence[int]) -> None:
         """Write the counts of its evaluation into the record of the last model, or of the average."""
-        if self._writes:
+        if self.writes:
             last = self._settings.model_path
             with exit_code(DISK, OSError):
                 write_record(ema_of(last) if self._is_averaged else last, self._record(counts))
@@ -232,7 +247,7 @@ def versions_with(version: str) -> dict[str, str]:
 
 
 def train(
-    model: Any, settings: Settings, data: Any, *, written: Written, evaluate: Callable[[], Sequence[int]]
+    model: Any, settings: Settings, data: Any, *, written: Written, evaluate: Callable[..., Sequence[int]]
 ) -> Sequence[int]:
     """Train, with states, metrics and progress, and evaluate; after a signal the state is saved and the run stops.
 
@@ -241,10 +256,14 @@ def train(
         settings (Settings): the settings of the run.
         data (Dataset): the training data; its `source` has the number of rows and a fingerprint.
         written (Written): writes the models.
-        evaluate (Callable): returns the number of right answers and the number of rows.
+        evaluate (Callable): returns the number of right answers and the number of rows; it gets a function that
+            returns whether to stop, or nothing.
 
     Returns:
         Sequence[int], what the evaluation of the trained network returned.
+
+    Raises:
+        Failure: If a signal ended the run, also if it came when all was done.
     """
     counts: Sequence[int] = ()
     logs: list[Any] = [MetricsFile(settings.metrics, lambda: model.updates + model.skipped)]
@@ -265,28 +284,47 @@ def train(
 
     config = {**settings.config, "rows": data.source.rows, "data": data.source.fingerprint}
     # The model before the last state, which is larger: it may fit on a disk that is nearly full.
-    how: dict[str, Any] = {"config": config, "notes": written.facts, "at_end": written.write_last}
+    notes = {**written.facts, FLAGS: to_save(settings.given, dataset=settings.dataset, model=settings.model)}
+    how: dict[str, Any] = {"config": config, "notes": notes, "at_end": written.write_last}
     states = _states_of(settings, score=score if settings.keep_best else None, **how)
-    with outputs.no_empty_folder(settings), SIGNALS.deferred(), _ways_on(states):
-        how = {"report": reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
-        model.train_process(settings.epochs, data, **settings.window, **how)
-    written.publish()
-    with averaged(model.ema):
-        counts = counts or evaluate()  # with --keep_best the last model has been evaluated
-    written.evaluated(counts)
+    try:
+        with SIGNALS.deferred():
+            with outputs.no_empty_folder(settings) if written.writes else nullcontext(), _ways_on(states, settings):
+                how = {"report": reporters(settings, states, logs), "ckpt_path": None, "checkpointer": states}
+                model.train_process(settings.epochs, data, **settings.window, **how)
+            written.publish()
+            with averaged(model.ema):
+                counts = counts or evaluate(SIGNALS.pending)  # with --keep_best the last model has been evaluated
+            written.evaluated(counts)
+    except Stopped as interrupted:  # the last evaluation; `_ways_on` catches that of the training
+        raise _stopped(f"the model is '{settings.model_path}', {_to_evaluate(settings)}") from interrupted
+    except KeyboardInterrupt as interrupted:  # at the end of the deferred block
+        raise _stopped(f"the run is complete, with an accuracy of {in_percent(*counts)}") from interrupted
     return counts
 
 
+def _stopped(words: str) -> Failure:
+    """Return the error of a run that a signal has ended."""
+    return Failure(f"{SIGNALS.words}; {words}", SIGNALS.code or TERMINATED)  # 0: another rank received it
+
+
+def _to_evaluate(settings: Settings) -> str:
+    where = f" --data_path={settings.data_path}" if settings.data_path else ""
+    ema = " --use_ema" if settings.ema is not None else ""
+    command = f"eval.py{where} --ckpt_path={settings.model_path}{ema}"
+    return f"not evaluated yet: {command} does that, or {again(settings.given)}"
+
+
 @contextmanager
-def _ways_on(states: Checkpointer) -> Iterator[None]:
+def _ways_on(states: Checkpointer, settings: Settings) -> Iterator[None]:
     """End the program with an error that shows how to continue the run, if a signal or a full disk ends the block."""
     try:
         with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
             yield
     except Stopped as stopped:
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
-        again = "the same flags with --resume continue from there"
-        raise Failure(f"{SIGNALS.words}, {stopped}; {again}", code) from stopped
+        ways = f"{again(settings.given)} continues from there"
+        raise Failure(f"{SIGNALS.words}, {stopped}; {ways}", code) from stopped
     except Failure as failure:
         if states.rescued is None:
             raise

@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import errno
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,12 +107,18 @@ class MindSporeLog:
         """Divert the log before MindSpore is imported, unless the user has set its variables or a launcher logs it."""
         if "MS_ROLE" in os.environ or any(name.startswith("GLOG_") for name in os.environ):
             return
-        folder = tempfile.mkdtemp(prefix="ms_accum-")
+        from ..ranks.scratch import scratch_folder
+
+        try:
+            folder = scratch_folder()
+        except OSError:  # such as a full disk: then only what is critical is logged, on the terminal
+            os.environ["GLOG_v"] = "4"
+            return
         os.environ.update(GLOG_logtostderr="0", GLOG_stderrthreshold="4", GLOG_log_dir=folder)
         atexit.register(self._keep, folder, os.getpid())
 
     def _keep(self, folder: str, owner: int) -> None:
-        """Write what was logged to `path`, if anything, and remove the temporary folder."""
+        """Write what was logged to `path`, if anything, before the temporary folder is removed."""
         if os.getpid() != owner:  # a child process that was forked
             return
         with contextlib.suppress(OSError):
@@ -122,7 +126,6 @@ class MindSporeLog:
             if logged and self.path is not None:
                 Path(self.path).unlink(missing_ok=True)  # not written into: it may be a link
                 Path(self.path).write_text(logged, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 MINDSPORE_LOG = MindSporeLog()

@@ -30,6 +30,7 @@ DEFAULTS = {
 }
 # Lines that explain why a process ended, best first: our error line, Python's, any line that is not MindSpore's log.
 _WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
+_HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
 _TAIL, _MOST = 65536, 300
 
 
@@ -52,14 +53,14 @@ class Member(NamedTuple):
         """Return its exit code as a shell reports it."""
         return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
 
-    def end(self) -> str:
-        """Return one line about how it ended."""
+    def end(self, shown: bool = False) -> str:
+        """Return one line about how it ended, without its last words if they have been `shown`."""
         code = self.process.returncode
         if code < 0:
             known = {number.value: number.name for number in signal.Signals}
             what = f"was killed by {known.get(-code, f'signal {-code}')}"
         else:
-            what = f"ended with exit code {code}: {last_words(self.log)}"
+            what = f"ended with exit code {code}{'' if shown else f': {last_words(self.log)}'}"
         return f"{self.name} {what}; its log is {self.log}"
 
 
@@ -114,6 +115,15 @@ def start(name: str, command: Sequence[str], environment: dict[str, str], log: P
     return Member(name, process, log)
 
 
+def first_words(text: str) -> str:
+    """Return the first line of an error message that says something.
+
+    Messages of MindSpore's kernels begin with an empty line, rules of dashes and headings.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if line.strip("- ") and not _HEADING.match(line)), "")
+
+
 def last_words(log: Path) -> str:
     """Return the line of a log that best explains why its process ended."""
     text = ""
@@ -121,6 +131,9 @@ def last_words(log: Path) -> str:
         file.seek(max(0, os.path.getsize(log) - _TAIL))
         text = file.read().decode(errors="replace").replace("\r", "\n")
     for pattern in _WORDS:
-        if found := re.findall(pattern, text, re.MULTILINE):
-            return _check.one_line(found[-1].strip(), _MOST)
+        if found := list(re.finditer(pattern, text, re.MULTILINE)):
+            last = found[-1]
+            said = last[1].strip()
+            said = f"{said} {first_words(text[last.end() :])}".strip() if said.endswith(":") else said
+            return _check.one_line(said, _MOST)
     return "it printed nothing"

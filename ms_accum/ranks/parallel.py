@@ -16,7 +16,7 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
 from ..network.parameters import as_array, without
-from .heartbeat import heartbeat
+from .heartbeat import exchange, heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
@@ -54,13 +54,27 @@ def own_group() -> Group:
         Group(rank=0, size=1)
     """
     if is_launched() and not GlobalComm.INITED:
-        communication.init()
+        with exchange():
+            communication.init()
         heartbeat()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # the scheduler process of a launcher that runs the same program: its work is done
     if not GlobalComm.INITED:
+        _check_single()
         return Group(rank=0, size=1)
     return Group(communication.get_rank(), communication.get_group_size())
+
+
+def _check_single() -> None:
+    """Raise an error if a rank table or mpirun started this process as one of several, and it joined no group."""
+    for variable in ("RANK_SIZE", "OMPI_COMM_WORLD_SIZE"):  # what MindSpore reads for these two
+        size = os.environ.get(variable, "")
+        if size.isdecimal() and int(size) > 1:
+            raise RuntimeError(
+                f"For 'own_group', a process that was started as one of {size} ({variable}) must join their group "
+                "first, but it did not. Start it with 'python -m ms_accum.launch' or msrun, or call "
+                f"mindspore.communication.init() first; if it is a single process, unset {variable}."
+            )
 
 
 def is_launched() -> bool:
@@ -82,16 +96,19 @@ def group_of(owner: str, group: Any) -> Group | None:
     return None if group is None or group.size == 1 else group
 
 
+@exchange()
 @ms.jit
 def _sum(values: Any) -> Any:
     return ops.AllReduce()(values)
 
 
+@exchange()
 @ms.jit
 def _gather(values: Any) -> Any:
     return ops.AllGather()(values)
 
 
+@exchange()
 @ms.jit
 def _of_rank_0(values: Any) -> Any:
     return ops.Broadcast(0)((values,))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Callable, TextIO
@@ -13,10 +14,11 @@ from typing import Any, Callable, TextIO
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..saving.files import of_its_own
+from ..saving.files import fixed, of_its_own
 
 # The line of a window has "update", that of an evaluation "updates": those before it.
 _EVALUATION = '"updates": '
+_LONGEST = 2**16  # bytes of a line
 _OTHER_NAMES = {"acc": "accuracy"}  # MindSpore has two names for one metric
 
 
@@ -32,7 +34,8 @@ class MetricsFile(Callback):
     """
 
     def __init__(self, path: str, kept: Callable[[], int] = lambda: 0):
-        self._path, self._kept = path, kept
+        self._given, self._kept = path, kept
+        self._path = fixed(path)
         self._file: TextIO | None = None
         self._writes = False
         self._epoch = self._updates = 0
@@ -69,11 +72,15 @@ class MetricsFile(Callback):
     def _open(self, windows: int) -> None:
         """Open the file after the lines that are kept; these are never removed, not even temporarily."""
         of_its_own(self._path)
+        if os.path.exists(self._path) and stat.S_ISFIFO(os.stat(self._path).st_mode):
+            raise OSError("it is a pipe, whose reader the run would wait for")
         resumes = bool(windows) and os.path.exists(self._path)
         length = _length(self._path, windows) if resumes else 0
         self._file = open(self._path, "r+" if resumes else "w", encoding="utf-8", buffering=1)
         self._writes = True
         if resumes:
+            last = _last_line(self._path, length)
+            self._epoch = last.get("epoch", 0)
             self._file.seek(length)
             self._file.truncate()
 
@@ -94,7 +101,7 @@ class MetricsFile(Callback):
         with contextlib.suppress(OSError):
             self.__exit__()
         self._file, self._writes = None, False
-        _check.warn(f"metrics are no longer written to '{self._path}': {error}")
+        _check.warn(f"metrics are no longer written to '{self._given}': {error}")
 
 
 def _length(path: str, windows: int) -> int:
@@ -109,9 +116,28 @@ def _length(path: str, windows: int) -> int:
     return length
 
 
+def ends_with_evaluation(path: str) -> bool:
+    """Return whether the last line of a file of metrics is that of an evaluation."""
+    try:
+        return os.path.isfile(path) and "updates" in _last_line(path, os.path.getsize(path))
+    except OSError:
+        return False
+
+
+def _last_line(path: str, length: int) -> dict[str, Any]:
+    """Return the fields of the last line in the first `length` bytes of a file of metrics; none if there are none."""
+    with open(path, "rb") as file:
+        file.seek(max(0, length - _LONGEST))
+        lines = file.read(min(length, _LONGEST)).splitlines()
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(lines[-1]) if lines else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def logged(
-    evaluate: Callable[[], Sequence[int]], logs: Sequence[Any], updates: Callable[[], int]
-) -> Callable[[], Sequence[int]]:
+    evaluate: Callable[..., Sequence[int]], logs: Sequence[Any], updates: Callable[[], int]
+) -> Callable[..., Sequence[int]]:
     """Return a function that evaluates, and writes the accuracy to the logs.
 
     Args:
@@ -120,8 +146,8 @@ def logged(
         updates (Callable): returns the number of updates so far.
     """
 
-    def evaluated() -> Sequence[int]:
-        correct, rows = counts = evaluate()
+    def evaluated(*given: Any) -> Sequence[int]:
+        correct, rows = counts = evaluate(*given)
         for log in logs:
             log.evaluated(updates(), {"accuracy": correct / rows, "correct": correct, "total": rows})
         return counts

@@ -15,6 +15,7 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..ranks.parallel import is_first, own_group
+from ..saving.files import fixed
 from .metrics import numbers_of
 
 _OWNER = "TensorBoardLog"
@@ -56,7 +57,8 @@ class TensorBoardLog(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self._folder = os.fspath(_check.instance(_OWNER, "folder", folder, (str, os.PathLike), "a path"))
+        self._given = os.fspath(_check.instance(_OWNER, "folder", folder, (str, os.PathLike), "a path"))
+        self._folder = fixed(self._given)
         if find_spec("tensorboardX") is None:
             raise ImportError(f"'{_OWNER}' needs tensorboardX. Run: pip install tensorboardX")
         self._file: Any = None
@@ -136,7 +138,7 @@ class TensorBoardLog(Callback):
     def _give_up(self, error: OSError) -> None:
         self._writes = False
         self._close()
-        _check.warn(f"nothing more is written to '{self._folder}' for TensorBoard: {error}")
+        _check.warn(f"nothing more is written to '{self._given}' for TensorBoard: {error}")
 
     def _close(self) -> None:
         if self._file is not None:

@@ -15,7 +15,7 @@ from .. import _check
 from ..layers.dropout import COUNTER
 from ..layers.pooled import SUMS
 from .checkpoint_file import fault_of
-from .files import write_whole
+from .files import as_given, write_whole
 from .model_record import DEFAULT, keep_previous, remove_record, write_record
 from .model_record import CheckpointError as CheckpointError
 
@@ -71,17 +71,24 @@ def save_model(network: nn.Cell, path: str | os.PathLike[str], record: Mapping[s
         write_record(path, record)
 
 
-def save_trained(network: nn.Cell, path: str | os.PathLike[str]) -> None:
+def save_trained(network: nn.Cell, path: str | os.PathLike[str], at: str | None = None) -> None:
     """Do what `save_model` does. An existing model under the default name is kept under another name, with a warning.
+
+    Args:
+        network (Cell): the network to save.
+        path (str): the path as the user gave it.
+        at (Optional[str]): the absolute path, if the program may have changed its working directory since then.
+            Default: ``None``, `path`.
 
     Raises:
         OSError: If the file can't be written; an existing file is unchanged.
     """
-    kept = keep_previous(path) if os.fspath(path) == DEFAULT else None
-    save_model(network, path)
+    place = os.fspath(path) if at is None else as_given(at, path)
+    kept = keep_previous(place) if os.fspath(path) == DEFAULT else None
+    save_model(network, place)
     if kept:
         # Printed to stderr where a program has not set up logging.
-        logging.getLogger("ms_accum").warning("'%s' is replaced; the model that it held is kept as '%s'.", path, kept)
+        logging.getLogger("ms_accum").warning("'%s' is replaced; the model that it held is kept as '%s'.", place, kept)
 
 
 def _save_and_verify(network: nn.Cell, path: str) -> None:

@@ -55,7 +55,8 @@ def _fault_of_ckpt(data: bytes) -> str | None:
     message = _empty()
     try:
         message.ParseFromString(body)
-    except DecodeError:
+        _ = [(value.tag, value.tensor.tensor_type) for value in message.value]
+    except (DecodeError, UnicodeDecodeError):  # by the implementation: while it is parsed, or where a text is read
         return "it can't be parsed"
     message.DiscardUnknownFields()
     if message.ByteSize() != len(body):

@@ -17,9 +17,9 @@ from ..ranks.agreement import agree
 from ..ranks.parallel import Group
 from ..window.open_window import OpenWindow
 from .checkpoint_file import state_digest
-from .files import write_whole
+from .files import as_given, fixed, write_whole
 from .model_record import CheckpointError
-from .state_folder import Found, StateFolder
+from .state_folder import AUTO, Found, StateFolder
 from .training_state import TrainingState, write
 
 _OWNER, _NOTES = "Checkpointer", "notes"
@@ -99,7 +99,8 @@ class Checkpointer:
         self._score = score
         if resume is not None:
             _check.instance(_OWNER, "resume", resume, (str, os.PathLike), "a path, 'auto' or None")
-        self._resume = None if resume is None else os.fspath(resume)
+        self._given = None if resume is None else os.fspath(resume)
+        self._resume = self._given if self._given in (None, AUTO) else fixed(self._given)
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
         self._stop = stop
@@ -114,8 +115,8 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         minutes = None if self._seconds is None else self._seconds / 60
-        shown = {"every": self._every, "minutes": minutes, "keep": self._keep, "resume": self._resume}
-        return f"Checkpointer({str(self._states.path)!r}, {', '.join(f'{name}={shown[name]!r}' for name in shown)})"
+        shown = {"every": self._every, "minutes": minutes, "keep": self._keep, "resume": self._given}
+        return f"Checkpointer({self._states.named()!r}, {', '.join(f'{name}={shown[name]!r}' for name in shown)})"
 
     def share(self, group: Group | None) -> Checkpointer:
         """Let only rank 0 write. The other ranks read, and take part in computing the score."""
@@ -128,7 +129,7 @@ class Checkpointer:
         self._at = time.monotonic()
         self._updates = 0
         self._can_save = True
-        self._is_saved = False  # whether the current state is saved
+        self._is_saved = False  # whether the current state is saved, and scored if there is a score
         self._stopping = False  # whether a stop was requested
         self.best = None
         self._best_file: str | None = None
@@ -147,9 +148,9 @@ class Checkpointer:
             CheckpointError: If it can't be read, or belongs to a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # in the form that is read from a file
-        found = self._states.find(self._resume)
+        found = self._found()
         if found is None:
-            self.resumed = [f"nothing: no state in '{self._states.path}'"] if self._resume else []
+            self.resumed = [f"nothing: no state in '{self._states.named()}'"] if self._resume else []
             return None
         before = {name: value for name, value in found.state.facts["config"].items() if name != _NOTES}
         changed = changes(before, self._config)
@@ -162,7 +163,8 @@ class Checkpointer:
         self._updates = facts["planned"]
         self._states.adopt(found)
         self.best, self._best_file = facts["best"]
-        self._is_saved = not changed and self._states.holds(found.path)
+        is_scored = self._score is None or facts.get("scored", True)
+        self._is_saved = not changed and is_scored and self._states.holds(found.path)
         self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {found.place}", *changed]
         return found._replace(changed=changed)
 
@@ -172,7 +174,7 @@ class Checkpointer:
         Raises:
             CheckpointError: If they can't be read.
         """
-        found = self._states.find(self._resume)
+        found = self._found()
         return found.state.facts["config"] if found else {}
 
     def epochs_done(self) -> int | None:
@@ -181,8 +183,12 @@ class Checkpointer:
         Raises:
             CheckpointError: If it can't be read.
         """
-        found = self._states.find(self._resume)
+        found = self._found()
         return found.epochs_done if found else None
+
+    def _found(self) -> Found | None:
+        resume = self._resume
+        return self._states.find(resume if resume in (None, AUTO) else as_given(resume, self._given or resume))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -212,41 +218,45 @@ class Checkpointer:
         """
         stop, late = wishes
         self._is_saved = False
+        path = None
+        passed = updates - self._updates
+        by_count = self._every is not None and passed >= self._every
+        if not in_window and (by_count or late):  # before a stop, which would shift this moment and all later ones
+            # After an error at a planned update this is a later one, and those that follow stay where they were.
+            planned = updates - passed % self._every if self._every is not None and by_count else updates
+            path = self._save_scored(take, planned)
         if stop:
-            path = self.save(take())
-            raise Stopped(f"the training state is in '{path}'")
-        by_count = self._every is not None and updates - self._updates >= self._every
-        if not in_window and (by_count or late):
-            self._updates = updates
-            self._save_scored(take)
+            raise Stopped(f"the training state is in '{path or self.save(take())}'")
 
-    def _save_scored(self, take: Callable[[], TrainingState]) -> None:
-        """Compute the score, then save: the score may draw random numbers."""
-        if self._is_saved:
-            return
+    def _save_scored(self, take: Callable[[], TrainingState], planned: int | None = None) -> Path:
+        """Compute the score, then save: the score may draw random numbers. Return the path of the state."""
         score = math.nan if self._score is None else float(self._score())
+        self._updates = self._updates if planned is None else planned
         better = not math.isnan(score) and (self.best is None or score > self.best)
         self.best = score if better else self.best
-        self.save(take(), better)
+        path = self.save(take(), better, scored=self._score is not None)
         self._is_saved = True
+        return path
 
-    def save(self, state: TrainingState, best: bool = False) -> Path:
+    def save(self, state: TrainingState, best: bool = False, *, scored: bool = False) -> Path:
         """Write a state, then remove the old ones that are not kept; return its path.
 
         Args:
             state (TrainingState): the state to write.
             best (bool): whether its model is the best so far. Default: ``False``.
+            scored (bool): whether its model has been scored. Default: ``False``.
 
         Raises:
             OSError: If it can't be written; existing files are unchanged.
         """
         if not self._writes:
             self._at = time.monotonic()
-            return self._states.path
+            return Path(self._states.named())
+        self._states.make_again()
         path = self._states.next_path()
         self._best_file = path.name if best else self._best_file
         config = {**self._config, **({_NOTES: self._notes} if self._notes else {})}
-        own = {"config": config, "planned": self._updates, "best": [self.best, self._best_file]}
+        own = {"config": config, "planned": self._updates, "best": [self.best, self._best_file], "scored": scored}
         state = TrainingState(state.arrays, {**state.facts, **own})
         size = sum(array.nbytes for array in state.arrays.values())
         self._can_save = False  # unless it succeeds
@@ -254,7 +264,7 @@ class Checkpointer:
         self._can_save = True
         self._at = time.monotonic()
         self._states.add(path, self._keep, self._best_file)
-        return path
+        return Path(self._states.named(path.name))
 
     @contextmanager
     def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
@@ -283,7 +293,8 @@ class Checkpointer:
 
     def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
         """Save the state at the end of a run, unless it is already saved."""
-        self._save_scored(take)
+        if not self._is_saved:
+            self._save_scored(take)
 
     def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
         """Save if possible; otherwise warn, so that the run's own error is not hidden."""

@@ -15,11 +15,22 @@ from typing import Callable
 _STAGING = ".saving-"
 
 
+def fixed(path: str | os.PathLike[str]) -> str:
+    """Return a path that still names the same file if the program changes its working directory."""
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
+def as_given(path: str, given: str | os.PathLike[str]) -> str:
+    """Return the path that the user gave for `path`, as long as it names the same file; else `path` itself."""
+    given = os.path.expanduser(os.fspath(given))
+    return given if fixed(given) == path else path
+
+
 def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
     """Write a file with `write`, which also verifies it, then replace the file at `path` by it.
 
     It is written in a temporary folder next to `path`. A killed process leaves that folder, and does not change the old
-    file.
+    file. If the folder of `path` was removed during the run, it is created again.
 
     Args:
         path (str): the final path of the file.
@@ -35,6 +46,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
         what = "a folder" if os.path.isdir(name) else "not a regular file"
         raise OSError(f"'{path}' can't be written: it is {what}")
     try:
+        os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
             whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
             write(whole)

@@ -109,7 +109,14 @@ def fault_of_record(record: Any) -> str | None:
     if missing or unknown:
         return f"'{missing[0]}' is missing" if missing else "it has unknown fields"
     wrong = [name for name, kinds in _FIELDS.items() if not any(_is(kind, record[name]) for kind in kinds)]
+    if not wrong and not _are_counts_of_answers(record["correct"], record["total"]):
+        wrong = ["correct"]
     return f"'{wrong[0]}' is wrong" if wrong else None
+
+
+def _are_counts_of_answers(correct: int | None, total: int | None) -> bool:
+    """Return whether these are the right answers and all answers of an evaluation; both are None if there was none."""
+    return correct is total is None or (correct is not None and total is not None and correct <= total)
 
 
 def copy_model(source: str, target: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from .files import remove_leftovers
+from .files import as_given, fixed, remove_leftovers
 from .model_record import CheckpointError
 from .training_state import TrainingState, read
 
@@ -54,8 +54,8 @@ class StateFolder:
     """
 
     def __init__(self, owner: str, path: str | os.PathLike[str]):
-        self._owner = owner
-        self.path = Path(path)
+        self._owner, self._given = owner, os.fspath(path)
+        self.path = Path(fixed(path))
         self._lock = FileLock(str(self.path / ".lock"))
         self._own: list[Path] = []
 
@@ -65,6 +65,21 @@ class StateFolder:
         Raises:
             RuntimeError: If another run is using it, or the file of the lock is another file, which would be emptied.
         """
+        self._make_and_lock()
+        remove_leftovers(self.path)
+        self._own = []  # states of other runs are not removed
+
+    def make_again(self) -> None:
+        """Create the folder and lock it once more, if it was removed while the run was using it.
+
+        Raises:
+            RuntimeError: If another run is using it by now.
+        """
+        if self._lock.is_locked and not os.path.exists(self._lock.lock_file):
+            self._lock.release(force=True)
+            self._make_and_lock()
+
+    def _make_and_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = Path(self._lock.lock_file)
         if lock.is_file() and lock.stat().st_size:
@@ -73,9 +88,7 @@ class StateFolder:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
-            raise RuntimeError(f"For '{self._owner}', another run is using the folder '{self.path}'.") from error
-        remove_leftovers(self.path)
-        self._own = []  # states of other runs are not removed
+            raise RuntimeError(f"For '{self._owner}', another run is using the folder '{self.named()}'.") from error
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -95,11 +108,16 @@ class StateFolder:
             raise CheckpointError(f"'{resume}' is not a file. Give a training state, or 'auto'.")
         return Found(read(resume), resume)
 
+    def named(self, name: str = "") -> str:
+        """Return the path of a file in the folder, or of the folder itself, as the user gave it."""
+        folder = as_given(str(self.path), self._given)
+        return os.path.join(folder, name) if name else folder
+
     def _newest(self) -> Found | None:
         wrong: list[str] = []
-        for path in self._states():
+        for path in map(self.named, (path.name for path in self._states())):
             try:
-                return Found(read(str(path)), str(path), wrong)
+                return Found(read(path), path, wrong)
             except CheckpointError as error:
                 wrong.append(str(error))
         if wrong:

@@ -123,9 +123,15 @@ def warn_about_random_layers(network: nn.Cell) -> None:
 def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
     """Return which facts are missing or invalid; a SHA-256 detects damage, but not a crafted file."""
     wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
-    if not wrong and not facts["at"]["step"] <= facts["at"]["windows"] <= facts["updates"] + facts["skipped"]:
+    if not wrong and not _fits_the_counters(facts["at"], facts["updates"] + facts["skipped"]):
         wrong = ["at"]
     return [_in_words(name, facts) for name in wrong]
+
+
+def _fits_the_counters(at: Mapping[str, Any], windows: int) -> bool:
+    """Return whether a position does not say more than there was."""
+    total = at["batches"] if at["total"] is None else at["total"]
+    return at["step"] <= at["windows"] <= windows and at["batches"] <= total
 
 
 def _in_words(name: str, facts: Mapping[str, Any]) -> str:
@@ -134,6 +140,11 @@ def _in_words(name: str, facts: Mapping[str, Any]) -> str:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
+
+
+def _is_place(value: Any) -> bool:
+    """Return whether a value is a count that MindSpore's data sets, which count in 32 bits, can reach."""
+    return _is_count(value) and value < 2**31
 
 
 def _is_number(value: Any) -> bool:
@@ -171,9 +182,10 @@ def _is_finite(value: Any) -> bool:
 
 
 _POSITION = {
-    **{field.name: _or_none(_is_count) for field in fields(Position)},
-    **dict.fromkeys(("batches", "rows", "step", "windows", "held"), _is_count),
-    **dict.fromkeys(("epoch", "ranks"), lambda value: _is_count(value) and value > 0),
+    **{field.name: _or_none(_is_place) for field in fields(Position)},
+    **dict.fromkeys(("batches", "step", "held"), _is_place),
+    **dict.fromkeys(("rows", "windows"), _is_count),
+    **dict.fromkeys(("epoch", "ranks"), lambda value: _is_place(value) and value > 0),
     "random": _or_none(is_random_state),
 }
 _is_window = _dict_of(

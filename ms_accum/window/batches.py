@@ -121,7 +121,7 @@ class Data:
             done, skip = done + 1, 0
         if done >= epochs:
             return
-        if at.first is not None:
+        if at.first is not None and hasattr(getattr(self.dataset, "source", None), "begin_with_epoch"):
             self.dataset.source.begin_with_epoch(at.first + done)
             epochs, done = epochs - done, 0
         passes = _passes(self.dataset, epochs, _Columns(self._named))

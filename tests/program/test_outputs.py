@@ -16,6 +16,7 @@ from ms_accum import Group
 from ms_accum.program import outputs, steps
 from ms_accum.program.main import CHECKPOINT, DISK, OK, USAGE, Failure
 from ms_accum.program.signals import TERMINATED
+from ms_accum.saving import training_state
 from ms_accum.saving.model_record import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
 
@@ -146,6 +147,29 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
     assert plan(capfd.readouterr().out)["resumed"] == "nothing: no state in 'out/states'"
 
 
+def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd, monkeypatch):
+    """It is written before the state; a run that ended between the two begins again, and keeps it."""
+
+    def full(*arguments, **options):
+        raise OSError("No space left on device")
+
+    flags = (*OUT, "--save_every=1", "--keep_best")
+    with monkeypatch.context() as patch:
+        patch.setattr(training_state, "save_file", full)
+        assert train(*flags) == DISK
+    best = "out/gradient_accumulation.best.ckpt"
+    first = Path(best).read_bytes()
+    assert outputs._states_in("out") == 0 and not os.path.exists(f"out/{DEFAULT}")
+    assert "holds another run (gradient_accumulation.best.ckpt" in refused(capfd, *flags)  # without --resume it is
+    assert train(*flags, "--resume", "--seed=2") == OK
+    out = capfd.readouterr().out
+    kept = "out/gradient_accumulation.best.previous.ckpt"
+    assert f"'{best}' is of a run without a state, which begins again; it is kept as '{kept}'\n" in out
+    assert Path(kept).read_bytes() == first and read_record(best)["seed"] == 2 and read_record(kept)["seed"] == 1
+    os.unlink(kept)
+    assert train(*flags, "--resume", "--seed=2", "--epochs=2") == OK and not os.path.exists(kept)
+
+
 @pytest.mark.slow
 def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, out, capfd):
     state = "runs/001/states/state-00000001.safetensors"
@@ -232,6 +256,41 @@ def test_a_run_that_fails_before_anything_is_written_leaves_no_folder(capfd, mon
     with pytest.raises(ZeroDivisionError):
         training.main(settings_of(*RUN))
     assert os.listdir() == ["runs"] and os.listdir("runs") == []
+
+
+def test_files_that_are_not_empty_end_the_cleaning_up(monkeypatch):
+    """The lock of a run that has metrics stays, and its folder of states, in which it may be saving."""
+    settings = settings_of(*RUN).in_folder("runs/001")
+    os.makedirs("runs/001/states")
+    Path("runs/001/states/.lock").touch()
+    Path("runs/001/metrics.jsonl").write_text("{}")
+    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folder(settings):
+        raise KeyboardInterrupt
+    assert os.path.exists("runs/001/states/.lock")
+    Path("runs/001/metrics.jsonl").write_text("")
+    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folder(settings):
+        raise KeyboardInterrupt
+    assert os.listdir("runs") == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
+    """Another one may end while rank 0 is making its first file."""
+    monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
+    settings = settings_of(*RUN).in_folder("runs/001")
+    os.makedirs("runs/001/states")
+    train, test = training.datasets(settings, None)
+    model, network, _ = training.build(settings)
+    written = steps.Written(network, model, settings, steps.facts_of("0", train, test), Group(rank, 2))
+    with pytest.raises(ZeroDivisionError):
+        steps.train(model, settings, train, written=written, evaluate=lambda: (1, 1))
+    assert os.path.isdir("runs/001/states") == (rank == 1)
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_a_path_that_is_too_long_is_one_line(resume, capfd):
+    assert train(*RUN, f"--output_dir={'a' * 300}", *resume) == USAGE
+    assert "File name too long" in one_line(capfd.readouterr().err)
 
 
 def test_a_state_that_is_no_file_leaves_no_folder(capfd):

@@ -17,7 +17,7 @@ def test_it_has_a_field_for_each_flag():
     """But for the one that is about reading flags."""
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*given, "ranks", "updates", "is_latest"} - {"config"}
+    assert fields == {*given, "ranks", "updates", "is_latest", "given", "before"} - {"config"}
 
 
 def test_two_names_of_a_flag_in_a_config_are_one_too_many(tmp_path):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from ms_accum.program import signals
-from ms_accum.program.signals import INTERRUPTED, TERMINATED, Signals
-from programs import train_in
+from ms_accum.program.signals import INTERRUPTED, PAUSE, TERMINATED, Signals
+from programs import lines_of, train_in
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -46,6 +49,39 @@ def test_it_wakes_up_who_waits():
         with pytest.raises(KeyboardInterrupt):
             time.sleep(20)
             pytest.fail("it slept on")
+
+
+def compile_for_a_moment(signals, done, thread):
+    """What MindSpore's compiler would do, called below under its name: it must not be interrupted."""
+    signal.pthread_kill(thread.ident, signal.SIGINT)
+    until = time.monotonic() + 20 * PAUSE
+    while not signals.pending() or time.monotonic() < until:
+        time.sleep(0.001)
+    done.append(True)
+
+
+@pytest.mark.parametrize("to_thread", [True, False], ids=["waiting thread", "main thread"])
+def test_what_mindspore_calls_is_not_interrupted(to_thread):
+    """The exception comes as soon as the program's own code is reached."""
+    names = {**globals(), "__name__": "mindspore.common.compiler"}
+    compiles = types.FunctionType(compile_for_a_moment.__code__, names)
+    done = []
+    with Signals() as signals:
+        if not to_thread:  # as one that a program started before it blocked signals
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        with pytest.raises(KeyboardInterrupt):
+            compiles(signals, done, signals._thread if to_thread else threading.main_thread())
+            time.sleep(20)
+            pytest.fail("it slept on")
+    assert done == [True]
+
+
+def test_what_others_call_is_interrupted():
+    """The twin of the test above: the same function under its own name."""
+    done = []
+    with Signals() as signals, pytest.raises(KeyboardInterrupt):
+        compile_for_a_moment(signals, done, signals._thread)
+    assert done == []
 
 
 def test_a_block_may_defer_it():
@@ -149,7 +185,7 @@ import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
 import train
-from ms_accum.program import main
+from ms_accum.program import main, steps
 from ms_accum.saving import training_state
 
 def held(part):
@@ -162,7 +198,11 @@ def held(part):
         return part(*arguments, **options)
     return run
 
-owner, name = {"saving": (training_state, "save_file"), "evaluating": (train, "evaluate_together")}[sys.argv.pop(1)]
+owner, name = {
+    "saving": (training_state, "save_file"),
+    "evaluating": (train, "evaluate_together"),
+    "recording": (steps, "write_record"),
+}[sys.argv.pop(1)]
 setattr(owner, name, held(getattr(owner, name)))
 sys.exit(main.run(train.main, train.flags()))
 """
@@ -224,9 +264,66 @@ def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, par
 def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
     program = start_held(tmp_path, "evaluating", FLAGS[:3])  # it is evaluated after it has been saved
     wait_for(program, "now")
-    program.send_signal(signal.SIGINT)
-    assert ended(program) == (INTERRUPTED, "error: interrupted")
+    ask_to_end(program, signal.SIGINT)
+    tell(program, "go")
+    code, said = ended(program)
+    model = "out/gradient_accumulation.ckpt"
+    assert code == INTERRUPTED and said == (
+        f"error: interrupted; the model is '{model}', not evaluated yet: eval.py --ckpt_path={model} does that, or "
+        "--resume --output_dir=out"
+    )
     assert model_of(tmp_path) == whole_model
+    assert [line["updates"] for line in lines_of(tmp_path / "out") if "updates" in line] == []
+    assert finished(tmp_path, *FLAGS[:3], "--resume") == whole_model
+    evaluation = lines_of(tmp_path / "out")[-1]
+    assert (evaluation["updates"], evaluation["epoch"], evaluation["total"]) == (6, 1, 360)
+    whole = lines_of(tmp_path / "out")
+    assert finished(tmp_path, *FLAGS[:3], "--resume") == whole_model
+    assert lines_of(tmp_path / "out") == whole  # once
+
+
+@pytest.mark.slow
+def test_a_signal_when_all_is_done_says_so(tmp_path):
+    """It came while the last batch was evaluated, or its result was written."""
+    program = start_held(tmp_path, "recording", FLAGS[:3])
+    wait_for(program, "now")
+    ask_to_end(program, signal.SIGTERM)
+    tell(program, "go")
+    code, said = ended(program)
+    assert code == TERMINATED and re.fullmatch(
+        r"error: terminated; the run is complete, with an accuracy of .* % \(\d+/360\)", said
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_evaluation_is_one_line(tmp_path):
+    """At many moments of eval.py, of which one third or more is compiling."""
+    assert train_in(tmp_path, *ALL, *FLAGS[:3]) == 0
+    command = [sys.executable, "-u", str(ROOT / "eval.py"), "--ckpt_path=out/gradient_accumulation.ckpt"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for moment in range(12):
+        program = subprocess.Popen(command, cwd=tmp_path, **pipes)
+        while not program.stdout.readline().startswith("record"):
+            assert program.poll() is None, program.stderr.read()
+        time.sleep(0.05 * moment)  # what is tested is that every moment will do
+        program.send_signal(signal.SIGINT)
+        code, said = ended(program)
+        assert (code, said) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
+        assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+KILLS = int(os.environ.get("MS_ACCUM_KILLS", "10"))
+"""int, how often train.py is ended at a random moment in the test below."""
+
+
+@pytest.mark.slow
+def test_a_run_survives_being_ended_at_random_moments(tmp_path):
+    """By SIGKILL too: what is saved is whole, the next start resumes it, and removes what was left."""
+    command = [sys.executable, str(ROOT / "tests" / "kill_runs.py"), str(tmp_path), str(KILLS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * KILLS, check=True)
+    found = json.loads(done.stdout)
+    assert found["faults"] == found["left"] == []
+    assert found["resumed"] + found["begun"] + found["refused"] == KILLS + 1 and found["updates"] > KILLS
 
 
 SLEEPER = """

@@ -6,12 +6,12 @@ import atexit
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from ms_accum.program.streams import MindSporeLog
+from ms_accum.ranks import scratch
 from programs import process
 
 FOLDER = Path(__file__).resolve().parents[2]
@@ -77,8 +77,8 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_moment(tmp_path):
 
 
 def diverted(folder, monkeypatch, logged, path):
-    """Return what is left on the terminal's side after a program that logs."""
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(folder))
+    """Run a program that logs, to its end; its folder is removed after that by the one who made it."""
+    monkeypatch.setattr(scratch, "scratch_folder", lambda: folder.mkdir() or str(folder))
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
     others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
     monkeypatch.setattr(os, "environ", others)
@@ -90,19 +90,52 @@ def diverted(folder, monkeypatch, logged, path):
     log.path = path
     ((function, arguments),) = ended
     function(*arguments)
-    return folder.exists()
 
 
 @pytest.mark.parametrize("logged", ["a warning\n", ""])
 def test_mindspores_log_is_kept_in_a_file(tmp_path, monkeypatch, logged):
     kept = tmp_path / "mindspore.log"
-    assert not diverted(tmp_path / "temporary", monkeypatch, logged, str(kept))
+    diverted(tmp_path / "temporary", monkeypatch, logged, str(kept))
     assert kept.read_text() == logged if logged else not kept.exists()
 
 
 @pytest.mark.parametrize("path", [None, "/nowhere/mindspore.log"])
 def test_a_log_that_can_not_be_kept_ends_nothing(tmp_path, monkeypatch, path):
-    assert not diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
+    diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
+    assert path is None or not os.path.exists(path)
+
+
+NO_TEMPORARY = """
+import sys, tempfile
+tempfile._candidate_tempdir_list = lambda: []  # as if none could be written to
+sys.path.insert(0, sys.argv.pop(1))
+sys.argv[0] = "train.py"
+import runpy
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_without_a_temporary_folder_a_program_ends_with_a_line(tmp_path):
+    """MindSpore can't be imported then."""
+    root = str(FOLDER.parents[1])
+    command = [sys.executable, "-c", NO_TEMPORARY, root, f"{root}/train.py", "--model=mlp", "--epochs=1"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(command, check=False, **options)
+    said = "error: No usable temporary directory found in []; set TMPDIR to a folder that can be written to\n"
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", said) and os.listdir(tmp_path) == []
+
+
+def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeypatch):
+    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", others)
+
+    def full():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(scratch, "scratch_folder", full)
+    MindSporeLog().divert()
+    assert others["GLOG_v"] == "4" and "GLOG_log_dir" not in others
 
 
 @pytest.mark.parametrize("name", ["GLOG_v", "MS_ROLE"])

@@ -384,7 +384,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(trained, capfd, monkeyp
         patch.setattr(training.steps.SIGNALS, "pending", lambda: next(asked) >= 4)
         assert train(*QUICK) == TERMINATED
     assert one_line(capfd.readouterr().err).endswith(
-        "state-00000001.safetensors'; the same flags with --resume continue from there"
+        "state-00000001.safetensors'; --resume --output_dir=out continues from there"
     )
     assert train(*QUICK, "--resume") == OK
     models = [folder / "gradient_accumulation.ckpt" for folder in (Path("out"), trained[0])]

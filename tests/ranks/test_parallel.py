@@ -176,6 +176,18 @@ def test_a_process_that_nobody_launched_is_alone():
     assert group_of("test", own_group()) is group_of("test", "auto") is None
 
 
+@pytest.mark.parametrize("variable", ["RANK_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_one_of_several_that_joined_no_group_is_no_single_process(variable, monkeypatch):
+    """Started by a rank table or by mpirun; such processes would write the same files."""
+    for size in ("1", "", "x"):
+        monkeypatch.setenv(variable, size)
+        assert own_group() == (0, 1)
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(RuntimeError, match=f"one of 2 .{variable}. must join .* msrun.*unset {variable}"):
+        own_group()
+    assert group_of("test", None) is None  # the user says so
+
+
 @pytest.mark.parametrize("make", [lambda o: Accumulator(o, 2, group=2), lambda o: driver(o, group="all")])
 def test_a_group_that_is_none_is_refused(make):
     network = program.network_of()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ms_accum.results import metrics
-from ms_accum.results.metrics import MetricsFile, logged, numbers_of
+from ms_accum.results.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
 from ms_accum.window.callbacks import Callbacks, Facts
 from update_records import record, tell
 
@@ -172,6 +172,14 @@ def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
 
 
 # What can't be written
+
+
+@pytest.mark.parametrize("windows", [0, 2])
+def test_a_pipe_is_not_waited_for(tmp_path, windows):
+    os.mkfifo(tmp_path / "m")
+    with pytest.warns(RuntimeWarning, match="metrics are no longer written to .*: it is a pipe"):
+        tell(MetricsFile(str(tmp_path / "m"), lambda: windows), record(1))
+    assert not ends_with_evaluation(str(tmp_path / "m"))
 
 
 def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):

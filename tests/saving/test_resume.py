@@ -17,12 +17,14 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim as nn_experimental
+from mindspore.train import Callback
 from safetensors.numpy import save_file
 
 from cifar_files import write_cifar10
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, NoiseScale, Stopped, evaluate
+from ms_accum.results.metrics import MetricsFile
 from ms_accum.saving import training_state
 from reference import digest
 from runs import (
@@ -482,6 +484,59 @@ def test_the_best_survives_a_stop(tmp_path):
     assert found[1]["best"] == [9, "state-00000002.safetensors"]
 
 
+def scored_updates(folder, stop=None):
+    """Train two epochs of 7 windows, scored every 2, stopped at a micro-batch and resumed; return what was scored."""
+    found = []
+    for requests in (None if stop is None else stop_after(stop), None)[stop is None :]:
+        run = Run()
+        score = lambda run=run: found.append(run.model.updates) or float(run.model.updates == 4)  # noqa: E731
+        states = Checkpointer(folder, every=2, score=score, resume="auto", stop=requests)
+        with contextlib.suppress(Stopped):
+            run.train(even(), 1, states=states)
+    return found, states.best, run.left[0]
+
+
+def test_a_stop_changes_nothing_about_what_is_scored(tmp_path):
+    """The model of update 4 is the best: it has to be seen, also if the stop comes in its window or at the very end."""
+    expected = scored_updates(tmp_path / "whole")
+    assert expected[:2] == ([2, 4, 6, 8, 10, 12, 14], 1.0)
+    for stop in range(1, 15):
+        assert scored_updates(tmp_path / str(stop), stop) == expected, stop
+
+
+def test_the_end_of_a_run_is_scored_if_it_stopped_there(tmp_path):
+    """Update 14 is not planned by `every`, but it is the last."""
+
+    def train(**options):
+        run, found = Run(), []
+        score = lambda: found.append(run.model.updates) or 0.0  # noqa: E731
+        with contextlib.suppress(Stopped):
+            run.train(even(), 1, states=Checkpointer(tmp_path, every=5, score=score, resume="auto", **options))
+        return found
+
+    assert train(stop=stop_after(14)) == [5, 10]
+    assert train() == [14] and train() == []
+
+
+def test_an_error_at_a_planned_update_does_not_shift_the_later_ones(tmp_path):
+    def train(found, fails):
+        run = Run()
+
+        def score():
+            found.append(run.model.updates)
+            if fails and found == [2, 4]:
+                raise OSError("the evaluation failed")
+            return 0.0
+
+        run.train(even(), 1, states=Checkpointer(tmp_path, every=2, score=score, resume="auto"))
+        return found
+
+    found = []
+    with pytest.raises(OSError, match="the evaluation failed"):
+        train(found, True)
+    assert train([], False) == [5, 6, 8, 10, 12, 14]  # update 4 is saved, and can't be scored again
+
+
 def test_a_score_may_draw_random_numbers(tmp_path):
     def make():
         return Run(), Checkpointer(tmp_path / str(len(drawn)), every=2, score=np.random.rand, resume="auto")
@@ -552,6 +607,70 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / ".saving-abc" / "state-00000001.safetensors").write_bytes(b"half")
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
     assert names(tmp_path) == ["state-00000001.safetensors"]
+
+
+def elsewhere(folder):
+    """Return a callback that changes the working directory after the second window."""
+    folder.mkdir()
+    return Calls(lambda args: os.chdir(folder) if args.cur_step_num == 2 else None)
+
+
+class Calls(Callback):
+    def __init__(self, call):
+        self._call = call
+
+    def on_train_step_end(self, run_context):
+        self._call(run_context.original_args())
+
+
+def test_a_program_may_change_its_working_directory(tmp_path):
+    """Paths mean what they meant when they were given; a message names the file so that it can be found."""
+    os.mkdir("here")
+    os.chdir("here")
+    states = Checkpointer("states", every=1, stop=stop_after(5))
+    log = MetricsFile("metrics.jsonl")
+    run = Run()
+    how = {"checkpointer": states, "callbacks": [log, elsewhere(tmp_path / "there")], "report": ()}
+    with pytest.raises(Stopped, match=f"in '{tmp_path}/here/states/state-00000005.safetensors'"):
+        run.model.train_process(1, even(), 1, ckpt_path=None, **how)
+    assert names(tmp_path / "here" / "states") == ["state-00000005.safetensors"]
+    assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 5
+    assert os.listdir(tmp_path / "there") == []
+    os.chdir(tmp_path / "here")
+    state = "states/state-00000005.safetensors"
+    again, resumed = Run(), Checkpointer("states", resume=state)
+    how = {"callbacks": elsewhere(tmp_path / "third"), "report": (), "ckpt_path": "m.ckpt", "checkpointer": resumed}
+    again.model.train_process(1, even(), 1, **how)
+    assert resumed.resumed[0].startswith(f"{state}: 5 updates") and again.model.updates == 7
+    assert sorted(os.listdir(tmp_path / "here")) == ["m.ckpt", "metrics.jsonl", "states"]
+    assert os.listdir(tmp_path / "third") == []
+
+
+def test_a_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Run().train(even(), 1, epochs=1, states=Checkpointer("~/states"))
+    assert names(tmp_path / "states") == ["state-00000001.safetensors"]
+    assert Run().train(even(), 1, epochs=2, states=Checkpointer("~/states", resume="auto")).model.updates == 14
+
+
+def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path):
+    """And locked, so that no second run can use it."""
+    folder = tmp_path / "states"
+    busy = []
+
+    def meddle(args):
+        if args.cur_step_num == 3:
+            shutil.rmtree(folder)
+        elif args.cur_step_num == 5:
+            with pytest.raises(RuntimeError, match="another run is using"), Checkpointer(folder):
+                pass
+            busy.append(True)
+
+    run = Run()
+    how = {"callbacks": Calls(meddle), "report": (), "ckpt_path": None, "checkpointer": Checkpointer(folder, every=1)}
+    run.model.train_process(1, even(), 1, **how)
+    assert busy and run.model.updates == 7
+    assert [training_state.read(str(path)).facts["updates"] for path in folder.glob("state-*")] == [7]
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path):
@@ -676,6 +795,11 @@ CRAFTED = {
     "a count that is true": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
     "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "a place that 32 bits do not count": lambda facts: {
+        **facts,
+        "at": {**facts["at"], "batches": 2**31, "total": 2**31},
+    },
+    "more batches than there are": lambda facts: {**facts, "at": {**facts["at"], "batches": 8}},
     "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
     "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
     "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
@@ -714,6 +838,13 @@ def test_crafted_facts_are_refused(saved, craft):
     write_crafted(saved, craft)
     with pytest.raises(CheckpointError, match="state-00000001.safetensors' is "):
         training_state.read(str(saved))
+
+
+def test_an_epoch_by_number_of_data_that_has_none_is_read_from_its_start(saved):
+    """A crafted state ended in an AttributeError."""
+    write_crafted(saved, lambda facts: {**facts, "at": {**facts["at"], "first": 3}})
+    run = Run().train(even(), 3, states=Checkpointer(saved.parent, resume="auto"))
+    assert run.model.updates == 6
 
 
 def test_what_is_no_file_is_no_state(saved):

@@ -1,0 +1,91 @@
+"""Where does a process keep files that are of no use after it, and who removes those of a process that was killed?"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing tells there whether the process of a folder has ended
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "ms_accum-"
+"""str, what the names of these folders begin with."""
+# Locked as long as its process lives, which a process id would not say: ids are used again, and differ in containers.
+_LOCK, _NOT_YET = ".in-use", ".new"
+
+
+def scratch_folder() -> str:
+    """Create a temporary folder, which is removed when the process ends, and return its path.
+
+    A process that is killed leaves its folder to the next one: the first call removes what others have left.
+
+    Raises:
+        OSError: If there is no usable temporary folder.
+    """
+    _remove_abandoned()
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    _lock(folder)
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Create a temporary folder for the block.
+
+    Raises:
+        OSError: If there is no usable temporary folder.
+    """
+    folder = scratch_folder()
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: str) -> None:
+    """Lock a folder as long as this process, and those that it forks, live."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):  # a file system without locks: the folder stays if the process is killed
+        new = os.path.join(folder, _NOT_YET)
+        fcntl.flock(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(new, os.path.join(folder, _LOCK))  # now that it is locked
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not a child process that was forked
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _remove_abandoned() -> None:
+    """Remove this user's folders whose processes have ended."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError):
+                _remove_unless_locked(folder)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)

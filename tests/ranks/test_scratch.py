@@ -1,0 +1,108 @@
+"""Are temporary folders of killed processes removed by the next one, and no other folder?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ms_accum.ranks import scratch as module
+from ms_accum.ranks.scratch import PREFIX, scratch, scratch_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+# Makes a folder, says so, and does what it reads: to end, or to wait to be killed.
+PROCESS = """
+import sys
+from ms_accum.ranks.scratch import scratch_folder
+print(scratch_folder(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files, as another process sees it."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    module._remove_abandoned.cache_clear()
+    yield folder
+    module._remove_abandoned.cache_clear()
+
+
+def start():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", PROCESS], env=environment, **pipes)
+    return process, Path(process.stdout.readline().strip())
+
+
+def end(process):
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_process_removes_its_own():
+    process, folder = start()
+    assert folder.is_dir() and folder.name.startswith(PREFIX)
+    end(process)
+    assert not folder.exists()
+
+
+def test_the_next_one_removes_that_of_a_killed_one_and_no_other(temporary):
+    (temporary / "ms_accum-mine").mkdir()  # not made by this package: it has no lock
+    (temporary / "ms_accum-file").touch()
+    (temporary / "other").mkdir()
+    elsewhere = temporary / "elsewhere"
+    (elsewhere / "kept").mkdir(parents=True)
+    os.symlink(elsewhere, temporary / "ms_accum-link")
+    living, of_living = start()
+    killed, of_killed = start()
+    (elsewhere / ".in-use").touch()  # behind a link
+    killed.kill()
+    killed.communicate(timeout=60)
+    assert of_killed.is_dir() and os.listdir(of_killed) == [".in-use"]
+    another, of_another = start()
+    assert of_living.is_dir() and of_another.is_dir() and not of_killed.exists()
+    end(living)
+    end(another)
+    left = {"ms_accum-mine", "ms_accum-file", "other", "elsewhere", "ms_accum-link"}
+    assert {path.name for path in temporary.iterdir()} == left and (elsewhere / "kept").is_dir()
+
+
+def test_without_the_lock_that_of_a_living_one_would_be_removed(monkeypatch):
+    """The twin of the test above."""
+    living, folder = start()
+    monkeypatch.setattr(module.fcntl, "flock", lambda *arguments: None)
+    scratch_folder()
+    assert not folder.exists()
+    end(living)
+
+
+def test_folders_of_other_users_stay(temporary, monkeypatch):
+    killed, folder = start()
+    killed.kill()
+    killed.communicate(timeout=60)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    scratch_folder()
+    assert folder.is_dir()
+
+
+def test_a_block_has_one(temporary):
+    with scratch() as folder:
+        (folder / "x").touch()
+        assert folder.parent == temporary
+    assert os.listdir(temporary) == []
+
+
+def test_without_locks_nothing_is_cleaned_up(temporary, monkeypatch):
+    """On Windows."""
+    monkeypatch.setattr(module, "fcntl", None)
+    (temporary / "ms_accum-a").mkdir()
+    (temporary / "ms_accum-a" / ".in-use").touch()
+    assert os.path.isdir(scratch_folder()) and (temporary / "ms_accum-a").is_dir()
