@@ -64,6 +64,7 @@ def save_model(network: nn.Cell, path: str | os.PathLike[str], record: Mapping[s
         OSError: If the file can't be written; an existing file is unchanged.
     """
     size = sum(parameter.nbytes for parameter in network.get_parameters())
+    os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)  # it may have been removed during the run
     write_whole(path, size, partial(_save_and_verify, network))
     if record is None or _format(os.fspath(path)) == "safetensors":
         remove_record(path)

@@ -30,7 +30,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
     """Write a file with `write`, which also verifies it, then replace the file at `path` by it.
 
     It is written in a temporary folder next to `path`. A killed process leaves that folder, and does not change the old
-    file. If the folder of `path` was removed during the run, it is created again.
+    file.
 
     Args:
         path (str): the final path of the file.
@@ -46,7 +46,6 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
         what = "a folder" if os.path.isdir(name) else "not a regular file"
         raise OSError(f"'{path}' can't be written: it is {what}")
     try:
-        os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
             whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
             write(whole)

@@ -75,6 +75,7 @@ class StateFolder:
         Raises:
             RuntimeError: If another run is using it by now.
         """
+        self.path.mkdir(parents=True, exist_ok=True)
         if self._lock.is_locked and not os.path.exists(self._lock.lock_file):
             self._lock.release(force=True)
             self._make_and_lock()

@@ -661,14 +661,18 @@ def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path):
     def meddle(args):
         if args.cur_step_num == 3:
             shutil.rmtree(folder)
+            shutil.rmtree(tmp_path / "models")
         elif args.cur_step_num == 5:
             with pytest.raises(RuntimeError, match="another run is using"), Checkpointer(folder):
                 pass
             busy.append(True)
 
     run = Run()
-    how = {"callbacks": Calls(meddle), "report": (), "ckpt_path": None, "checkpointer": Checkpointer(folder, every=1)}
+    model = tmp_path / "models" / "m.ckpt"
+    model.parent.mkdir()
+    how = {"callbacks": Calls(meddle), "report": (), "ckpt_path": model, "checkpointer": Checkpointer(folder, every=1)}
     run.model.train_process(1, even(), 1, **how)
+    assert model.is_file()
     assert busy and run.model.updates == 7
     assert [training_state.read(str(path)).facts["updates"] for path in folder.glob("state-*")] == [7]
 
