@@ -7,6 +7,7 @@ rows outside graphs takes milliseconds, before anything is compiled, and can als
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import os
@@ -36,6 +37,8 @@ _ROWS, _LONGEST = 2, 300
 
 def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_process") -> None:
     """Raise an error for a lambda that MindSpore can't compile: it parses the line, which must contain nothing else."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
     if getattr(loss_fn, "__name__", None) != "<lambda>":
         return
     try:

@@ -13,6 +13,7 @@ from ..network.batch_norm import warn_about_batch_norm
 from . import columns
 from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
 from .first_look import check_compiles, check_taken
+from .forms import check_gradient
 from .gradients import WithLoss
 from .reductions import REDUCTIONS, check_loss
 from .weights import Weight
@@ -56,6 +57,7 @@ class Objective:
         """WindowLoss, the loss of the open window."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, returns a micro-batch's loss from its columns."""
+        check_gradient(owner, self.forward)
         self._columns = columns.taken(loss_fn)
         self._wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
         self._tried: set[tuple] = set()
