@@ -195,7 +195,7 @@ def objective_of(
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
         _check.refuse(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
-    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group)
+    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, of_window=True)
 
 
 def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
