@@ -206,7 +206,7 @@ def test_training_goes_on_with_the_weights_after_each_evaluation():
 def test_an_evaluation_without_the_average_is_said_once():
     with pytest.warns(RuntimeWarning, match="evaluated weights that are not averaged.*step.eval_network") as caught:
         callback, _, plain = monitored(own=False, epochs=3)
-    assert len(caught) == 1 and callback.saved[0] == plain.tolist()
+    assert len(caught) == 1 and callback.saved[2] == plain.tolist()
 
 
 @pytest.mark.host
