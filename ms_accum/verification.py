@@ -282,8 +282,8 @@ class _Trial:
     ) -> tuple[Sequence[tuple], np.ndarray | None]:
         """Return micro-batches and what each counts for, in parts of 1; nothing for a loss that is no mean; or None.
 
-        With as many micro-batches as parameters there is a solution for any loss. So there must be fewer of them: if
-        necessary only two, halves of the batch. None: even then it is unclear. A solution for several micro-batches
+        With the same number of micro-batches and parameters any loss has a solution. So there must be fewer of them:
+        if necessary only two, halves of the batch. None: even then it is unclear. A solution for several micro-batches
         must hold for the first two joined as well.
         """
         none, pieces = np.empty(0), self._pieces

@@ -17,17 +17,17 @@ from .columns import part
 
 # The rounding error of a row's loss depends on the other rows of its batch.
 _TOLERANCE, _TOLERANCE_NARROW = 1e-4, 1e-2
-_LARGE = 2**16
+_LARGE = 2**14
 
 
 class AdditivityCheck:
     """Warns if a micro-batch's loss is not the weighted mean of the losses of two parts of it. Nothing is changed.
 
-    A micro-batch proves something only if its parts tell apart what the loss may divide by: where no label is ignored,
+    A micro-batch proves something only if its parts distinguish what the loss may divide by: where no label is ignored,
     each loss seems to divide by the rows. So the check continues with later micro-batches, when one has a new reason
-    for another divisor, such as the first -100 among labels, or a check had no result. It is done at most once in
-    twice as many micro-batches as before, so about ten times in a thousand. Only the forward is run, in evaluation
-    mode, in PyNative mode, or in a graph if PyNative has no kernel.
+    for another divisor, such as the first -100 among labels, or a check had no result. It is done at growing distances,
+    at most ten times in a thousand micro-batches. Only the forward is run, in evaluation mode, in PyNative mode, or in
+    a graph if PyNative has no kernel.
 
     Args:
         owner (str): the name used in the warning.
@@ -54,16 +54,17 @@ class AdditivityCheck:
         rows = micro_batch[0].shape[0]
         if self.failed or self._micro_batches < self._next or any(column.shape[0] != rows for column in micro_batch):
             return
-        cut, told_apart = self._best_cut(micro_batch)
-        if (self._had_result and not told_apart) or not can_be_left_as_found(self._forward, trained):
+        cut, differing = self._best_cut(micro_batch)
+        if (self._had_result and not differing) or not can_be_left_as_found(self._forward, trained):
             return
         self._next = 2 * self._micro_batches
-        self._compare(micro_batch, cut, told_apart, trained)
+        self._compare(micro_batch, cut, differing, trained)
 
     def _best_cut(self, micro_batch: tuple) -> tuple[int, dict[Hashable, np.ndarray]]:
         """Return where to cut, and for each new reason the amounts that the two parts would count for.
 
-        Parts of different sizes also tell rows from a plain mean of the parts. A part that counts nothing has no loss.
+        Parts of different sizes also distinguish rows from a plain mean of the parts. A part that counts nothing has no
+        loss.
         """
         rows = micro_batch[0].shape[0]
         new = {
@@ -75,13 +76,13 @@ class AdditivityCheck:
         best: tuple[int, dict] = (max(1, rows >> 2), {})
         for cut in {max(1, rows >> 2), rows >> 1, rows - max(1, rows >> 2)} if new else ():
             amounts = {reason: np.array([row[:cut].sum(), row[cut:].sum()]) for reason, row in new.items()}
-            told = {
+            unequal = {
                 reason: two for reason, two in amounts.items() if two.all() and two[0] * (rows - cut) != two[1] * cut
             }
-            best = max(best, (cut, told), key=lambda each: len(each[1]))
+            best = max(best, (cut, unequal), key=lambda each: len(each[1]))
         return best
 
-    def _compare(self, micro_batch: tuple, cut: int, told_apart: dict, trained: Collection[Any]) -> None:
+    def _compare(self, micro_batch: tuple, cut: int, differing: dict, trained: Collection[Any]) -> None:
         """Warn, or exclude the reasons for which the loss of the micro-batch would be another one."""
         rows = micro_batch[0].shape[0]
         parts = [part(micro_batch, None, cut), part(micro_batch, cut, None)]
@@ -104,7 +105,7 @@ class AdditivityCheck:
         # If both parts have one loss, any weights give it.
         self._had_result = self._had_result or rows == 2 or abs(float(np.mean(apart)) - whole) > allowed
         self._excluded |= {
-            reason for reason, two in told_apart.items() if abs(two @ apart / two.sum() - whole) > allowed
+            reason for reason, two in differing.items() if abs(two @ apart / two.sum() - whole) > allowed
         }
 
 

@@ -150,7 +150,7 @@ class _Trial:
 
 
 def _takes_numbers_of_rows(trial: _Trial, loss_fn: Any, micro_batch: tuple, error: Exception | None) -> bool:
-    """Return whether the loss takes labels for numbers of rows: it accepts as many of them as there are rows.
+    """Return whether the loss takes labels for numbers of rows: it accepts those below the number of rows.
 
     No trial here raises an error where the micro-batch was accepted: an error of a kernel is a risk in PyNative mode.
     """
@@ -158,7 +158,7 @@ def _takes_numbers_of_rows(trial: _Trial, loss_fn: Any, micro_batch: tuple, erro
     if few is micro_batch or rows <= _ROWS or highest(micro_batch[1:]) < 0:
         return False
     if is_of_classes(loss_fn):
-        # There are as many classes as rows, not only by chance.
+        # The number of classes is that of the rows, not only by chance.
         return all(trial.output_shape(columns) == (columns[0].shape[0],) * 2 for columns in (few, micro_batch))
     if error is None or highest(micro_batch[1:]) < rows:
         return False
