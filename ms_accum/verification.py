@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from . import _check
 from .driver import GradientAccumulation
@@ -310,7 +310,7 @@ class _Trial:
 
 def _joined(pieces: Sequence[tuple]) -> tuple:
     """Return one micro-batch with the rows of several."""
-    return tuple(ops.concat(columns) for columns in zip(*pieces))
+    return tuple(Tensor(np.concatenate([as_array(c) for c in cs]), cs[0].dtype) for cs in zip(*pieces))
 
 
 class _Near:
