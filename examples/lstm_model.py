@@ -43,7 +43,7 @@ network, loss_fn = Reader(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduc
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 0.01)
 
 step = AccumulatedTrainStep((network, loss_fn), optimizer, gradient_accumulation_steps=4, clip_norm=1.0)
-model = Model(step, eval_network=nn.WithEvalCell(network, loss_fn), eval_indexes=[0, 1, 2], metrics={"accuracy"})
+model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"accuracy"})
 train, test = dataset(slice(0, 1437), shuffle=True), dataset(slice(1437, None), shuffle=False)
 callbacks = [FlushTail(), LossMonitor(23), EarlyStopping("accuracy", patience=5, verbose=True)]
 model.fit(epochs, train, test, callbacks=callbacks)

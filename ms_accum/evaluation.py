@@ -12,6 +12,7 @@ from mindspore.train.metrics import get_metrics, names
 
 from . import _check
 from .fitting.runtime import tune
+from .loss.forms import runnable
 from .loss.objective import Objective
 from .network.as_found import training_mode
 from .numerics.ema import Ema, averaged
@@ -102,7 +103,7 @@ class _LossAndOutput(nn.Cell):
 
     def __init__(self, network: nn.Cell, loss_fn: Any):
         super().__init__(auto_prefix=False)
-        self.network, self.loss_fn = network, loss_fn
+        self.network, self.loss_fn = network, runnable(loss_fn)
 
     def construct(self, data: Any, *labels: Any) -> Any:
         output = self.network(data)

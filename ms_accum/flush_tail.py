@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .numerics.ema import averaged, check_not_applied
+from .numerics.ema import check_not_applied
 from .ranks.agreement import agree, rate_facts
 from .ranks.parallel import total
 from .train_step import AccumulatedTrainStep
@@ -21,7 +20,7 @@ class FlushTail(Callback):
     The update with the tail comes before `Model.fit` evaluates and before a checkpoint is saved, in any order of the
     callbacks. This callback also
 
-    - applies the average of the weights (`ema`) during evaluation,
+    - applies the average of the weights (`ema`) while `Model.fit` evaluates, and warns if a callback evaluates without,
     - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
     - checks the first micro-batch, and that all ranks have the same number of micro-batches,
     - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
@@ -45,6 +44,8 @@ class FlushTail(Callback):
         args = run_context.original_args()
         self._step = step_of(args)
         check_not_applied("AccumulatedTrainStep", self._step.ema)
+        self._step.average.begin_run()
+        self._was_trained, self._times_applied, self._warned = False, 0, False
         self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
@@ -63,11 +64,14 @@ class FlushTail(Callback):
         self._step.epoch_begins(args["batch_num"] - done)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
+        self._continue()
         micro_batch = run_context.original_args().get("train_dataset_element")
         if micro_batch is not None:  # in sink mode the host does not have it
             self._step.look_at(tuple(micro_batch))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        self._was_trained, ema = self._step.network.training, self._step.ema
+        self._times_applied = 0 if ema is None else ema.times_applied
         if run_context.get_stop_requested():
             self._flush(run_context)
         if self._step.raises:
@@ -75,11 +79,12 @@ class FlushTail(Callback):
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         self._flush(run_context)  # the number of micro-batches may differ from the data set's size
-        self._average = averaged(self._step.ema) if hasattr(self, "_step") else nullcontext()
-        self._average.__enter__()
+        if hasattr(self, "_step"):
+            self._step.average.applied()
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        self._average.__exit__(None, None, None)
+        if hasattr(self, "_step"):
+            self._step.average.restore()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._flush(run_context)
@@ -103,7 +108,27 @@ class FlushTail(Callback):
             )
 
     def on_train_end(self, run_context: RunContext) -> None:
+        self._continue()
+        self._step.average.end_run()
         self._flush(run_context)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None and hasattr(self, "_step"):  # `Model` also exits callbacks after each evaluation
+            self._step.average.end_run()
+
+    def _continue(self) -> None:
+        """Restore the weights after an evaluation; warn if it did not use their average."""
+        self._step.average.restore()
+        ema = self._step.ema
+        if ema is None or not self._was_trained or self._step.network.training:
+            return
+        self._was_trained = False
+        if ema.updates and ema.times_applied == self._times_applied and not self._warned:
+            self._warned = True
+            _check.warn(
+                "For 'AccumulatedTrainStep', a callback has evaluated weights that are not averaged, although 'ema' is "
+                "given. Use Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2])."
+            )
 
     def _flush(self, run_context: RunContext) -> None:
         """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
@@ -115,6 +140,8 @@ class FlushTail(Callback):
         else:
             kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
         if not kept:
+            if self._step.micro_batches:
+                self._step.average.restore()
             self._step.flush()
 
 

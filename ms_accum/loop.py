@@ -327,12 +327,14 @@ class SaveStates(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
+        self._step.average.restore()  # a callback may have evaluated
         seen, self._seen = self._seen, args["cur_step_num"]
         args["batches_done"] += self._seen - seen  # in sink mode a step has several batches
         self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
+        self._step.average.restore()
         if args["batches_done"] == args["batch_num"]:
             args["batches_done"] = 0
             self._loop.move_to(args["cur_epoch_num"] + 1)
@@ -347,5 +349,6 @@ class SaveStates(Callback):
 
     def _end(self, *error: Any) -> None:
         self._over = True
+        self._step.average.restore()
         self._data.set_init_step(0)
         self._loop.__exit__(*error)

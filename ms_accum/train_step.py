@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from . import _check
 from .accumulator import Accumulator
 from .loss.first_look import check_compiles
+from .loss.forms import runnable
 from .loss.gradients import LossAndGradients
 from .loss.objective import Objective
 from .loss.weights import weight_in_graph
@@ -17,7 +18,7 @@ from .network import checks, tree
 from .network.accumulators import loss_scale as scale_of_optimizer
 from .network.accumulators import state, unique_name
 from .numerics.collaborators import numerics_of
-from .numerics.ema import Ema
+from .numerics.ema import AverageInEvaluations, Ema
 from .numerics.nonfinite import RAISE, SKIP_WINDOW, policy_of
 from .numerics.sizes import sizes_of
 from .ranks.agreement import agree, begin_with, facts_of
@@ -59,8 +60,8 @@ class AccumulatedTrainStep(nn.Cell):
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
             ``"skip_micro"`` leaves out the micro-batch, with its weight; with ``"raise"`` `FlushTail` ends the run with
             an error. Default: ``"skip_window"``.
-        ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates.
-            Default: ``None``.
+        ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
+            and `eval_network` in all evaluations. Default: ``None``.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
@@ -84,7 +85,7 @@ class AccumulatedTrainStep(nn.Cell):
         >>> net, loss_fn = MLP(), nn.CrossEntropyLoss()
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> step = AccumulatedTrainStep((net, loss_fn), optimizer, gradient_accumulation_steps=4)
-        >>> model = Model(step, eval_network=nn.WithEvalCell(net, loss_fn), eval_indexes=[0, 1, 2], metrics={"acc"})
+        >>> model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
         >>> train, test = (create_dataset(image_size=28, usage=usage) for usage in ("train", "test"))
         >>> model.fit(1, train, test, callbacks=FlushTail())
         >>> step.updates, step.skipped
@@ -133,6 +134,10 @@ class AccumulatedTrainStep(nn.Cell):
         self.accumulator = Accumulator(optimizer, sizes, clip_norm, **how)
         self.mean, self.summing = reduction == "mean", self._objective.loss.summing
         self.own = _own_parameters()
+        self.average = AverageInEvaluations(ema)
+        """AverageInEvaluations, applies the average of the weights."""
+        # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
+        self._evaluates = (_Evaluate(network, loss_fn, self.average),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
@@ -204,6 +209,21 @@ class AccumulatedTrainStep(nn.Cell):
         self._objective.look_at(micro_batch, self.accumulator.accumulate_step == 1, self.optimizer.parameters)
 
     @property
+    def network(self) -> nn.Cell:
+        """Cell, the network that is trained."""
+        return self._objective.network
+
+    @property
+    def eval_network(self) -> nn.Cell:
+        """Cell, the `eval_network` of `Model`, with ``eval_indexes=[0, 1, 2]``: returns loss, output and labels.
+
+        Evaluations with it use the average of the weights (`ema`), also those of callbacks that call `Model.eval`. In
+        a run with `FlushTail` the average stays applied until the next training step, so that a callback saves as the
+        best weights those that it has evaluated.
+        """
+        return self._evaluates[0]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
         return self.accumulator.settings
@@ -262,6 +282,31 @@ class AccumulatedTrainStep(nn.Cell):
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return self.accumulator.grad_norm
+
+
+class _Evaluate(nn.Cell):
+    """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
+
+    Args:
+        network (Cell): the network.
+        loss_fn (Union[Cell, Callable, None]): its loss; None if the network returns the loss.
+        average (AverageInEvaluations): applies the average of the weights.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any, average: AverageInEvaluations):
+        super().__init__(auto_prefix=False)
+        self.eval_of, self.loss_fn, self.average = network, runnable(loss_fn), average
+
+    def __call__(self, *columns: Any) -> Any:
+        with self.average.applied():
+            return super().__call__(*columns)
+
+    def construct(self, *columns: Any) -> Any:
+        if self.loss_fn is None:
+            loss = self.eval_of(*columns)
+            return loss, loss, loss  # `Model` expects at least three outputs
+        output = self.eval_of(columns[0])
+        return (self.loss_fn(output, *columns[1:]), output, *columns[1:])
 
 
 def _own_parameters() -> tuple[Parameter, ...]:

@@ -19,6 +19,7 @@ HOST = "runs on the host, whatever the device"
 # Every API that does not claim both Ascend and GPU, and why it may be called all the same.
 EXCEPTIONS = {
     "mindspore.__version__.split": "a text",
+    "mindspore.context._context": "a setting of the host; `set_context` prints a warning about it",
     "mindspore.amp.auto_mixed_precision": "changes the types of a network on the host; no such line",
     "mindspore.Parameter": "the container of all weights; its docstring has no such line",
     "mindspore.ParameterTuple": "a tuple of them; its docstring has no such line",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import mindspore as ms
 import numpy as np
@@ -12,6 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from helpers import cross_entropy, mutate
 from ms_accum import freeze_batch_norm, replace_dropout, verify
 from ms_accum.loss.weights import Weight
+from ms_accum.verification import _sizes, _Trial
 
 pytestmark = pytest.mark.host
 CLASSES = 3
@@ -39,6 +41,34 @@ def of_class_2_twice(output, labels):
 
 def coupled(output, labels):
     return -ops.mean(ops.diag(ops.log_softmax(ops.matmul(output, output.T), 1)))
+
+
+def always_of_the_batch():
+    return nn.BatchNorm1d(16, use_batch_statistics=True)
+
+
+def of_bits(output, labels):
+    return ops.binary_cross_entropy_with_logits(output, ops.cast(ops.one_hot(labels, CLASSES), ms.float32))
+
+
+def coupled_pair(output, labels):
+    return ops.square(ops.mean(output * ops.cast(labels + 1, ms.float32))) + ops.mean(output)
+
+
+def by_size(output, labels):
+    weights = 1.0 + 20.0 * ops.cast(labels == 2, ms.float32)
+    return ops.sum(ops.square(output - 1.0) * weights) / ops.sum(weights)
+
+
+class Two(nn.Cell):
+    """A network of very few parameters."""
+
+    def __init__(self, number=2):
+        super().__init__()
+        self.number, self.w = number, Parameter(Tensor(np.ones(number), ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.sum(x[:, : self.number] * self.w, 1)
 
 
 class Noisy(nn.Cell):
@@ -85,6 +115,30 @@ FAULTS = {
     "Dropout": (lambda: dense(nn.Dropout(p=0.5)), cross_entropy, {}, "^Random layers draw other masks"),
     "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "^Random layers draw"),
     "both": (lambda: dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy, {}, "^BatchNorm .* Random layers"),
+    "BatchNorm of the batch": (
+        lambda: dense(always_of_the_batch()),
+        cross_entropy,
+        {},
+        "^BatchNorm normalizes .* batch_to",
+    ),
+    "a sum": (dense, lambda: cross_entropy("sum"), {}, "The loss sums over rows .*: use reduction='sum'"),
+    "a sum by a function": (dense, lambda: partial(ops.cross_entropy, reduction="sum"), {}, "The loss sums over rows"),
+    "a sum and Dropout": (
+        lambda: dense(nn.Dropout(p=0.5)),
+        lambda: summed,
+        {},
+        "The loss sums over rows .*: use reduc",
+    ),
+    "coupled, few parameters": (Two, lambda: coupled_pair, {}, "The loss couples the rows"),
+    "coupled, few parameters, summed": (Two, lambda: coupled_pair, {"reduction": "sum"}, "The loss couples the rows"),
+    "coupled, one parameter": (
+        lambda: Two(1),
+        lambda: coupled_pair,
+        {},
+        "The network has too few parameters to say more",
+    ),
+    "weights, few parameters": (Two, lambda: by_size, {}, "The weights are not what the loss averages over"),
+    "BCE outside graphs": (dense, lambda: of_bits, {}, "its backward is wrong here, as that of BCEWithLogitsLoss"),
     "random": (Noisy, cross_entropy, {}, "The gradient of one batch differs from run to run"),
 }
 
@@ -157,8 +211,82 @@ def test_a_network_that_returns_its_loss():
 
 @pytest.mark.parametrize(
     ("steps", "rows", "message"),
-    [(1, 24, "must be from 2 to 12"), (13, 24, "from 2 to 12"), (0, 24, "an int >= 1"), (2, 2, "from 2 to 2")],
+    [
+        (1, 24, "must be from 2 to 12"),
+        (13, 24, "from 2 to 12"),
+        (0, 24, "an int >= 1"),
+        (2, 2, "from 2 to 1"),
+        (14, 26, "from 2 to 13"),
+    ],
 )
 def test_refused(steps, rows, message):
     with pytest.raises(ValueError, match=f"For 'verify', 'gradient_accumulation_steps' must be .*{message[8:]}"):
         verify(dense(), cross_entropy(), batch(rows), steps)
+
+
+def test_there_are_as_many_micro_batches_as_asked_for_and_the_last_is_the_shortest():
+    for rows, steps in [(rows, steps) for steps in range(2, 61) for rows in range(2 * steps - 1, 120)]:  # noqa: B020
+        sizes = _sizes(rows, steps)
+        assert len(sizes) == steps and sum(sizes) == rows and 1 <= sizes[-1] < min(sizes[:-1])
+        assert len(set(sizes)) <= 3  # each is compiled
+
+
+def test_equal_micro_batches_and_a_shorter_one_where_possible():
+    assert [_sizes(24, 4), _sizes(14, 2), _sizes(10, 4)] == [[7, 7, 7, 3], [8, 6], [3, 3, 3, 1]]
+    assert [_sizes(8, 4), _sizes(9, 4)] == [[3, 2, 2, 1], [3, 3, 2, 1]]
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_micro_batches_are_those_that_were_asked_for(steps):
+    rows = []
+
+    def counted(x, y):
+        rows.append(x.shape[0])
+        return x.shape[0]
+
+    assert verify(dense(), cross_entropy(), batch(8), steps, weight=counted).ok
+    assert rows == [8, *_sizes(8, steps)]
+
+
+def test_columns_of_other_rows_are_refused():
+    with pytest.raises(ValueError, match=r"For 'verify', 'batch' must be columns with the same .*, but got \[8, 24\]"):
+        verify(dense(), cross_entropy(), (batch()[0], batch(8)[1]), 2)
+
+
+def compared(output, labels):
+    return ops.cross_entropy(ops.matmul(output, output.T), labels)
+
+
+IN_ORDER, MIXED = np.arange(12), np.random.RandomState(1).permutation(12)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("labels", [MIXED, pytest.param(IN_ORDER, marks=pytest.mark.slow)], ids=["mixed", "in order"])
+def test_labels_that_number_the_rows_are_named(labels):
+    found = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
+    assert not found.ok and "can't: the loss couples the rows of a batch, which the labels number" in found.diagnosis
+    assert "Use CoupledLoss." in found.diagnosis and "\n" not in found.diagnosis and len(found.table) == 4
+
+
+def test_a_network_of_one_batch_size_is_named():
+    class Fixed(Noisy):
+        def construct(self, x):
+            if x.shape[0] != 24:
+                raise ValueError("24 rows")
+            return self.dense(x)
+
+    found = verify(Fixed(), cross_entropy(), batch(), 4)
+    assert not found.ok and "accepts one batch size only, or the loss couples" in found.diagnosis
+
+
+def test_a_kink_is_not_mistaken_for_the_cause(monkeypatch):
+    """Without BatchNorm and Dropout a ReLU near 0 may still move the gradient of one parameter by more than 0.001."""
+    both = _Trial._both
+
+    def moved(self, off=()):
+        expected, found = both(self, off)
+        return expected, [found[0] * 1.004, *found[1:]] if off else found
+
+    monkeypatch.setattr(_Trial, "_both", moved)
+    found = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
+    assert re.search("^BatchNorm .* Random layers", found.diagnosis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
@@ -53,6 +54,39 @@ def warn_unless_pairs(owner: str, loss_fn: Any, output: Any, labels: tuple) -> N
         f"For '{owner}', {kind} broadcasts the network's output {shapes[0]} and the labels {shapes[1]}, so it "
         "compares outputs with the labels of other rows or columns. Give both the same shape."
     )
+
+
+def part(micro_batch: tuple, start: int | None, stop: int | None) -> tuple:
+    """Return some rows of a micro-batch. A column that numbers the rows, as contrastive losses need, numbers these."""
+    return tuple(
+        _numbered_again(column[start:stop]) if numbers_rows(column) else column[start:stop] for column in micro_batch
+    )
+
+
+def numbers_rows(column: Tensor) -> bool:
+    """Return whether a column has the number of its own or another row for each row, each once."""
+    return has_class_numbers(column) and bool((np.sort(column.asnumpy()) == np.arange(column.size)).all())
+
+
+def _numbered_again(column: Tensor) -> Tensor:
+    return Tensor(column.asnumpy().argsort().argsort(), column.dtype)
+
+
+def has_class_numbers(column: Tensor) -> bool:
+    """Return whether a column has one integer for each row."""
+    return column.ndim == 1 and "Int" in str(column.dtype)
+
+
+def highest(labels: tuple) -> int:
+    """Return the highest class number of label columns; -1 if there is none."""
+    return max(
+        (int(column.asnumpy().max()) for column in labels if has_class_numbers(column) and column.size), default=-1
+    )
+
+
+def is_of_classes(loss_fn: Any) -> bool:
+    """Return whether a loss takes one score for each class."""
+    return kind_and_options(loss_fn)[0] in _OF_CLASSES
 
 
 def strange_label(loss_fn: Any, output: Any, labels: tuple) -> int | None:

@@ -7,6 +7,7 @@ rows outside graphs takes milliseconds, before anything is compiled, and can als
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import os
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..network.as_found import can_be_left_as_found, left_as_found
+from ..network.as_found import can_be_left_as_found, left_as_found, synchronously
 from ..ranks.scratch import scratch
-from .columns import shown, strange_label, warn_unless_pairs
+from .columns import has_class_numbers, highest, is_of_classes, part, shown, strange_label, warn_unless_pairs
 from .gradients import scalar
 
 # What MindSpore raises about inputs. Other errors are mistakes in the network or the loss, and are raised unchanged.
@@ -36,6 +38,8 @@ _ROWS, _LONGEST = 2, 300
 
 def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_process") -> None:
     """Raise an error for a lambda that MindSpore can't compile: it parses the line, which must contain nothing else."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
     if getattr(loss_fn, "__name__", None) != "<lambda>":
         return
     try:
@@ -60,8 +64,11 @@ def check_taken(
     micro_batch: tuple,
     trained: Collection[Any],
     data: _check.Argument = _check.TRAIN,
-) -> None:
+    of_window: bool = False,
+) -> bool:
     """Raise a one-line error if the network or the loss does not accept a micro-batch. Nothing is changed.
+
+    Returns whether the loss is known to take labels for numbers of rows, so that it compares the rows of a batch.
 
     Runs two rows outside graphs and in evaluation mode; if that fails, all rows; if that fails too, the forward as in
     training, so that a network which runs only in graphs or only in training mode is not rejected.
@@ -73,19 +80,27 @@ def check_taken(
         micro_batch (tuple): the columns, with at least one row.
         trained (Collection[Parameter]): Parameters that a forward does not change.
         data (Argument): the name of the data set in messages. Default: that of `train_process`.
+        of_window (bool): whether labels may be numbers of rows of a larger window. Default: ``False``.
     """
+    if of_window and highest(micro_batch[1:]) >= (rows := micro_batch[0].shape[0]):
+        own = np.arange(rows)
+        micro_batch = tuple(Tensor(own, c.dtype) if has_class_numbers(c) else c for c in micro_batch)
     if not can_be_left_as_found(forward, trained):
-        return
+        return False
     trial, few = _Trial(network, loss_fn), _few(micro_batch)
-    with left_as_found(forward, trained, training=False):
+    with left_as_found(forward, trained, training=False), synchronously():
         error = trial.error(few) and trial.error(micro_batch)
         who, output = trial.who, trial.output
+        if _takes_numbers_of_rows(trial, loss_fn, micro_batch, error):
+            check_numbers(micro_batch, data)
+            return True
         _check_classes(trial, loss_fn, micro_batch, data)
         remedy = "" if error is None or _is_unclear(error) else _remedy(trial, few)
     if error is None:
         warn_unless_pairs(data.owner, loss_fn, output, micro_batch[1:])
     elif not (_is_unclear(error) or _runs(forward, micro_batch, trained)):
         _refuse(error, who, output, micro_batch, remedy, data)
+    return False
 
 
 class _Trial:
@@ -104,6 +119,14 @@ class _Trial:
         self.needs_all_columns = loss_fn is None
         """bool, whether there is no loss, so that the network gets all columns."""
 
+    def output_shape(self, columns: tuple) -> tuple | None:
+        """Return the shape of the network's output; None if it is not one tensor."""
+        try:
+            output = self._network(columns[0])
+        except Exception:
+            return None
+        return output.shape if isinstance(output, Tensor) else None
+
     def error(self, columns: tuple) -> Exception | None:
         """Return the error that these columns raise; None if they are accepted."""
         try:
@@ -120,10 +143,40 @@ class _Trial:
             self.output = self._network(columns[0])
             self.who = "'loss_fn'"
             loss = self._loss_fn(self.output, *columns[1:])
-        if isinstance(loss, Tensor):
-            loss.astype(ms.float32).asnumpy()  # waits for the kernels, which may raise errors about values
+        if isinstance(loss, Tensor):  # waits for the kernels, which may raise errors about values
+            loss.astype(ms.float32).asnumpy()
         self.who = ""
         scalar("GradientAccumulation", loss, self._loss_fn is not None)
+
+
+def _takes_numbers_of_rows(trial: _Trial, loss_fn: Any, micro_batch: tuple, error: Exception | None) -> bool:
+    """Return whether the loss takes labels for numbers of rows: it accepts those below the number of rows.
+
+    No trial here raises an error where the micro-batch was accepted: an error of a kernel is a risk in PyNative mode.
+    """
+    few, rows = _few(micro_batch), micro_batch[0].shape[0]
+    if few is micro_batch or rows <= _ROWS or highest(micro_batch[1:]) < 0:
+        return False
+    if is_of_classes(loss_fn):
+        # The number of classes is that of the rows, not only by chance.
+        return all(trial.output_shape(columns) == (columns[0].shape[0],) * 2 for columns in (few, micro_batch))
+    if error is None or highest(micro_batch[1:]) < rows:
+        return False
+
+    def accepts(columns: tuple, label: int) -> bool:
+        labelled = tuple(ops.full_like(c, label) if has_class_numbers(c) else c for c in columns)
+        return trial.error(labelled) is None
+
+    # Of 2 rows 1 is the last, and 2 is none.
+    return not accepts(few, _ROWS) and accepts(few, _ROWS - 1) and accepts(micro_batch, rows - 1)
+
+
+def check_numbers(micro_batch: tuple, data: _check.Argument) -> None:
+    """Raise an error if labels, which number the rows of a batch, are those of a larger one."""
+    rows, last = micro_batch[0].shape[0], highest(micro_batch[1:])
+    if last >= rows:
+        rule = f"one whose labels are numbers of rows of the micro-batch, from 0 to {rows - 1}"
+        data.refuse(ValueError, rule, last, "The loss compares the rows of a batch: use CoupledLoss.")
 
 
 def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple, data: _check.Argument) -> None:
@@ -141,7 +194,7 @@ def _check_classes(trial: _Trial, loss_fn: Any, micro_batch: tuple, data: _check
 def _few(micro_batch: tuple) -> tuple:
     """Return the first rows of a micro-batch; all of it if its columns differ in their rows."""
     same = len({column.shape[0] for column in micro_batch}) == 1
-    return tuple(column[:_ROWS] for column in micro_batch) if same else micro_batch
+    return part(micro_batch, None, _ROWS) if same else micro_batch
 
 
 def _is_unclear(error: Exception) -> bool:
@@ -191,10 +244,10 @@ def _refuse(
         raise error
     with_output = "" if output is None else f" with the network's output, {shown(output)},"
     rule = f"one whose columns {who} accepts{with_output}".rstrip(",")
-    data.refuse(ValueError, rule, shown(micro_batch), f"{remedy} {_said(error)}".strip())
+    data.refuse(ValueError, rule, shown(micro_batch), f"{remedy} {one_line(error)}".strip())
 
 
-def _said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return MindSpore's message without its stack traces, with the line of the user's code that led to it."""
     text = re.split(r"- C\+\+ Call Stack|- The Traceback of", str(error))[0]
     text = " ".join(re.sub("-{4,}", " ", text).split())

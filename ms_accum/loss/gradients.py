@@ -9,12 +9,16 @@ from mindspore import nn
 
 from .. import _check
 from ..network import checks, tree
+from .forms import check_gradient, runnable
 
 _SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
 
 
 class WithLoss(nn.WithLossCell):
     """A network and its loss function, which may get several columns in addition to the network's output."""
+
+    def __init__(self, network: nn.Cell, loss_fn: Any):
+        super().__init__(network, runnable(loss_fn))
 
     def construct(self, data: Any, *labels: Any) -> Any:
         return self._loss_fn(self._backbone(data), *labels)
@@ -79,6 +83,7 @@ class LossAndGradients(nn.Cell):
         checks.trains(owner, optimizer, network)
         checks.same_for_rows(owner, optimizer, [network])
         _check_uncoupled(owner, network)
+        check_gradient(owner, network)
         self.sens = _check.positive_number(owner, "sens", sens)
         self.changing = () if changing is None else (changing,)  # in a tuple, so that it is not saved with the model
         self.parameters = tuple(optimizer.parameters)

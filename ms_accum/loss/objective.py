@@ -11,16 +11,15 @@ from mindspore import nn
 from .. import _check
 from ..network.batch_norm import warn_about_batch_norm
 from . import columns
-from .additivity import warn_about_loss, warn_about_shapes, warn_unless_additive
-from .first_look import check_compiles, check_taken
+from .additivity import AdditivityCheck, warn_about_loss, warn_about_numbers, warn_about_shapes
+from .first_look import check_compiles, check_numbers, check_taken
+from .forms import check_gradient
 from .gradients import WithLoss
 from .reductions import REDUCTIONS, check_loss
 from .weights import Weight
 from .window_loss import WindowLoss
 
 CHECKS = ("first", "off")
-# The check has no result if the first rows of a micro-batch are all masked, so up to this number are checked.
-LOOKS = 4
 
 
 class Objective:
@@ -29,6 +28,7 @@ class Objective:
     Args:
         owner (str): the name used in error messages.
         network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
+        of_window (bool): whether the loss is computed once, for all rows of a window. Default: ``False``.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Objective:
         weight: Any,
         check: str,
         group: Any,
+        of_window: bool = False,
     ):
         self._owner = owner
         who = _check.TRAIN.owner if owner == "GradientAccumulation" else owner
@@ -56,12 +57,17 @@ class Objective:
         """WindowLoss, the loss of the open window."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, returns a micro-batch's loss from its columns."""
+        check_gradient(owner, self.forward)
         self._columns = columns.taken(loss_fn)
         self._wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
         self._tried: set[tuple] = set()
+        self._of_window = of_window
+        self._compares_rows = False  # by labels that are numbers of rows
+        self._warned = False
         self._to_be_checked = self._wanted and reduction == "mean" and self.weight.is_guess
-        self._looks = LOOKS
+        self._additivity = AdditivityCheck(owner, self.forward, self.weight.counted)
         self._shapes: tuple | None = None
+        self._shapes_differ = False
 
     def warn(self) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""
@@ -78,13 +84,18 @@ class Objective:
         """
         columns.check(self._data, micro_batch, self._columns)
         self._try(micro_batch, trained)
+        if self._compares_rows:
+            check_numbers(micro_batch, self._data)
+            if not (alone or self._warned):
+                self._warned = True
+                warn_about_numbers(self._owner)
         if alone or not self._to_be_checked:
             return
         self._look_at_shapes(micro_batch)
-        if self._looks and micro_batch[0].shape[0] > 1:
-            weigh = self.weight.counted
-            said = warn_unless_additive(self._owner, self.forward, micro_batch, weigh=weigh, trained=trained)
-            self._looks = 0 if said else self._looks - 1
+        if micro_batch[0].shape[0] > 1 and not self._additivity.failed:
+            self._additivity.look_at(micro_batch, trained)
+            if self._additivity.failed and any(map(columns.numbers_rows, micro_batch[1:])):
+                self._compares_rows = self._warned = True
 
     def _try(self, micro_batch: tuple, trained: Collection[Any]) -> None:
         """Reject columns that the network or the loss does not accept; checked once per type of columns."""
@@ -94,7 +105,10 @@ class Objective:
         self._tried.add(kinds)
         if ms.get_context("mode") == ms.GRAPH_MODE:
             check_compiles(self.loss_fn, owner=self._data.owner)
-        check_taken(self.network, self.loss_fn, self.forward, micro_batch, trained, self._data)
+        numbered = check_taken(
+            self.network, self.loss_fn, self.forward, micro_batch, trained, self._data, self._of_window
+        )
+        self._compares_rows = self._compares_rows or (numbered and not self._of_window)
 
     def look_at_valid(self, batch: tuple) -> None:
         """Reject an invalid batch of the validation data set."""
@@ -105,9 +119,11 @@ class Objective:
     def _look_at_shapes(self, micro_batch: tuple) -> None:
         """Warn once if the rows of labels differ in size."""
         shapes = tuple(column.shape[1:] for column in micro_batch[1:])
+        if self._shapes_differ:
+            return
         if self._shapes is None:
             self._shapes = shapes
         others = [(one, other) for one, other in zip(self._shapes, shapes) if one != other]
         if others:
-            self._to_be_checked = False
+            self._shapes_differ = True
             warn_about_shapes(self._owner, *(("rows", *shape) for shape in others[0]))

@@ -7,9 +7,10 @@ from typing import Any
 from mindspore import nn
 
 from .. import _check
-from .averages import option_of
+from .averages import kind_and_options, option_of
 
 REDUCTIONS = ("mean", "sum")
+_BY_NUMBER = {0: "sum", 1: "mean", 2: "none"}  # as the operators of `mint` store it
 
 
 def loss_reduction(loss_fn: Any) -> str | None:
@@ -21,11 +22,15 @@ def loss_reduction(loss_fn: Any) -> str | None:
     operators = loss_fn._primitives.values() if isinstance(loss_fn, nn.Cell) else ()
     for teller in (loss_fn, *operators):
         kind = getattr(teller, "reduction", None)
+        kind = _BY_NUMBER.get(kind) if type(kind) is int else kind
         if kind in ("mean", "sum", "none"):
             return kind
     if not isinstance(loss_fn, nn.Cell):
         kind = option_of(loss_fn, "reduction")
         return kind if kind in ("mean", "sum", "none") else None
+    inner = [cell for cell in loss_fn.cells() if isinstance(cell, nn.LossBase)] if kind_and_options(loss_fn)[0] else []
+    if len(inner) == 1:  # `mint.nn.BCELoss` contains the loss of `nn`
+        return loss_reduction(inner[0])
     if not isinstance(loss_fn, nn.LossBase):
         return None
     if not loss_fn.reduce:

@@ -12,6 +12,7 @@ from mindspore import Tensor, ops
 from .. import _check
 from ..ranks.parallel import Group, gather
 from .averages import COUNTS, average_of, kind_and_options, of_elements, of_labels
+from .forms import runnable
 
 
 class Weight:
@@ -138,7 +139,7 @@ def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
     if weight is not None and (not callable(weight) or isinstance(weight, Tensor)):
         return GraphWeight(_Fixed(_check.positive_number(owner, "weight", plain(weight))), varies=False)
     if weight is not None:
-        return GraphWeight(weight, varies=True)
+        return GraphWeight(runnable(weight), varies=True)
     kind, options = kind_and_options(loss_fn)
     count = COUNTS.get(kind or "")
     if count is of_labels:

@@ -10,11 +10,14 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.context import _context, ms_ctx_param
 
 from .parameters import as_array, without
 
 _LIMIT = 2**26
 _OF_EVERY_CELL = frozenset(vars(nn.Cell()))
+# `set_context` prints a warning about this setting, and what it recommends instead can't be undone.
+_SYNCHRONIZE = ms_ctx_param.pynative_synchronize
 
 
 class TrainingMode:
@@ -89,6 +92,21 @@ def left_as_found(
         finally:
             ms.set_rng_state(generator)
             ms.set_context(mode=mode)
+
+
+@contextmanager
+def synchronously() -> Iterator[None]:
+    """Run each operator outside graphs to its end inside the block, so that an error is raised by the call.
+
+    Otherwise a kernel that raises an error while later ones are launched may end the process with a segmentation fault.
+    """
+    context, name = _context(), _SYNCHRONIZE
+    before = context.get_param(name)
+    context.set_param(name, True)
+    try:
+        yield
+    finally:
+        context.set_param(name, before)
 
 
 def copies_of(network: nn.Cell, trained: Collection[Parameter]) -> list[tuple[Parameter, np.ndarray]]:

@@ -19,6 +19,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..loss.first_look import check_compiles
+from ..loss.forms import check_gradient, runnable
 from ..loss.gradients import scalar
 from ..loss.objective import Objective
 from ..network.generators import random_layers
@@ -82,6 +83,8 @@ class CoupledLoss(nn.Cell):
         if ms.get_context("mode") == ms.GRAPH_MODE:
             check_compiles(loss_fn, owner=_OWNER)
         self.loss_fn = loss_fn
+        if isinstance(runnable(loss_fn), nn.Cell):
+            check_gradient(_OWNER, runnable(loss_fn), "loss_fn")
         self.columns = _check.positive_int(_OWNER, "columns", columns)
 
     def construct(self, *inputs: Any) -> Any:
@@ -98,7 +101,9 @@ class LossOfBatch(nn.Cell):
 
     def __init__(self, network: nn.Cell, coupled: CoupledLoss):
         super().__init__(auto_prefix=False)
-        self.network, self.loss_fn, self.columns = network, coupled.loss_fn, coupled.columns
+        self.network, self.loss_fn, self.columns = network, runnable(coupled.loss_fn), coupled.columns
+        self.given = (coupled.loss_fn,)
+        """tuple, the loss as the user gave it, not as a Cell in this one."""
 
     def construct(self, *columns: Any) -> Any:
         representations = _in_float32(self.network(*columns[: self.columns]))
@@ -190,7 +195,7 @@ def objective_of(
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
         _check.refuse(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
-    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group)
+    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, of_window=True)
 
 
 def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
@@ -200,9 +205,10 @@ def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Pa
         ValueError: If the loss is a function that uses trained parameters, because their gradients would be lost.
     """
     known = {id(parameter) for parameter in trained}
-    if isinstance(whole.loss_fn, nn.Cell):
-        return [parameter for parameter in whole.loss_fn.get_parameters() if id(parameter) in known]
-    for name, value in _used_by(whole.loss_fn, set()).items():
+    loss_fn = whole.given[0]
+    if isinstance(loss_fn, nn.Cell):
+        return [parameter for parameter in loss_fn.get_parameters() if id(parameter) in known]
+    for name, value in _used_by(loss_fn, set()).items():
         found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
         if any(id(each) in known for each in found):
             rule = "a Cell that contains the parameters which it trains"

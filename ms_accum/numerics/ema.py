@@ -64,6 +64,8 @@ class Ema:
         self._weights: tuple = ()
         self._averages: tuple = ()
         self._applied = False
+        self.times_applied = 0
+        """int, the number of times that the averages were applied."""
         name = unique_name("ema")
         self._name, self._updates = name, state(f"{name}.updates", 0, ms.int32)
 
@@ -110,6 +112,7 @@ class Ema:
         kept, before = [as_array(each).copy() for each in self._weights], self.updates
         try:
             self._applied = True
+            self.times_applied += 1
             _assign(self._weights, map(as_array, self._averages))
             yield
         finally:
@@ -158,6 +161,45 @@ def check_not_applied(owner: str, ema: Ema | None) -> None:
 def averaged(ema: Ema | None) -> AbstractContextManager[None]:
     """Apply the averages inside the block, if there are any and they are not applied yet."""
     return ema.applied() if ema is not None and ema.updates and not ema.is_applied else nullcontext()
+
+
+class AverageInEvaluations:
+    """Applies the averages in evaluations of a run of `Model`.
+
+    During a run they stay applied until the next training step, so that a callback which evaluates and then saves the
+    best weights saves those that it has evaluated. Outside of runs they are applied for each batch.
+
+    Args:
+        ema (Optional[Ema]): the averages.
+    """
+
+    def __init__(self, ema: Ema | None):
+        self._ema, self._in_run = ema, False
+        self._block: AbstractContextManager[None] | None = None
+
+    def begin_run(self) -> None:
+        """Let the averages stay applied after an evaluation."""
+        self._in_run = True
+
+    def end_run(self) -> None:
+        """Restore the weights, after the last evaluation of a run."""
+        self._in_run = False
+        self.restore()
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Apply the averages inside the block, or in a run from now on."""
+        if not self._in_run:
+            return averaged(self._ema)
+        if self._block is None:
+            self._block = averaged(self._ema)
+            self._block.__enter__()
+        return nullcontext()
+
+    def restore(self) -> None:
+        """Restore the weights, before they are trained or saved in a training state."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(None, None, None)
 
 
 def _assign(parameters: Sequence[Any], arrays: Any) -> None:

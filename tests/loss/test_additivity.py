@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from helpers import micro_batch, run
 from ms_accum import GradientAccumulation
+from ms_accum.loss import additivity
 from reference import digest
 
 pytestmark = pytest.mark.modes
@@ -197,3 +198,116 @@ def test_labels_of_other_lengths_are_said_once(rng):
     with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) are weighted by") as seen:
         run(model, batches, 2)
     assert len(seen) == 1
+
+
+# A check that could not have failed proves nothing
+
+
+def of_labels(output, labels):
+    """A mean over the labels that are not ignored, of a function that nobody knows."""
+    return ops.cross_entropy(output, labels)
+
+
+def labelled(rng, *ignored, rows=8, classes=3):
+    """Micro-batches of which these rows have the label -100."""
+    batches = []
+    for without in ignored:
+        labels = rng.randint(0, classes, rows).astype(np.int32)
+        labels[list(without)] = -100
+        batches.append((Tensor(rng.randn(rows, 4), ms.float32), Tensor(labels)))
+    return batches
+
+
+def classifier():
+    network = nn.Dense(4, 3)
+    return GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 0.1))
+
+
+NONE, LAST = (), (5, 6, 7)
+SEQUENCES = {
+    "the second has ignored labels": ((NONE, LAST), 1),
+    "the tenth has": ((*[NONE] * 9, LAST), 1),
+    "the first half has labels only": ((range(4, 8), NONE), 1),
+    "the second half has labels only": ((range(4), NONE), 1),
+    "none has": ((NONE,) * 12, 0),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_it_is_looked_until_something_is_proven(name, rng):
+    ignored, times = SEQUENCES[name]
+    assert len(warnings_of(classifier(), labelled(rng, *ignored))) == times
+
+
+@pytest.mark.parametrize("first", [1.0, 2.0])
+def test_weights_that_begin_equal_are_noticed_when_they_differ(first, rng):
+    masks = [np.full(8, first), np.r_[np.full(3, 1.0), np.full(5, 4.0)]]
+    batches = [(Tensor(rng.randn(8, 4), ms.float32), Tensor(mask, ms.float32)) for mask in masks]
+    assert len(warnings_of(driver(Masked(normed=False)), batches)) == 1
+
+
+def test_parts_of_one_loss_prove_nothing(rng):
+    """A head of zeros: each row has the loss log(3), whatever it counts for."""
+    network = nn.Dense(4, 3, weight_init="zeros", bias_init="zeros")
+    model = GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 10.0))
+    assert warnings_of(model, labelled(rng, LAST, LAST), 2) == []
+    assert len(warnings_of(model, labelled(rng, LAST, LAST), 2)) == 1  # after an update
+
+
+def looks_of(model, batches, monkeypatch):
+    looks = []
+    real = additivity._losses
+    monkeypatch.setattr(additivity, "_losses", lambda *args: looks.append(args) or real(*args))
+    assert warnings_of(model, batches) == []
+    return len(looks)
+
+
+def test_a_mean_over_rows_is_soon_left_alone(rng, monkeypatch):
+    network = nn.Dense(4, 3)
+    model = GradientAccumulation(network, of_all, nn.SGD(network.trainable_params(), 0.1))
+    assert looks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
+
+
+def of_all(output, labels):
+    return ops.cross_entropy(output, labels, ignore_index=-1)
+
+
+def test_looks_get_rarer(rng, monkeypatch):
+    """Each micro-batch has a new highest label, as numbers of samples have: a reason to look, each time."""
+
+    class Numbered(Masked):
+        def construct(self, x, number):
+            return super().construct(x, number)
+
+    model = driver(Numbered(per_row=True, normed=False))
+    batches = [(Tensor(rng.randn(4, 4), ms.float32), Tensor(np.arange(4) + 4 * n, ms.int32)) for n in range(64)]
+    assert looks_of(model, batches, monkeypatch) <= 7
+
+
+def test_labels_of_other_lengths_do_not_end_the_check(rng):
+    """Sequences of different lengths, and later a mask."""
+
+    def loss(output, label):
+        return (ops.square(output[:, :, 0]) * label).sum() / label.sum()
+
+    network = nn.Dense(1, 1)
+    model = GradientAccumulation(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    batches = [(Tensor(rng.rand(4, n, 1), ms.float32), Tensor(np.ones((4, n)), ms.float32)) for n in (6, 3)]
+    mask = np.ones((4, 6))
+    mask[2:, 1:] = 0
+    batches += [(Tensor(rng.rand(4, 6, 1), ms.float32), Tensor(mask, ms.float32))] * 2
+    with pytest.warns(RuntimeWarning) as caught:
+        run(model, batches, 2)
+    of_shapes, of_loss = (str(each.message) for each in caught)
+    assert "are weighted by their rows only" in of_shapes and "the loss of a micro-batch" in of_loss
+
+
+def test_numbers_of_rows_are_numbered_again_in_parts(rng):
+    def compared(output, labels):
+        return ops.cross_entropy(ops.matmul(output, output.T), labels)
+
+    network = nn.Dense(4, 3)
+    model = GradientAccumulation(network, compared, nn.SGD(network.trainable_params(), 0.1))
+    batch = (Tensor(rng.randn(8, 4), ms.float32), Tensor(np.arange(8)[::-1].copy(), ms.int32))
+    (said,) = warnings_of(model, [batch] * 2)
+    assert "A loss that compares the rows of a batch needs CoupledLoss." in said

@@ -11,7 +11,7 @@ import pytest
 from mindspore import Tensor, mint, nn, ops
 
 from helpers import cross_entropy, run, values
-from ms_accum import GradientAccumulation
+from ms_accum import CoupledLoss, GradientAccumulation
 from ms_accum.loss.first_look import check_compiles
 from reference import digest
 
@@ -233,15 +233,61 @@ ROWS = np.arange(8, dtype=np.int32)
     [
         (OnlyInTraining(), "sparse", LABELS),
         (OnlyEight(), "sparse", LABELS),
-        (ClassPerRow(), "sparse", ROWS),
         (Small(), mint.nn.CrossEntropyLoss(), LABELS),
     ],
-    ids=["an evaluation of its own", "one size of micro-batch", "a class a row", "a kernel that only graphs have"],
+    ids=["an evaluation of its own", "one size of micro-batch", "a kernel that only graphs have"],
 )
 def test_what_trains_is_not_rejected(network, loss_fn, labels, capfd):
     model = driver(network, loss_fn)
     run(model, [(IMAGES, labels)] * 2, 2)
     assert model.updates == 1 and capfd.readouterr().err == "" and os.listdir() == []
+
+
+def compared(output, labels):
+    return ops.cross_entropy(ops.matmul(output, output.T), labels)
+
+
+TELLS = "compares the rows of each micro-batch only|A loss that compares the rows of a batch needs CoupledLoss"
+COMPARING = {"classes": (ClassPerRow, "sparse"), "a function": (Small, compared)}
+
+
+@pytest.mark.parametrize("loss", COMPARING)
+@pytest.mark.parametrize("labels", [ROWS, ROWS[::-1].copy()], ids=["in order", "mixed"])
+def test_a_loss_whose_labels_are_numbers_of_rows_trains_with_a_warning(loss, labels):
+    make, loss_fn = COMPARING[loss]
+    model = driver(make(), loss_fn)
+    with pytest.warns(RuntimeWarning, match=TELLS) as caught:
+        run(model, [(IMAGES, labels)] * 2, 2)
+    assert model.updates == 1 and len(caught) == 1
+
+
+@pytest.mark.parametrize("loss", COMPARING)
+def test_numbers_of_rows_of_a_larger_batch_are_rejected_in_a_line(loss):
+    make, loss_fn = COMPARING[loss]
+    model = driver(make(), loss_fn)
+    with pytest.warns(RuntimeWarning, match=TELLS), pytest.raises(ValueError, match="to 7, but got 15. .* CoupledLoss"):
+        run(model, [(IMAGES, ROWS), (IMAGES, ROWS + 8)], 2)
+    said = rejected(driver(make(), loss_fn), (IMAGES, ROWS + 8))
+    assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15" in said and "CoupledLoss" in said
+
+
+def test_a_label_that_is_none_is_no_number_of_a_row():
+    assert "3 classes, but got 9" in rejected(driver(), (IMAGES, np.where(LABELS == 1, 9, LABELS)))
+    assert "CoupledLoss" not in rejected(driver(loss_fn=ops.cross_entropy), (IMAGES, LABELS + 7))
+
+
+def test_a_window_of_one_is_the_batch():
+    model = driver(ClassPerRow())
+    run(model, [(IMAGES, ROWS)], 1)
+    assert model.updates == 1
+
+
+@pytest.mark.host
+def test_labels_of_a_window_are_not_tried_with_a_micro_batch():
+    model = driver(Small(), CoupledLoss(compared))
+    order = np.random.RandomState(1).permutation(8).astype(np.int32)
+    run(model, [(IMAGES, order)], micro_batch_size=2)
+    assert model.updates == 1
 
 
 class Random(nn.Cell):

@@ -7,7 +7,7 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, mint, nn
 
 from ms_accum import evaluate
 from ms_accum.loss.reductions import check_loss, loss_reduction
@@ -55,6 +55,11 @@ def test_an_empty_window_has_no_loss():
         (nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), "mean"),
         (nn.NLLLoss(reduction="sum"), "sum"),
         (nn.BCEWithLogitsLoss(), "mean"),
+        (mint.nn.BCEWithLogitsLoss(), "mean"),
+        (mint.nn.BCEWithLogitsLoss(reduction="sum"), "sum"),
+        (mint.nn.BCEWithLogitsLoss(reduction="none"), "none"),
+        (mint.nn.BCELoss(reduction="sum"), "sum"),
+        (nn.FocalLoss(reduction="sum"), "sum"),
         (nn.SmoothL1Loss(reduction="sum"), "sum"),
         (abs, None),
         (None, None),

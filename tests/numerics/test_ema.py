@@ -9,7 +9,7 @@ from mindspore import nn, ops
 from mindspore.train import Callback, Model
 
 from helpers import Slope, micro_batch, values
-from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, Stopped
+from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates, Stopped
 from ms_accum.numerics.collaborators import Numerics
 from reference import miss
 from runs import stop_after
@@ -142,6 +142,115 @@ def test_so_do_those_of_model():
     assert (
         len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
     )
+
+
+class Monitor(Callback):
+    """Evaluates by itself after each epoch, or each second step, and saves the best weights, as MindCV's does."""
+
+    def __init__(self, rows, every_step=False):
+        self.rows, self.every_step, self.model = rows, every_step, None
+        self.losses, self.saved, self.names = [], [], []
+
+    def evaluate(self, args):
+        self.losses.append(self.model.eval(self.rows)["loss"])
+        ms.save_checkpoint(args.train_network, "best.ckpt")
+        saved = ms.load_checkpoint("best.ckpt")
+        self.names.append(sorted(saved))
+        self.saved.append(saved["w"].asnumpy().tolist())
+
+    def on_train_step_end(self, run_context):
+        args = run_context.original_args()
+        if self.every_step and args.cur_step_num in range(2, 99, 2):
+            self.evaluate(args)
+
+    def on_train_epoch_end(self, run_context):
+        if not self.every_step:
+            self.evaluate(run_context.original_args())
+
+
+def monitored(*, tail_first=True, own=True, epochs=2, data=DATA, **how):
+    """Train with a callback that evaluates; return it, the Ema, the step, and the weights of a run without it."""
+    plain, runs = Slope(2), []
+    for network, callback in ((plain, None), (Slope(2), Monitor(dataset(DATA[:1]), **how))):
+        ema = Ema(0.75)
+        step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+        evaluates = step.eval_network if own else Thrice(network)
+        model = Model(step, eval_network=evaluates, eval_indexes=[0, 1, 2], metrics={"loss"})
+        callbacks = [FlushTail()]
+        if callback is not None:
+            callback.model = model
+            callbacks.insert(1 if tail_first else 0, callback)
+        model.train(epochs, dataset(data), callbacks=callbacks, dataset_sink_mode=False)
+        runs.append(step)
+    return callback, step, plain.w.asnumpy()
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("tail_first", [True, False])
+def test_a_callback_that_evaluates_by_itself_gets_the_average(tail_first):
+    callback, step, plain = monitored(tail_first=tail_first)
+    average = step.ema.state["of.w"].asnumpy()
+    assert callback.saved[1] == average.tolist() != plain.tolist()
+    assert callback.losses[1] == pytest.approx(float(np.sum(DATA[0][0].asnumpy() * average)), rel=1e-5)
+    assert step.network.w.asnumpy().tolist() == plain.tolist() and not step.ema.is_applied
+    assert all("w" in names and not any("eval" in name for name in names) for names in callback.names)
+
+
+@pytest.mark.host
+def test_training_goes_on_with_the_weights_after_each_evaluation():
+    callback, step, plain = monitored(every_step=True)
+    assert len(callback.saved) == 14 and step.network.w.asnumpy().tolist() == plain.tolist()
+
+
+@pytest.mark.host
+def test_an_evaluation_without_the_average_is_said_once():
+    with pytest.warns(RuntimeWarning, match="evaluated weights that are not averaged.*step.eval_network") as caught:
+        callback, _, plain = monitored(own=False, epochs=3)
+    assert len(caught) == 1 and callback.saved[2] == plain.tolist()
+
+
+@pytest.mark.host
+def test_an_error_after_an_evaluation_restores_the_weights():
+    class Fails(Callback):
+        def on_train_epoch_end(self, run_context):
+            self.model.eval(dataset(DATA[:1]))
+            assert ema.is_applied
+            raise KeyError("a mistake of the user")
+
+    ema, network, callback = Ema(0.75), Slope(2), Fails()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    callback.model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+    with pytest.raises(KeyError):
+        callback.model.train(1, dataset(DATA), callbacks=[FlushTail(), callback], dataset_sink_mode=False)
+    assert not ema.is_applied
+    before = network.w.asnumpy().tolist()
+    callback.model.eval(dataset(DATA[:1]))  # after a run the average is applied for the evaluation alone
+    assert not ema.is_applied and network.w.asnumpy().tolist() == before != ema.state["of.w"].asnumpy().tolist()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("states_last", [True, False])
+def test_a_training_state_has_the_weights_themselves(states_last, tmp_path):
+    network, ema = Slope(2), Ema(0.75)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    rows, callback = dataset(DATA), Monitor(dataset(DATA[:1]))
+    callback.model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+    states = SaveStates(Checkpointer(str(tmp_path / "states")), step, rows)
+    callbacks = [FlushTail(), callback, states] if states_last else [states, callback, FlushTail()]
+    callback.model.train(1, rows, callbacks=callbacks, dataset_sink_mode=False)
+    trained_to = network.w.asnumpy().tolist()
+    again = Slope(2)
+    other = AccumulatedTrainStep(again, nn.SGD([again.w], 0.25), 2, ema=Ema(0.75), check="off")
+    SaveStates(Checkpointer(str(tmp_path / "states"), resume="auto"), other, dataset(DATA)).__exit__(KeyError)
+    assert again.w.asnumpy().tolist() == trained_to != callback.saved[0]
+
+
+def test_the_network_of_a_step_is_not_another_cell_of_it():
+    network = Slope(2)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=Ema(0.75))
+    assert step.network is network
+    names = [name for name, _ in step.parameters_and_names()]
+    assert len(names) == len(set(names)) and not any("evaluates" in name for name, _ in step.cells_and_names())
 
 
 @pytest.mark.host

@@ -1,0 +1,220 @@
+"""Does MindSpore run each loss function right: a `functools.partial` in graphs, BCEWithLogitsLoss outside of them?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, mint, nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Model
+
+from helpers import run, values
+from ms_accum import AccumulatedTrainStep, CoupledLoss, FlushTail, GradientAccumulation, TrainForwardBackward, verify
+
+RNG = np.random.RandomState(1)
+X = RNG.randn(14, 6).astype(np.float32)
+BITS = (RNG.rand(14, 3) < 0.5).astype(np.float32)
+CLASSES = (np.arange(14) % 3).astype(np.int32)
+WEIGHT = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+def dense():
+    ms.set_seed(1)
+    return nn.Dense(6, 3)
+
+
+def pieces(labels):
+    """Micro-batches of 8 and 6 rows."""
+    return [(Tensor(X[rows]), Tensor(labels[rows])) for rows in (slice(8), slice(8, 14))]
+
+
+def trained(loss_fn, micro_batches, mini_steps=2, **options):
+    """Return the weight after a window of SGD with rate 1."""
+    network = dense()
+    model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 1.0))
+    run(model, micro_batches, mini_steps, **options)
+    assert model.updates == 1
+    return network.weight.asnumpy()
+
+
+# BCEWithLogitsLoss outside graphs
+
+of_logits = ops.binary_cross_entropy_with_logits
+LOSSES = {
+    "nn": lambda: nn.BCEWithLogitsLoss(),
+    "mint": lambda: mint.nn.BCEWithLogitsLoss(),
+    "ops": lambda: of_logits,
+    "mint's function": lambda: mint.nn.functional.binary_cross_entropy_with_logits,
+    "partial": lambda: partial(of_logits, reduction="mean"),
+    "weighted": lambda: nn.BCEWithLogitsLoss(weight=Tensor(WEIGHT), pos_weight=Tensor(WEIGHT[::-1].copy())),
+    "weighted partial": lambda: partial(of_logits, weight=Tensor(WEIGHT), pos_weight=Tensor(WEIGHT[::-1].copy())),
+}
+
+
+def expected(name):
+    """Return the weight after one step with all rows, in float64."""
+    start = dense().weight.asnumpy().astype(np.float64)
+    weight, positive = (WEIGHT, WEIGHT[::-1]) if "weighted" in name else (np.ones(3), np.ones(3))
+    x, y, share = X.astype(np.float64), BITS, 1 / (1 + np.exp(-(X @ start.T + dense().bias.asnumpy())))
+    of_logit = weight * ((1 - y) * share - positive * y * (1 - share))
+    return start - of_logit.T @ x / y.size
+
+
+def miss(name):
+    """Return by how much the driver misses the gradient, after another shape has been differentiated."""
+    ms.grad(of_logits)(Tensor(np.zeros((5, 2), np.float32)), Tensor(np.zeros((5, 2), np.float32)))
+    right = expected(name)
+    return np.abs(trained(LOSSES[name](), pieces(BITS)) - right).max() / np.abs(right - dense().weight.asnumpy()).max()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", LOSSES)
+def test_uneven_micro_batches_outside_graphs_are_exact(name):
+    assert miss(name) < 1e-5
+
+
+@pytest.mark.host
+def test_as_mindspore_has_it_the_gradient_is_wrong(monkeypatch):
+    monkeypatch.setattr("ms_accum.loss.forms._has_stale_mean", lambda function: False)
+    assert miss("nn") > 0.1
+
+
+@pytest.mark.parametrize("name", ["nn", "weighted partial"])
+def test_graphs_give_the_same(name):
+    assert miss(name) < 1e-5
+
+
+class WithInner(nn.Cell):
+    """A network that returns its loss."""
+
+    def __init__(self, loss=nn.BCEWithLogitsLoss):
+        super().__init__()
+        self.dense, self.loss = nn.Dense(6, 3), loss()
+
+    def construct(self, x, y):
+        return self.loss(self.dense(x), y)
+
+
+class Compiled(WithInner):
+    @ms.jit
+    def construct(self, x, y):
+        return self.loss(self.dense(x), y)
+
+
+REFUSED = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use graph mode, or reduction="
+
+
+@pytest.mark.host
+def test_a_network_with_the_loss_inside_is_refused_outside_graphs():
+    network = WithInner()
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    with pytest.raises(ValueError, match="For 'GradientAccumulation', " + REFUSED.format("network")):
+        GradientAccumulation(network, None, optimizer)
+    with pytest.raises(ValueError, match="For 'TrainForwardBackward', " + REFUSED.format("network")):
+        TrainForwardBackward(network, optimizer, optimizer.parameters.clone("sums", "zeros"))
+    with pytest.raises(ValueError, match="For 'CoupledLoss', " + REFUSED.format("loss_fn")):
+        CoupledLoss(network)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("make", [lambda: WithInner(partial(nn.BCEWithLogitsLoss, "sum")), Compiled])
+def test_what_mindspore_computes_right_is_taken_outside_graphs(make):
+    network = make()
+    GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), reduction="sum", check="off")
+
+
+def test_in_graph_mode_it_is_taken():
+    network = WithInner()
+    GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), check="off")
+
+
+# Partials in graphs
+
+ignoring = partial(ops.cross_entropy, ignore_index=0)
+
+
+def similar(output, labels, scale):
+    return ops.cross_entropy(ops.matmul(output, output.T) * scale, labels)
+
+
+def after(cell, output, labels):
+    return similar(cell(output), labels, 1.0)
+
+
+def doubled(output, labels):
+    return similar(output, labels, 2.0)
+
+
+def known(data, labels, ignored):
+    return (labels != ignored).sum()
+
+
+def test_a_partial_trains_in_the_driver():
+    one_batch = [(Tensor(X), Tensor(CLASSES))]
+    right = trained(nn.CrossEntropyLoss(ignore_index=0), one_batch, 1)
+    assert np.abs(trained(ignoring, pieces(CLASSES)) - right).max() < 1e-6
+    assert np.abs(trained(ops.cross_entropy, pieces(CLASSES)) - right).max() > 1e-3
+
+
+def test_a_partial_is_evaluated():
+    found = []
+
+    class See(ms.train.Callback):
+        def on_eval_end(self, run_context):
+            found.append(run_context.original_args().eval_results)
+
+    for loss_fn in (ignoring, nn.CrossEntropyLoss(ignore_index=0)):
+        data = pieces(CLASSES)
+        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[See()])
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and 0 < found[0]["eval_loss"]
+
+
+@pytest.mark.parametrize("weight", [None, partial(known, ignored=0)], ids=["its own weight", "a partial as weight"])
+def test_a_partial_trains_in_the_step(weight):
+    network = dense()
+    step = AccumulatedTrainStep((network, ignoring), nn.SGD(network.trainable_params(), 1.0), 2, weight=weight)
+    data = [tuple(column.asnumpy() for column in piece) for piece in pieces(CLASSES)]
+    Model(step).train(1, GeneratorDataset(data, ["x", "y"], shuffle=False), FlushTail(), dataset_sink_mode=False)
+    assert step.updates == 1
+    right = trained(nn.CrossEntropyLoss(ignore_index=0), [(Tensor(X), Tensor(CLASSES))], 1)
+    assert np.abs(network.weight.asnumpy() - right).max() < 1e-6
+
+
+def test_a_partial_couples_rows():
+    right = trained(CoupledLoss(doubled), pieces(CLASSES))
+    assert np.abs(trained(CoupledLoss(partial(similar, scale=2.0)), pieces(CLASSES)) - right).max() < 1e-6
+    assert np.abs(trained(CoupledLoss(partial(similar, scale=1.0)), pieces(CLASSES)) - right).max() > 1e-3
+
+
+def test_parameters_of_a_partial_that_couples_rows_are_found():
+    network, head = dense(), nn.SequentialCell(nn.Dense(3, 3))  # with a prefix in the names of its parameters
+    loss_fn = CoupledLoss(partial(after, head))
+    model = GradientAccumulation(network, loss_fn, nn.SGD([*network.trainable_params(), *head.trainable_params()]))
+    with pytest.raises(ValueError, match="a Cell that contains the parameters which it trains"):
+        run(model, pieces(CLASSES), 2)
+
+
+def test_verify_takes_a_partial():
+    assert verify(dense(), ignoring, (Tensor(X), Tensor(CLASSES)), 3).ok
+
+
+def test_a_partial_of_a_cell_keeps_the_names_of_its_parameters():
+    class Scaled(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.scale = ms.Parameter(Tensor([1.0]), name="scale")
+
+        def construct(self, output, labels, factor=1.0):
+            return (self.scale * output).mean() * factor
+
+    network, loss_fn = dense(), Scaled()
+    parameters = [*network.trainable_params(), *loss_fn.trainable_params()]
+    before = [each.name for each in parameters]
+    model = GradientAccumulation(network, partial(loss_fn, factor=2.0), nn.SGD(parameters, 1.0))
+    start = values(parameters)
+    run(model, pieces(CLASSES), 2)
+    assert [each.name for each in parameters] == before
+    assert all((now != then).any() for now, then in zip(values(parameters), start))
