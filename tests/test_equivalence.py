@@ -281,7 +281,7 @@ def check(name, model, reduction, courses):
         assert found[-1] <= 1, (windows, found)
 
 
-# E1
+# Every optimizer, with windows of every size
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_the_driver_is_one_big_batch(mutation, monkeypatch):
     assert found <= 1 if mutation is None else found >= 100
 
 
-# E2
+# The Accumulator and the Cells
 
 
 def two_implementations(rows, weighted=True):
@@ -413,7 +413,7 @@ def test_other_weights_are_noticed():
     assert functions != cells
 
 
-# E5
+# Epochs with a tail
 
 
 FEATURES = 4
@@ -470,7 +470,7 @@ def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
     assert miss([network.weight.asnumpy()], [expected], 1e-5) >= 100
 
 
-# E7
+# The clock of updates
 
 
 @pytest.mark.modes
@@ -496,7 +496,7 @@ def test_the_learning_rate_runs_on_the_clock_of_updates(lr, window, rng):
         assert series[0] == lr
 
 
-# E13
+# The modes of MindSpore
 
 
 def trained(mode, make):

@@ -19,7 +19,7 @@ ENGLISH = sorted(path for path in DOCS.glob("**/*.md") if not path.name.endswith
 PAIRS = [(ROOT / "README.md", ROOT / "README_CN.md")]
 PAIRS += [(path, path.with_suffix(".zh.md")) for path in ENGLISH if path.parent.name != "reference"]
 
-# FACE's words to avoid: what a stranger has to read twice, or code that acts like a person.
+# Words to avoid: what a stranger has to read twice, or code that acts like a person.
 AVOIDED = {
     r"deal(s|t)? out|dealt-out": "shard",
     r"\bspeaks?\b|\btells?\b|\bis told\b": "communicate, print",
