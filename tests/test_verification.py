@@ -69,6 +69,11 @@ def test_gradients_agree(steps):
     assert max(difference for _, _, difference in found.table) < 1e-4 and min(norm for _, norm, _ in found.table) > 0
 
 
+@pytest.mark.graph
+def test_gradients_agree_in_graph_mode():
+    test_gradients_agree(3)
+
+
 FAULTS = {
     "sum": (dense, lambda: summed, {}, "The loss sums over rows .*: use reduction='sum'"),
     "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
@@ -94,6 +99,18 @@ def test_a_fault_in_the_users_network_is_named(fault):
     make, loss, options, diagnosis = FAULTS[fault]
     found = verify(make(), loss(), batch(), 4, **options)
     assert not found.ok and re.search(diagnosis, found.diagnosis), found
+
+
+IN_GRAPH_MODE = ("sum", "coupled", "BatchNorm", "Dropout")  # a case of each kind of diagnosis
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    "fault",
+    [*IN_GRAPH_MODE, *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS if each not in IN_GRAPH_MODE)],
+)
+def test_a_fault_is_named_in_graph_mode(fault):
+    test_a_fault_in_the_users_network_is_named(fault)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -124,6 +141,7 @@ def test_a_frozen_batch_norm_agrees():
     assert verify(freeze_batch_norm(dense(nn.BatchNorm1d(16))), cross_entropy(), batch(), 4).ok
 
 
+@pytest.mark.modes
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_is_left_as_it_was(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)
