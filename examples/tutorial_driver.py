@@ -14,12 +14,10 @@ epochs = parser.parse_args().epochs
 
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
-network = LeNet5(10)
-net_loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-net_opt = nn.Momentum(network.trainable_params(), 0.04, 0.9)
-model = GradientAccumulation(network, net_loss, net_opt)
-
-print("============== Starting Training ==============")
+network = LeNet5()
+optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
+loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+model = GradientAccumulation(network, loss_fn, optimizer)
 model.train_process(epochs, create_dataset(usage="train"), mini_steps=4)
 
 correct, total = evaluate(network, create_dataset(usage="test"))

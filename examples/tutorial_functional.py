@@ -14,34 +14,32 @@ epochs = parser.parse_args().epochs
 
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
-train_dataset = create_dataset(image_size=28, usage="train")
-
-model = MLP()
-loss_fn = nn.CrossEntropyLoss()
-optimizer = nn.SGD(model.trainable_params(), 1e-1)
-accumulate_step = 2
-accumulator = Accumulator(optimizer, accumulate_step)
+window, digits = 2, create_dataset(image_size=28, usage="train")
+network, loss_fn = MLP(), nn.CrossEntropyLoss()
+optimizer = nn.SGD(network.trainable_params(), 0.1)
+accumulator = Accumulator(optimizer, window)  # sums, as the tutorial's does
 
 
-def forward_fn(data, label):
-    """Return the micro-batch's loss, divided by the size of the window."""
-    return loss_fn(model(data), label) / accumulate_step
+def share_of_window(image, label):
+    """Return the loss of a micro-batch, divided by the size of the window."""
+    return loss_fn(network(image), label) / window
 
 
-grad_fn = ms.value_and_grad(forward_fn, None, optimizer.parameters)
+loss_and_gradients = ms.value_and_grad(share_of_window, None, optimizer.parameters)
 
 
 @ms.jit
-def train_step(data, label):
-    """Run one micro-batch; after every `accumulate_step` micro-batches the accumulator updates."""
-    loss, grads = grad_fn(data, label)
-    return ops.depend(loss, accumulator(grads))
+def micro_step(image, label):
+    """Run one micro-batch; with every second one the accumulator updates."""
+    loss, gradients = loss_and_gradients(image, label)
+    return ops.depend(loss, accumulator(gradients))
 
 
+network.set_train()
 for _epoch in range(epochs):
-    for data, label in train_dataset.create_tuple_iterator(num_epochs=1):
-        train_step(data, label)
+    for image, label in digits.create_tuple_iterator(num_epochs=1):
+        micro_step(image, label)
     accumulator.flush()
 
-correct, total = evaluate(model, create_dataset(image_size=28, usage="test"))
+correct, total = evaluate(network, create_dataset(image_size=28, usage="test"))
 print(f"{accumulator.updates} updates, accuracy {correct / total:.1%}")

@@ -54,9 +54,7 @@ class LeNet5(nn.Cell):
 
     def construct(self, x: Any) -> Any:
         """Return the logits of a batch of images."""
-        x = self.max_pool2d(self.relu(self.conv1(x)))
-        x = self.max_pool2d(self.relu(self.conv2(x)))
-        x = self.flatten(x)
-        x = self.relu(self.fc1(x))
-        x = self.relu(self.fc2(x))
-        return self.fc3(x)
+        pooled = self.max_pool2d(self.relu(self.conv1(x)))
+        pooled = self.max_pool2d(self.relu(self.conv2(pooled)))
+        features = self.relu(self.fc1(self.flatten(pooled)))
+        return self.fc3(self.relu(self.fc2(features)))

@@ -38,14 +38,9 @@ class MLP(nn.Cell):
     def __init__(self, num_class: int = 10) -> None:
         super().__init__()
         num_class = check_int("MLP", "num_class", num_class, low=1)
+        layers = [nn.Dense(28 * 28, 512), nn.ReLU(), nn.Dense(512, 512), nn.ReLU(), nn.Dense(512, num_class)]
         self.flatten = nn.Flatten()
-        self.dense_relu_sequential = nn.SequentialCell(
-            nn.Dense(28 * 28, 512),
-            nn.ReLU(),
-            nn.Dense(512, 512),
-            nn.ReLU(),
-            nn.Dense(512, num_class),
-        )
+        self.dense_relu_sequential = nn.SequentialCell(layers)  # so named in the quickstart's checkpoints
 
     def construct(self, x: Any) -> Any:
         """Return the logits of a batch of images."""

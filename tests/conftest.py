@@ -54,6 +54,7 @@ MODES = {
     "graph": [ms.GRAPH_MODE],
     "host": [ms.PYNATIVE_MODE],
     "modes": [ms.PYNATIVE_MODE, pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
+    "both": [ms.PYNATIVE_MODE, ms.GRAPH_MODE],
 }
 
 

@@ -78,7 +78,7 @@ def accumulators_of(accumulator):
     return values(accumulator._window.grad_sum)
 
 
-# E6
+# The sum
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 10.0)])
@@ -229,7 +229,7 @@ def test_counters():
     assert seen == [(False, 1, 0, 0), (True, 0, 1, 0), (False, 1, 1, 0), (False, 0, 1, 1), (False, 1, 1, 1)]
 
 
-# E3
+# Before and after the boundary
 
 
 @pytest.mark.parametrize("make", [nn.Momentum, nn.Adam])
@@ -259,7 +259,7 @@ def test_accumulators_that_are_not_cleared_are_noticed(monkeypatch):
     assert any(np.any(array) for array in accumulators_of(fed.accumulator))
 
 
-# E8
+# Clipping
 
 
 def test_clipping_comes_after_accumulation():
@@ -302,7 +302,7 @@ def test_the_norm_is_that_of_the_unscaled_gradient():
     assert miss(values(parameters), [[-1.0]], 1e-6) <= 1
 
 
-# E9
+# Gradients of half precision
 
 
 def in_half_precision(total, gradient):
@@ -384,7 +384,7 @@ def test_without_the_touch_it_would_not_be():
     assert momentum_of_the_second_window(touched=False) != -2 - (10 + 2)
 
 
-# E10
+# Another size of the window
 
 
 def test_the_window_changes_between_windows_without_compiling(compiles):

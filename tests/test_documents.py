@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import documents, performance_tables
 from benchmarks import results as results_of
 from benchmarks.performance_tables import Goal
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_tables_of_the_documents_are_those_of_the_results():
@@ -54,6 +58,58 @@ def test_a_goal_that_is_missed_says_so(monkeypatch):
     monkeypatch.setattr(performance_tables, "GOALS", (goal,))
     (line,) = performance_tables._goals({"avx2-amd": lambda name: [{"ms": 1.01}]}).splitlines()[2:]
     assert line == "| x | ≤ 1.00 | **1.01**, missed |"
+
+
+def of_two_machines(first, second):
+    """The README's line about a network, as from these times on two machines, each for windows of 4 and 16."""
+
+    def found(times):
+        rows = [
+            {"network": "mlp", "window": window, "contender": name, "ms": ms}
+            for window in (4, 16)
+            for name, ms in times.items()
+        ]
+        return lambda benchmark: rows if benchmark == "speed" else []
+
+    words = performance_tables.README[""]
+    table = performance_tables._readme_speed(((found(first), found(second)), words))
+    return table.splitlines()[2]
+
+
+FIRST = {"ms_accum": 1.0, "ms_accum-untuned": 8.0, "tutorial-functional": 16.0, "boost": 4.0, "torch": 2.0}
+SECOND = {"ms_accum": 3.0, "ms_accum-untuned": 6.0, "tutorial-functional": 4.0, "boost": 6.0, "torch-compile": 1.5}
+
+
+def test_the_readme_compares_with_the_best_and_shows_the_worst_machine():
+    """Ours is compared with MindSpore's own under MindSpore's settings, and each machine's times with its own."""
+    assert of_two_machines(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
+
+
+def test_a_readme_that_selects_is_noticed(monkeypatch):
+    right = of_two_machines(FIRST, SECOND)
+    assert of_two_machines(FIRST, FIRST) != right
+    monkeypatch.setattr(performance_tables, "_OWN", ("tutorial-functional",))
+    assert of_two_machines(FIRST, SECOND) != right
+    monkeypatch.undo()
+    monkeypatch.setattr(performance_tables, "UNTUNED", "ms_accum")
+    assert of_two_machines(FIRST, SECOND) != right
+
+
+@pytest.mark.parametrize(
+    ("readme", "sentence"),
+    [
+        ("README.md", r"on AVX-512 these make LeNet5 (\d+) to (\d+) times as fast"),
+        ("README_CN.md", r"在 AVX-512 上，这两个变量使 LeNet5 快 (\d+) 到 (\d+) 倍"),
+    ],
+)
+def test_what_the_variables_do_is_what_was_measured(readme, sentence):
+    factors = []
+    for machine in ("avx512-amd", "avx512-intel"):
+        rows = [row for row in results_of.rows(machine, "speed") if row["network"] == "lenet5" and row["window"] > 2]
+        times = {(row["contender"], row["window"]): row["ms"] for row in rows}
+        factors += [times["ms_accum-untuned", window] / times["ms_accum", window] for window in (4, 16)]
+    least, most = map(int, re.search(sentence, (ROOT / readme).read_text(encoding="utf-8")).groups())
+    assert (round(min(factors)), round(max(factors))) == (least, most)
 
 
 def test_what_was_not_measured_is_not_there(results):

@@ -94,7 +94,7 @@ def test_the_window_does_not_change_inside_a_carried_window():
     assert (model.updates, model.micro_batches) == (2, 0)
 
 
-# E10
+# Another size of the window
 
 
 @pytest.mark.graph
@@ -286,7 +286,7 @@ def test_a_network_with_its_own_loss_takes_any_columns(window):
     assert values([network.w]) == [-2.0 * 2 / window]
 
 
-# E12
+# The loss that is shown
 
 
 def test_the_loss_shown_is_the_mean_over_the_window(rng):

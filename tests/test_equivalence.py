@@ -5,6 +5,9 @@ big batch at the same weights. The weights that come out are, for optimizers tha
 gradient, those of a run on big batches by plain MindSpore. The others magnify the last bits of a
 gradient (Adam divides by its size), so theirs are what the optimizer makes of the measured gradients:
 in NumPy float64 where reference.py has the formula, else alone, without ms_accum.
+
+They are trained on networks without kinks. Where a value lies within a rounding of a kink, of ReLU or max pooling, its
+gradient may go either way, and the big batch's is not unique either. How often that happens is counted apart.
 """
 
 from __future__ import annotations
@@ -27,9 +30,25 @@ from ms_accum.network.accumulators import state
 from reference import digest, gradient_miss, miss
 
 ROWS, UPDATES = 24, 10
-SEEDS = (0, 1)
+SEED = 0
 WINDOWS = (1, 2, 3, 4, 8)
-MODELS = {"lenet5": (LeNet5, 32), "mlp": (MLP, 28)}
+
+
+def smooth_lenet5():
+    network = LeNet5()
+    network.relu, network.max_pool2d = nn.GELU(), nn.AvgPool2d(kernel_size=2, stride=2)
+    return network
+
+
+def smooth_mlp():
+    network = MLP()
+    for number in (1, 3):
+        network.dense_relu_sequential[number] = nn.GELU()
+    return network
+
+
+MODELS = {"lenet5": (smooth_lenet5, 32), "mlp": (smooth_mlp, 28)}
+WITH_KINKS = {"lenet5 with kinks": (LeNet5, 32), "mlp with kinks": (MLP, 28)}
 RATES = [0.02 * 0.9**number for number in range(UPDATES)]
 
 
@@ -112,7 +131,9 @@ ALONE = {
     "AdaMax": lambda p: nn.AdaMax(p, 0.001),
     "Adadelta": lambda p: nn.Adadelta(p, 0.1),
     "AdaFactor": lambda p: nn.AdaFactor(p, learning_rate=0.001, relative_step=False, scale_parameter=False),
-    "FTRL": lambda p: nn.FTRL(p, learning_rate=0.1),
+    # From the usual accumulators above 0 its first update forgets the weights, and with them all but the rounding of
+    # later gradients.
+    "FTRL": lambda p: nn.FTRL(p, initial_accum=0.0, learning_rate=0.001),
     "experimental AdamW": lambda p: optim.AdamW(p, 0.001),
     "experimental RAdam": lambda p: optim.RAdam(p, 0.001),
 }
@@ -146,7 +167,7 @@ class Bench:
 
     def __init__(self, model, reduction):
         ms.set_seed(1)
-        make, side = MODELS[model]
+        make, side = {**MODELS, **WITH_KINKS}[model]
         self.reduction, self.network = reduction, make()
         self.forward = nn.WithLossCell(self.network, nn.CrossEntropyLoss(reduction=reduction)).set_train()
         self.parameters = self.network.trainable_params()
@@ -171,7 +192,7 @@ class Bench:
     def _data(self, seed):
         rng = np.random.RandomState(seed)
         return [
-            (rng.rand(*self.shape).astype(np.float32), rng.randint(0, 10, ROWS).astype(np.int32))
+            (rng.randn(*self.shape).astype(np.float32), rng.randint(0, 10, ROWS).astype(np.int32))
             for _ in range(UPDATES)
         ]
 
@@ -225,63 +246,49 @@ class Trial(Plain):
         self.cells = on.accumulating(names, on.reduction == "mean" and division)
         self.optim = TrainOptim(self.optimizer, self.cells.grad_sum, weight_sum=self.cells.weight_sum)
 
-    def train(self, windows, seed=SEEDS[0], *, lost=0, clear=True):
-        """Return the weights, the gradients of all windows, and by how much the worst misses the big batch's.
+    def train(self, windows, seed=SEED, *, lost=0, clear=True):
+        """Return the weights, the gradients of all windows, and by how much each misses the big batch's.
 
         The windows are of these sizes, in turn. `lost` and `clear` break the loop: micro-batches that the window ends
         too early for, and no clear.
         """
         restore(self.state, self.fresh)
         self.cells.clear()
-        gradients, worst = [], 0.0
+        gradients, missed = [], []
         for batch, window in zip(self.bench.data(seed), itertools.cycle(windows)):
             rows = ROWS // window
             expected = self.bench.in_order_of(self.optimizer, values(self.bench.big(batch)))
             for start in range(0, ROWS - lost * rows, rows):
                 self.cells.forward_backward(*(Tensor(column[start : start + rows]) for column in batch))
             gradients.append(self.cells.gradient())
-            worst = max(worst, gradient_miss(gradients[-1], expected))
+            missed.append(gradient_miss(gradients[-1], expected))
             self.optim()
             if clear:
                 self.cells.clear()
         self.cells.clear()
-        return values(self.optimizer.parameters), gradients, worst
+        return values(self.optimizer.parameters), gradients, missed
 
 
-def expected_weights(plain, name, seed, gradients):
+def expected_weights(plain, name, gradients):
     if name in FORMULAS:
         _, formula, numbers = FORMULAS[name]
         return reference.train(formula, plain.bench.start, gradients, **numbers)
-    return plain.on_big_batches(seed) if name in LINEAR else plain.fed_with(gradients)
-
-
-def misses(trial, plain, name, windows, seed):
-    """Return by how much gradients and weights miss."""
-    weights, gradients, gradients_miss = trial.train(windows, seed)
-    start = trial.bench.in_order_of(trial.optimizer, trial.bench.start)
-    assert miss(weights, start, 1e-5, 1e-6) >= 100  # it did train
-    return max(gradients_miss, miss(weights, expected_weights(plain, name, seed, gradients), 1e-5, 1e-6))
+    return plain.on_big_batches(SEED) if name in LINEAR else plain.fed_with(gradients)
 
 
 def check(name, model, reduction, courses):
-    """Compare the courses, each a few window sizes that take turns, with a second chance on other data.
-
-    Where a value lies within a rounding of a kink, of ReLU or max pooling, its gradient may go either
-    way, and the big batch's is not unique either: once in 2,000 gradients of LeNet5, elsewhere on every
-    machine. What is really wrong misses on any data.
-    """
+    """Compare gradients and weights after each of the courses: a few window sizes that take turns."""
     on = bench(model, reduction)
     trial, plain = Trial(on, name), Plain(on, name)
+    start = on.in_order_of(trial.optimizer, on.start)
     for windows in courses:
-        found = []
-        for seed in SEEDS:
-            found.append(misses(trial, plain, name, windows, seed))
-            if found[-1] <= 1:
-                break
-        assert found[-1] <= 1, (windows, found)
+        weights, gradients, missed = trial.train(windows)
+        assert miss(weights, start, 1e-5, 1e-6) >= 100  # it did train
+        found = max(missed), miss(weights, expected_weights(plain, name, gradients), 1e-5, 1e-6)
+        assert max(found) <= 1, (windows, found)
 
 
-# E1
+# Every optimizer, with windows of every size
 
 
 @pytest.mark.parametrize(
@@ -317,9 +324,23 @@ def test_every_optimizer_with_every_window(name, model, reduction):
 @pytest.mark.parametrize("name", ["Momentum"])
 def test_a_broken_window_is_noticed(name, broken, how):
     on = bench("lenet5", "mean")
-    weights, gradients, gradients_miss = Trial(on, name, **broken).train([4], **how)
-    assert gradients_miss >= 100
-    assert miss(weights, expected_weights(Plain(on, name), name, SEEDS[0], gradients), 1e-5, 1e-6) >= 100
+    weights, gradients, missed = Trial(on, name, **broken).train([4], **how)
+    assert max(missed) >= 100
+    assert miss(weights, expected_weights(Plain(on, name), name, gradients), 1e-5, 1e-6) >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", WITH_KINKS)
+def test_kinks_are_met_in_at_most_one_of_200_windows(model, capsys):
+    """The networks of the zoo as they are; a window that is wrong would miss in each."""
+    trial = Trial(bench(model, "mean"), "Momentum")
+    missed = [each for seed in range(20) for each in trial.train([4], seed)[2]]
+    at_kinks = [each for each in missed if each > 1]
+    with capsys.disabled():
+        print(f"\n{model}: {len(at_kinks)} of {len(missed)} windows at a kink; median {np.median(missed):.2f}")
+
+    assert len(missed) == 200 and len(at_kinks) <= 1
+    assert np.count_nonzero(np.array(trial.train([4], lost=1)[2]) > 1) == UPDATES
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -337,19 +358,19 @@ def test_a_formula_notices_other_gradients(name, rng):
 )
 def test_the_driver_is_one_big_batch(mutation, monkeypatch):
     on = bench("mlp", "mean")
-    expected = Plain(on, "Momentum").on_big_batches(SEEDS[0])
+    expected = Plain(on, "Momentum").on_big_batches(SEED)
     restore(on.parameters, on.start)
     mutate(monkeypatch, mutation)
     optimizer = nn.Momentum(on.parameters, 0.02, 0.9)
     model = GradientAccumulation(on.network, nn.CrossEntropyLoss(), optimizer)
-    big = on.data(SEEDS[0])
+    big = on.data(SEED)
     data = [tuple(column[row : row + 6] for column in batch) for batch in big for row in range(0, ROWS, 6)]
     run(model, data, 4)
     found = miss(values(on.parameters), expected, 1e-5, 1e-6)
     assert found <= 1 if mutation is None else found >= 100
 
 
-# E2
+# The Accumulator and the Cells
 
 
 def two_implementations(rows, weighted=True):
@@ -412,7 +433,7 @@ def test_other_weights_are_noticed():
     assert functions != cells
 
 
-# E5
+# Epochs with a tail
 
 
 FEATURES = 4
@@ -469,7 +490,7 @@ def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
     assert miss([network.weight.asnumpy()], [expected], 1e-5) >= 100
 
 
-# E7
+# The clock of updates
 
 
 @pytest.mark.modes
@@ -495,7 +516,7 @@ def test_the_learning_rate_runs_on_the_clock_of_updates(lr, window, rng):
         assert series[0] == lr
 
 
-# E13
+# The modes of MindSpore
 
 
 def trained(mode, make):

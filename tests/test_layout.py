@@ -302,3 +302,38 @@ def test_architecture_draws_the_rooms_as_they_are():
     assert drawn <= made, "draw no arrow that the code has not"
     assert all(other in reached(drawn, room) for room, other in made), "draw the arrows that are missing"
     assert all(FLOOR[room] > FLOOR[other] for room, other in drawn)
+
+
+# What only those who wrote it can understand
+
+INTERNAL = r"\b(DESIGN|FACE|FACTS|CASES)(\.md|'s)|^# [A-Z]{1,2}\d+\b|\b[Ii]ssues? \d+|(^|[\s\"'`(=])/work/"
+WRITTEN = (
+    "tests/**/*.py",
+    "docs/**/*.md",
+    "configs/*",
+    "*.md",
+    "*.toml",
+    "*.yml",
+    "*.cff",
+    ".ci/*",
+    ".github/**/*.yml",
+)
+
+
+def internal(text):
+    """Return the lines that name a document, a list or a folder that a stranger does not have."""
+    return [line for line in text.splitlines() if re.search(INTERNAL, line)]
+
+
+def test_nothing_refers_to_what_a_stranger_does_not_have():
+    found = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
+    found += [*LIBRARY, *ZOO, *PROGRAMS]
+    assert len(found) > 200
+    assert {path.name: lines for path in found if (lines := internal(path.read_text(encoding="utf-8")))} == {}
+
+
+@pytest.mark.parametrize("parts", ["# |E10", "# FA|CE's words", "see DES|IGN.md", "as in is|sue 30", "cd /wo|rk/main"])
+def test_what_a_stranger_does_not_have_is_found(parts):
+    line = parts.replace("|", "")
+    assert internal(f"x = 1\n{line}\n") == [line]
+    assert not internal("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")

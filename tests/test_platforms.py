@@ -1,6 +1,7 @@
 """On which platforms does MindSpore say that what we call runs?
 
-No Ascend and no GPU is at hand: all that can be had is the "Supported Platforms" line of each API.
+No Ascend and no GPU is at hand: all that can be had is the "Supported Platforms" line of each API: of what is imported
+from MindSpore, and of the methods of Tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 
 import pytest
+from mindspore import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py")])
@@ -47,6 +49,29 @@ EXCEPTIONS = {
     "mindspore.train.metrics.get_metrics": HOST,
 }
 
+OTHER = "is no Tensor's:"
+NEUTRAL = "documented for Ascend alone, measured on CPU; elsewhere `ops.assign` (`_has_in_place`)"
+# The same of methods, by module: what a name stands for can't be read off a source, so other objects' are listed, too.
+METHODS = {
+    (
+        "network/tree.py",
+        "copy_",
+    ): NEUTRAL,
+    (
+        "network/tree.py",
+        "mul_",
+    ): NEUTRAL,
+    ("fitting/memory.py", "untyped_storage"): f"{HOST}: asks where a Tensor is",
+    ("fitting/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
+    ("network/tree.py", "register"): f"{OTHER} of a MultitypeFuncGraph",
+    ("fitting/trials.py", "split"): f"{OTHER} of a text",
+    ("loss/first_look.py", "split"): f"{OTHER} of a text",
+    ("loss/first_look.py", "transpose"): f"{OTHER} NumPy's",
+    ("network/generators.py", "view"): f"{OTHER} NumPy's",
+    ("ranks/parallel.py", "view"): f"{OTHER} NumPy's",
+}
+TO_THE_HOST = "asnumpy"
+
 
 def mindspore_names(tree):
     """Return what each name that was imported from MindSpore stands for, as a dotted path."""
@@ -62,14 +87,36 @@ def mindspore_names(tree):
 
 
 def called(tree):
-    """Yield whatever is called: plainly, as a decorator, or as the base of a class."""
+    """Yield what is called: plainly, by what it is given to, as a decorator, or as the base of a class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield node.func
+            yield from [node.func, *(argument for argument in node.args if is_operator(argument))]
         elif isinstance(node, ast.FunctionDef):
             yield from node.decorator_list
         elif isinstance(node, ast.ClassDef):
             yield from node.decorator_list + node.bases
+
+
+def is_operator(node):
+    return re.match(r"(ops|mint)\.\w+$", ast.unparse(node)) is not None
+
+
+def methods(source):
+    """Return the methods that a source which imports MindSpore calls, and that Tensors have."""
+    tree = ast.parse(source)
+    if not mindspore_names(tree):
+        return set()
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    others = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names} | {"self"}
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = [function for function in called if isinstance(function, ast.Attribute)]
+    return {
+        function.attr
+        for function in called
+        if not re.match(rf"({'|'.join(others)})(\.\w+)?$", ast.unparse(function.value))
+        and callable(getattr(Tensor, function.attr, None))
+        and not function.attr.startswith("__")
+    }
 
 
 def apis(source):
@@ -105,8 +152,9 @@ def platforms(docstring):
 
 def lacks_a_device(path):
     docstring = resolve(path).__doc__ or ""
-    # Newer primitives have no section of their own.
-    function = re.search(r"is equivalent to(?s:.*)Refer to :func:`(mindspore\.ops\.\w+)` for more details", docstring)
+    # Newer primitives, and methods, have no section of their own.
+    refers = r"(?:is equivalent to(?s:.*)R|For (?:more )?details, please r)efer to :func:`(mindspore\.ops\.\w+)`"
+    function = re.search(refers, docstring)
     return not {"Ascend", "GPU"} <= platforms(resolve(function[1]).__doc__ if function else docstring)
 
 
@@ -123,7 +171,33 @@ def test_no_exception_is_stale(path):
     assert path in USED and lacks_a_device(path)
 
 
+METHODS_USED = {
+    (str(path.relative_to(ROOT / path.relative_to(ROOT).parts[0])), method)
+    for path in SOURCES
+    for method in methods(path.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize(("module", "method"), sorted(METHODS_USED), ids=str)
+def test_a_method_of_tensors_claims_ascend_and_gpu_or_has_a_reason(module, method):
+    excepted = method == TO_THE_HOST or (module, method) in METHODS
+    assert excepted or not lacks_a_device(f"mindspore.Tensor.{method}")
+
+
+@pytest.mark.parametrize(("module", "method"), METHODS, ids=str)
+def test_no_exception_of_a_method_is_stale(module, method):
+    assert (module, method) in METHODS_USED and lacks_a_device(f"mindspore.Tensor.{method}")
+
+
+@pytest.mark.parametrize("page", ["limits.md", "limits.zh.md", "faq.md", "faq.zh.md"])
+def test_what_is_used_outside_its_documented_platforms_is_said(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    beyond = {method for (_, method), why in METHODS.items() if why == NEUTRAL}
+    assert beyond and all(f"`Tensor.{method}`" in text for method in beyond)
+
+
 def test_the_library_uses_what_the_check_can_see():
+    assert {("network/tree.py", "mul_"), ("network/tree.py", "copy_")} <= METHODS_USED
     assert {"mindspore.jit_class", "mindspore.nn.Cell", "mindspore.ops.assign_add", "mindspore.nn.Dense"} <= set(USED)
 
 
@@ -135,6 +209,7 @@ def test_the_library_uses_what_the_check_can_see():
         ("from mindspore import nn as layers\nclass A(layers.Cell): pass", {"mindspore.nn.Cell"}),
         ("import mindspore as ms\n@ms.jit\ndef f(): pass", {"mindspore.jit"}),
         ("from mindspore.nn import Dense\nf(Dense(2, 3))", {"mindspore.nn.Dense"}),
+        ("from mindspore import ops\nf(ops.assign_sub, ops)", {"mindspore.ops.assign_sub"}),
         ("import numpy as np\nfrom mindspore import ops\nnp.add(1, 2)\nops = 1", set()),
     ],
 )
@@ -142,9 +217,24 @@ def test_calls_are_found(source, expected):
     assert apis(source) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from mindspore import ops\ndef f(a): return a.mul_(2).sum()", {"mul_", "sum"}),
+        ("import numpy as np\nfrom mindspore import ops\nnp.linalg.norm(np.sum(1)), ops.add(1, 2), self.add(1)", set()),
+        ("import numpy as np\ndef f(a): return a.sum()", set()),
+        ("import mindspore as ms\n'a'.join(b), c.no_such_method()", set()),
+    ],
+)
+def test_methods_are_found(source, expected):
+    assert methods(source) == expected
+
+
 def test_an_api_without_gpu_and_one_without_a_line_are_found():
     assert lacks_a_device("mindspore.mint.optim.AdamW")
     assert lacks_a_device("mindspore.Tensor")
+    assert lacks_a_device("mindspore.Tensor.mul_") and lacks_a_device("mindspore.Tensor.copy_")
+    assert not lacks_a_device("mindspore.Tensor.sqrt")  # its docstring refers to `ops.sqrt`
     assert not lacks_a_device("mindspore.ops.Erf")  # its docstring refers to `ops.erf`
     assert platforms("Supported Platforms:\n    ``Ascend`` ``CPU``\n\nExamples: ``GPU``") == {"Ascend", "CPU"}
     assert platforms("Deprecated.") == set()

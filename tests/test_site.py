@@ -19,7 +19,7 @@ ENGLISH = sorted(path for path in DOCS.glob("**/*.md") if not path.name.endswith
 PAIRS = [(ROOT / "README.md", ROOT / "README_CN.md")]
 PAIRS += [(path, path.with_suffix(".zh.md")) for path in ENGLISH if path.parent.name != "reference"]
 
-# FACE's words to avoid: what a stranger has to read twice, or code that acts like a person.
+# Words to avoid: what a stranger has to read twice, or code that acts like a person.
 AVOIDED = {
     r"deal(s|t)? out|dealt-out": "shard",
     r"\bspeaks?\b|\btells?\b|\bis told\b": "communicate, print",
@@ -82,6 +82,30 @@ def words(text):
 
 def test_the_readme_can_be_finished():
     assert words(read(ROOT / "README.md")) <= 900
+
+
+# One wording: what is supported, what each commit is tested with, and when the rest was.
+ENGLISH_VERSIONS = (
+    r"ommits are tested with (Python )?3\.11 and (MindSpore )?2\.10\.0.* were last (run )?on 23 November 2026"
+)
+CHINESE_VERSIONS = r"提交用 Python 3\.11 与 MindSpore 2\.10\.0 测试.*其他.*最近一次测试是在 2026 年 11 月 23 日"
+VERSIONS = {
+    "README.md": ENGLISH_VERSIONS,
+    "docs/limits.md": ENGLISH_VERSIONS,
+    "README_CN.md": CHINESE_VERSIONS,
+    "docs/limits.zh.md": CHINESE_VERSIONS,
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_versions_are_those_of_the_package_and_what_ran_is_said_alike(name):
+    project = read(ROOT / "pyproject.toml")
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    low, minor = re.search(r'"mindspore>=([\d.]+),<2\.(\d+)"', project).groups()
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", read(ROOT / name))
+    prose = " ".join(text.split()).replace(" 到 ", " to ")
+    assert f"Python {pythons[0]} to {pythons[-1]}" in prose and f"MindSpore {low} to 2.{int(minor) - 1}" in prose
+    assert re.search(VERSIONS[name], prose)
 
 
 def pages_of(entry):

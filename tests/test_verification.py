@@ -99,6 +99,11 @@ def test_gradients_agree(steps):
     assert max(difference for _, _, difference in found.table) < 1e-4 and min(norm for _, norm, _ in found.table) > 0
 
 
+@pytest.mark.graph
+def test_gradients_agree_in_graph_mode():
+    test_gradients_agree(3)
+
+
 FAULTS = {
     "sum": (dense, lambda: summed, {}, "The loss sums over rows .*: use reduction='sum'"),
     "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
@@ -150,6 +155,18 @@ def test_a_fault_in_the_users_network_is_named(fault):
     assert not found.ok and re.search(diagnosis, found.diagnosis), found
 
 
+IN_GRAPH_MODE = ("sum", "coupled", "BatchNorm", "Dropout")  # a case of each kind of diagnosis
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    "fault",
+    [*IN_GRAPH_MODE, *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS if each not in IN_GRAPH_MODE)],
+)
+def test_a_fault_is_named_in_graph_mode(fault):
+    test_a_fault_in_the_users_network_is_named(fault)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_sum_is_right_where_it_is_said(reduction):
     loss = cross_entropy() if reduction == "mean" else summed
@@ -178,6 +195,7 @@ def test_a_frozen_batch_norm_agrees():
     assert verify(freeze_batch_norm(dense(nn.BatchNorm1d(16))), cross_entropy(), batch(), 4).ok
 
 
+@pytest.mark.modes
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_is_left_as_it_was(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)

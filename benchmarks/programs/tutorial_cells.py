@@ -1,4 +1,8 @@
-"""MindSpore's r1.0 tutorial: windows with its three Cells."""
+"""MindSpore's r1.0 tutorial: a Cell that adds gradients, one that updates, one that clears; the host counts.
+
+Written from what the tutorial's program does: three graphs, gradients that are summed without a division, and a second
+set of zeros to clear with.
+"""
 
 from __future__ import annotations
 
@@ -6,90 +10,76 @@ from typing import Any
 
 import mindspore as ms
 import networks_ms
-from mindspore import ParameterTuple, nn, ops
+from mindspore import nn, ops
 from workload import Network, Trainer, one_by_one, run
 
-_sum_op = ops.MultitypeFuncGraph("grad_sum_op")
-_clear_op = ops.MultitypeFuncGraph("clear_op")
+_each = ops.HyperMap()
+_add, _write = (ops.MultitypeFuncGraph(name) for name in ("add", "write"))
 
 
-@_sum_op.register("Tensor", "Tensor")
-def _add(grad_sum: Any, grad: Any) -> Any:
-    return ops.AssignAdd()(grad_sum, grad)
+@_add.register("Tensor", "Tensor")
+def _added(total: Any, gradient: Any) -> Any:
+    return ops.assign_add(total, gradient)
 
 
-@_clear_op.register("Tensor", "Tensor")
-def _clear(grad_sum: Any, zero: Any) -> Any:
-    success = True
-    return ops.depend(success, ops.assign(grad_sum, zero))
+@_write.register("Tensor", "Tensor")
+def _written(target: Any, value: Any) -> Any:
+    return ops.depend(True, ops.assign(target, value))
 
 
-class TrainForwardBackward(nn.Cell):
-    """Run a micro-batch and add its gradients into `grad_sum`."""
+class Accumulate(nn.Cell):
+    """Forward and backward of a micro-batch, whose gradients are added to the sums."""
 
-    def __init__(self, network: nn.Cell, optimizer: Any, grad_sum: Any, sens: float = 1.0):
+    def __init__(self, with_loss: nn.Cell, sums: Any):
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.network.set_grad()
-        self.network.add_flags(defer_inline=True)
-        self.weights = ParameterTuple(network.trainable_params())
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
-        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.sens = sens
-        self.hyper_map = ops.HyperMap()
+        with_loss.set_grad()
+        with_loss.add_flags(defer_inline=True)
+        self.sums, self.trained = sums, ms.ParameterTuple(with_loss.trainable_params())
+        self.differentiate = ops.GradOperation(sens_param=True, get_by_list=True)
+        self.with_loss = with_loss
 
-    def construct(self, *inputs: Any) -> Any:
+    def construct(self, inputs: Any, targets: Any) -> Any:
         """Return the loss."""
-        loss = self.network(*inputs)
-        sens = ops.fill(loss.dtype, loss.shape, self.sens)
-        grads = self.grad(self.network, self.weights)(*inputs, sens)
-        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, grads))
+        loss = self.with_loss(inputs, targets)
+        gradients = self.differentiate(self.with_loss, self.trained)(inputs, targets, ops.ones_like(loss))
+        return ops.depend(loss, _each(_add, self.sums, gradients))
 
 
-class TrainOptim(nn.Cell):
-    """Give the optimizer what `grad_sum` holds."""
+class Update(nn.Cell):
+    """Calls the optimizer with the sums."""
 
-    def __init__(self, optimizer: Any, grad_sum: Any):
+    def __init__(self, optimizer: nn.Optimizer, sums: Any):
         super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
+        self.sums, self.optimizer = sums, optimizer
 
     def construct(self) -> Any:
-        """Update."""
-        return self.optimizer(self.grad_sum)
+        return self.optimizer(self.sums)
 
 
-class TrainClear(nn.Cell):
-    """Assign `zeros` to `grad_sum`."""
+class Clear(nn.Cell):
+    """Assigns zeros to the sums."""
 
-    def __init__(self, grad_sum: Any, zeros: Any):
+    def __init__(self, sums: Any, zeros: Any):
         super().__init__(auto_prefix=False)
-        self.grad_sum = grad_sum
-        self.zeros = zeros
-        self.hyper_map = ops.HyperMap()
+        self.zeros, self.sums = zeros, sums
 
     def construct(self) -> Any:
-        """Clear."""
-        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+        return _each(_write, self.sums, self.zeros)
 
 
 def make(network: Network) -> Trainer:
-    """Return the tutorial's `GradientAccumulation`, which sums the gradients of a window; the host counts."""
+    """Return a trainer whose host calls the first Cell for each micro-batch, and the two others after a window."""
     trained = networks_ms.make(network)
     optimizer = networks_ms.momentum(trained)
-    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
-    with_loss = nn.WithLossCell(trained, networks_ms.loss())
-    train_forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum).set_train()
-    train_optim = TrainOptim(optimizer, grad_sum).set_train()
-    train_clear = TrainClear(grad_sum, zeros).set_train()
+    sums, zeros = (optimizer.parameters.clone(name, "zeros") for name in ("sums", "zeros"))
+    accumulate = Accumulate(nn.WithLossCell(trained, networks_ms.loss()), sums).set_train()
+    update, clear = Update(optimizer, sums).set_train(), Clear(sums, zeros).set_train()
 
     def end() -> None:
-        train_optim()
-        train_clear()
+        update()
+        clear()
 
-    train = one_by_one(train_forward_backward, end, ms.runtime.synchronize)
+    train = one_by_one(accumulate, end, ms.runtime.synchronize)
     return Trainer(networks_ms.VERSIONS, networks_ms.size(trained), networks_ms.tensors, lambda window: train)
 
 

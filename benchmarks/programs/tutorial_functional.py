@@ -1,7 +1,7 @@
-"""MindSpore's 2.x tutorial: windows with its `Accumulator`.
+"""MindSpore's 2.x tutorial: a class that sums gradients in the compiled step, and updates in a branch of its graph.
 
-Rewritten after the tutorial, with what is slow in it: the boundary is an `if` on a tensor in the compiled function,
-`clip_norm` is accepted and ignored, and a second set of zeros is there to clear with.
+Written from what the tutorial's program does, with what is slow in it: the window ends in an `if` on a tensor, and the
+sums are cleared with a second set of zeros.
 """
 
 from __future__ import annotations
@@ -13,48 +13,46 @@ import networks_ms
 from mindspore import Parameter, Tensor, nn, ops
 from workload import run
 
+_each = ops.HyperMap()
+
 
 @ms.jit_class
-class Accumulator:
-    """Add up gradients, and update every `accumulate_step` calls."""
+class SumsInGraph:
+    """Sums of gradients, which the optimizer gets with every `window`-th call."""
 
-    def __init__(self, optimizer: Any, accumulate_step: int, clip_norm: float = 1.0):
-        self.optimizer = optimizer
-        self.clip_norm = clip_norm
-        self.inner_grads = optimizer.parameters.clone(prefix="accum_", init="zeros")
-        self.zeros = optimizer.parameters.clone(prefix="zeros_", init="zeros")
-        self.counter = Parameter(Tensor(1, ms.int32), "counter_")
-        self.accumulate_step = accumulate_step
-        self.map = ops.HyperMap()
+    def __init__(self, optimizer: Any, window: int):
+        self.update, self.window = optimizer, window
+        self.calls = Parameter(Tensor(0, ms.int32), name="sums.calls")
+        self.empty = optimizer.parameters.clone("sums.empty", "zeros")
+        self.sums = optimizer.parameters.clone("sums", "zeros")
 
-    def __call__(self, grads: Any) -> bool:
+    def __call__(self, gradients: Any) -> bool:
         """Add the gradients of a micro-batch."""
-        self.map(ops.partial(ops.assign_add), self.inner_grads, grads)
-        if self.counter % self.accumulate_step == 0:
-            self.optimizer(self.inner_grads)
-            self.map(ops.partial(ops.assign), self.inner_grads, self.zeros)
-        ops.assign_add(self.counter, Tensor(1, ms.int32))
+        _each(ops.partial(ops.assign_add), self.sums, gradients)
+        calls = ops.assign_add(self.calls, Tensor(1, ms.int32))
+        if calls % self.window == 0:
+            self.update(self.sums)
+            _each(ops.partial(ops.assign), self.sums, self.empty)
         return True
 
 
 def step(network: nn.Cell, window: int) -> Callable[..., Any]:
-    """Return a compiled train step that calls the accumulator; its loss is divided by the window's size."""
-    accumulator = Accumulator(networks_ms.momentum(network), window)
-    loss_fn = nn.CrossEntropyLoss()
+    """Return a compiled step: the loss is divided by the window's size before it is differentiated."""
+    sums, loss_of = SumsInGraph(networks_ms.momentum(network), window), nn.CrossEntropyLoss()
 
-    def forward_fn(data: Any, label: Any) -> Any:
-        return loss_fn(network(data), label) / window
+    def part_of_the_mean(inputs: Any, targets: Any) -> Any:
+        return loss_of(network(inputs), targets) / window
 
-    grad_fn = ms.value_and_grad(forward_fn, None, network.trainable_params())
+    differentiated = ms.value_and_grad(part_of_the_mean, None, network.trainable_params())
 
     @ms.jit
-    def train_step(data: Any, label: Any) -> Any:
-        loss, grads = grad_fn(data, label)
-        accumulator(grads)
+    def accumulate(inputs: Any, targets: Any) -> Any:
+        loss, gradients = differentiated(inputs, targets)
+        sums(gradients)
         return loss
 
     network.set_train()
-    return train_step
+    return accumulate
 
 
 if __name__ == "__main__":

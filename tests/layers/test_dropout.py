@@ -54,7 +54,7 @@ class Numbers(nn.Cell):
         return dropout.numbers(self.place, count, SHAPE)
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_numbers_are_those_of_the_formula():
     found = Numbers(Place(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
     assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
@@ -289,6 +289,7 @@ def test_a_compiled_network_is_compiled_again():
     assert np.array_equal(network(ones).asnumpy(), masks([1])[0])
 
 
+@pytest.mark.both
 def test_each_rank_draws_masks_of_its_own_that_no_parameter_contains():
     made = []
     for ranks in ((0,), (2,), (2, 2), (1, 2)):
@@ -326,12 +327,14 @@ def left_by(folder, change, monkeypatch, stops):
     return runs.stopped_and_resumed(folder, stops, runs.Run, runs.even, 3)
 
 
-@pytest.mark.parametrize("stops", [[4], [6, 5]])
+@pytest.mark.both
+@pytest.mark.parametrize("stops", [[4], pytest.param([6, 5], marks=pytest.mark.slow)])
 def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, stops):
     expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
     runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
 
 
+@pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
 @pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
 def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broken):
@@ -339,12 +342,6 @@ def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broke
     found = left_by(tmp_path / "two", broken, monkeypatch, [4])
     assert found[0] != expected[0]
     assert abs(np.array(found[3]) / expected[3] - 1).max() > 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.graph
-def test_a_resumed_run_in_graph_mode(tmp_path, monkeypatch):
-    test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, [4])
 
 
 def test_a_model_of_another_kind_of_dropout_is_explained(tmp_path):

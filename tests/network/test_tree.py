@@ -98,6 +98,19 @@ def test_the_accumulators_themselves_change(elements, compiled, mode):
         assert set(total[0].asnumpy()) == {0.0}
 
 
+@pytest.mark.parametrize("devices", [tree._IN_PLACE_ON, ("Ascend",)], ids=["kernels in place", "neutral operators"])
+def test_a_device_without_kernels_in_place_computes_the_same(devices, rng, monkeypatch):
+    """Which of them a graph gets is decided by its device; the neutral ones run here, too."""
+    monkeypatch.setattr(tree, "_IN_PLACE_ON", devices)
+    assert tree._has_in_place() == (tree._WRITES and "CPU" in devices)
+    held = [*arrays(rng), np.full(3, np.nan, np.float32)]
+    total = totals(held)
+    in_a_graph(tree.multiply_in_place, total)(Tensor(0.25, ms.float32))
+    assert all(np.array_equal(value, array / 4, equal_nan=True) for value, array in zip(values(total), held))
+    in_a_graph(tree.clear, total)()
+    assert not any(value.any() for value in values(total))
+
+
 def test_multiply_and_cast(rng):
     gradients = arrays(rng)
 

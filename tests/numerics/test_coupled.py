@@ -15,6 +15,7 @@ from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
     CoupledLoss,
+    Ema,
     GradientAccumulation,
     NoiseScale,
     Stopped,
@@ -48,8 +49,8 @@ CASES = {
 }
 
 
-@pytest.mark.modes
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.both
+@pytest.mark.parametrize("case", [*list(CASES)[:2], pytest.param("a trained temperature", marks=pytest.mark.slow)])
 def test_the_gradient_is_that_of_the_big_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
     make, loss, columns, data = CASES[case]
@@ -63,6 +64,7 @@ def test_the_gradient_is_that_of_the_big_batch(case, rng):
     assert miss(found, expected) < 1 and miss(plain, expected) > 100
 
 
+@pytest.mark.graph
 def test_a_gradient_of_each_micro_batch_alone_is_noticed(rng, monkeypatch):
     """The planted fault: what is cached is that of the micro-batch's own loss."""
     network, micro_batches = Towers(), pairs(rng, (4, 4, 4))
@@ -99,6 +101,7 @@ def test_tails_and_batches_that_are_split_are_smaller_big_batches(rng):
     assert miss(left(CoupledLoss(info_nce, 2), data[::2] + data[1:2], 2), expected) > 100
 
 
+@pytest.mark.modes
 def test_windows_are_carried_flushed_and_cleared(rng):
     network, data = Towers(), pairs(rng)
     model = GradientAccumulation(
@@ -112,6 +115,7 @@ def test_windows_are_carried_flushed_and_cleared(rng):
     assert model.micro_batches == 0 and not model.flush()
 
 
+@pytest.mark.modes
 def test_windows_of_one_accumulate_nothing(rng):
     network, data = Towers(), pairs(rng)[:1]
     found, loss = seen(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
@@ -119,6 +123,7 @@ def test_windows_of_one_accumulate_nothing(rng):
     assert miss(found, expected) == 0 and loss == other
 
 
+@pytest.mark.modes
 def test_a_loader_may_use_its_buffers_again(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     expected, _ = seen(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
@@ -152,7 +157,7 @@ class Counted(nn.Cell):
         return self.tower(x * ops.sin(ops.cast(count, ms.float32)))
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
@@ -166,6 +171,7 @@ def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
     assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
 
 
+@pytest.mark.modes
 def test_statistics_of_batch_norm_are_moved_once_by_each_micro_batch(rng):
     def normalized():
         ms.set_seed(1)
@@ -180,12 +186,14 @@ def test_statistics_of_batch_norm_are_moved_once_by_each_micro_batch(rng):
     assert all(np.array_equal(one.asnumpy(), another.asnumpy()) for one, another in pairs)
 
 
+@pytest.mark.modes
 def test_float16_representations_are_compared_in_float32(rng):
     network = Towers().to_float(ms.float16)
     found, loss = seen(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
     assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
 
 
+@pytest.mark.graph
 def test_windows_that_are_not_finite_are_skipped(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4, 4))
     data[1] = (data[1][0] * float("nan"), data[1][1])
@@ -195,6 +203,7 @@ def test_windows_that_are_not_finite_are_skipped(rng):
     assert all(np.isfinite(each.asnumpy()).all() for each in network.trainable_params())
 
 
+@pytest.mark.graph
 def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_path):
     data = pairs(rng, (4,) * 6)
 
@@ -216,6 +225,7 @@ def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_
     assert updates == again == 4 and all(np.array_equal(one, other) for one, other in zip(found, expected))
 
 
+@pytest.mark.modes
 def test_an_evaluation_gets_the_loss_of_each_batch(rng):
     network, data = Towers(), pairs(rng)
     results = []
@@ -351,6 +361,25 @@ def test_what_looks_at_single_micro_batches_is_refused(name, value, rng):
     model = GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, **{name: value})
     with pytest.raises(ValueError, match=f"'{name}' must be the default with a CoupledLoss"):
         model.train_process(1, pairs(rng), 2, report=(), ckpt_path=None)
+
+
+def test_clipping_and_averages_are_those_of_the_big_batch(rng):
+    network, data = Towers(), pairs(rng)
+    trained = network.trainable_params()
+    start = [each.asnumpy().copy() for each in trained]
+
+    def left(network, loss_fn, data, mini_steps, clip_norm):
+        restore(trained, start)
+        ema = Ema(0.5)
+        model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), clip_norm=clip_norm, ema=ema, check="off")
+        model.train_process(2, data, mini_steps, report=(), ckpt_path=None)
+        with ema.applied():
+            averages = [each.asnumpy().copy() for each in trained]
+        return [*averages, *(each.asnumpy().copy() for each in trained)]
+
+    expected = left(Whole(network, info_nce), None, [joined(data)], 1, 0.1)
+    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, 0.1), expected) < 1
+    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, None), expected) > 100
 
 
 @pytest.mark.modes

@@ -48,6 +48,11 @@ def test_the_average_is_that_of_the_updates(way, decay, warm_up):
     assert miss([average], [expected(seen, decay, warm_up)], 1e-6, 1e-7) <= 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_the_average_in_graph_mode(way):
+    test_the_average_is_that_of_the_updates(way, 0.9, 4)
+
+
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_an_average_on_the_micro_batch_clock_is_noticed(way, monkeypatch):
@@ -74,7 +79,7 @@ def test_a_skipped_window_changes_nothing(way):
     assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_it_is_applied_and_taken_back():
     ema = Ema(0.75)
     run = Trained("driver", Slope(2), lr=0.25, ema=ema).train(DATA)
@@ -123,7 +128,7 @@ class Thrice(nn.Cell):
         return loss, loss, loss
 
 
-@pytest.mark.host
+@pytest.mark.both
 def test_evaluations_use_the_average():
     ema, network = Ema(0.75), Slope(2)
     model, looks = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema), Looks(network)
@@ -133,7 +138,7 @@ def test_evaluations_use_the_average():
     )
 
 
-@pytest.mark.host
+@pytest.mark.both
 def test_so_do_those_of_model():
     ema, network = Ema(0.75), Slope(2)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
@@ -327,14 +332,13 @@ def resumed(folder, stop):
     return [values(ema.state.values()) for ema in (found, expected)]
 
 
-@pytest.mark.host
-@pytest.mark.parametrize("stop", [1, 3, 4, 9])
+@pytest.mark.both
+@pytest.mark.parametrize("stop", [3, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 9))])
 def test_a_resumed_run_has_the_same(tmp_path, stop):
     found, expected = resumed(tmp_path, stop)
     assert all((one == other).all() for one, other in zip(found, expected))
 
 
-@pytest.mark.host
 def test_an_average_that_is_not_saved_is_missed(tmp_path, monkeypatch):
     monkeypatch.setattr(Numerics, "state", property(lambda self: {}))
     found, expected = resumed(tmp_path, 9)

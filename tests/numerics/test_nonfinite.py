@@ -379,6 +379,16 @@ def test_a_window_whose_losses_are_finite_is_saved_as_a_whole(tmp_path):
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_overflow_of_a_dynamic_scale_is_no_bad_batch(dynamic, tmp_path):
+    """With a fixed scale it is one: nothing is lowered that caused it."""
+    scale = amp.DynamicLossScaler(2.0**17, 2, 1000) if dynamic else 2.0**17
+    trained = Trained("driver", Half(), 2, loss_scale=scale, save_bad_batches=tmp_path / "bad")
+    trained.train([micro_batch(1.0, 1.0)] * 4)
+    assert trained.recorder.records[0].skipped and (tmp_path / "bad").exists() != dynamic
+
+
+@pytest.mark.host
 def test_no_file_is_replaced_and_no_folder_is_made_for_nothing(tmp_path):
     for _ in range(2):
         Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "bad").train([BAD, GOOD[0]])

@@ -90,14 +90,14 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         check_same(found, (bytes_left, records[done:], counts, losses[done:]))
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_stopping_again_and_again(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
     check_same(found, expected)
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
     def data():
         return numbers([20, 20, 9])
@@ -119,6 +119,7 @@ def test_with_shuffled_digits(tmp_path, stop):
     check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 1), expected)
 
 
+@pytest.mark.graph
 def test_with_images_that_are_moved_at_random(tmp_path):
     write_cifar10(tmp_path / "data", train=8)
 
@@ -227,7 +228,7 @@ def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path, uninterrupt
     assert used.left[0] == uninterrupted[0]
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_rates_of_newer_optimizers_are_saved(tmp_path):
     def make():
         return Run(lambda network: nn_experimental.SGD(network.trainable_params(), 0.1))
@@ -261,7 +262,7 @@ def test_the_end_of_a_run_is_scored_and_saved_once(tmp_path):
     assert len(asked) == len(names(tmp_path)) == 7
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
     run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
@@ -271,6 +272,7 @@ def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     assert run.left[0] == expected.left[0]
 
 
+@pytest.mark.graph
 def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
     expected = Run().train(even(), 1, epochs=3).left
     first = Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
@@ -305,7 +307,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("not mine")
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
@@ -758,7 +760,7 @@ def test_a_batch_that_is_split_otherwise_begins_anew(tmp_path):
     assert [record.samples for record in run.recorder.records] == [20, 20]
 
 
-@pytest.mark.modes
+@pytest.mark.both
 def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))

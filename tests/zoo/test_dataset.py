@@ -118,7 +118,7 @@ def test_real_mnist_has_1875_batches(mnist):
     assert create_dataset(mnist, 32, usage="train").get_dataset_size() == 1875
 
 
-# B1's part: bad arguments
+# Bad arguments
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def folder(tmp_path):
     return write_mnist(tmp_path / "data")
 
 
-# B3, B5: where the files are
+# Where the files are
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     assert create_dataset("~/data", 16).get_dataset_size() == 4
 
 
-# B2: bad files
+# Bad files
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 GOOD_IMAGES, GOOD_LABELS = idx_images(make_digits(64, 0)[0]), idx_labels(make_digits(64, 0)[1])

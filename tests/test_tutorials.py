@@ -1,0 +1,197 @@
+"""Does the README move a program from MindSpore's tutorial, and do the benchmarks run what the tutorials do?
+
+What the tutorials compute is written in NumPy: gradients of mean losses are added, in the 2.x one of losses that are
+divided by the window's size. A short last window stays in the sums until the next epoch.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from mindspore.dataset import NumpySlicesDataset
+
+import reference
+from helpers import cross_entropy, values
+
+ROOT = Path(__file__).resolve().parents[1]
+READMES = ("README.md", "README_CN.md")
+BATCH, WINDOW, EPOCHS, LR = 8, 4, 2, 0.1
+BATCHES = 7  # of which the last one has 5 rows, so that the last window of an epoch is short in both ways
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture
+def rows(rng):
+    count = BATCH * (BATCHES - 1) + 5
+    return rng.randn(count, 6).astype(np.float32), rng.randint(0, 3, count).astype(np.int32)
+
+
+def micro_batches(rows):
+    return [tuple(column[first : first + BATCH] for column in rows) for first in range(0, len(rows[0]), BATCH)]
+
+
+def mean_gradient(weights, x, y):
+    """The gradient of the mean cross entropy of a Dense layer."""
+    weight, bias = weights
+    logits = x.astype(np.float64) @ weight.T + bias
+    wrong = np.exp(logits - logits.max(1, keepdims=True))
+    wrong = wrong / wrong.sum(1, keepdims=True) - np.eye(3)[y]
+    return [wrong.T @ x / len(x), wrong.mean(0)]
+
+
+def trained(start, rows, tail, gradient_of, update=reference.sgd, epochs=EPOCHS, **numbers):
+    """The weights after training in NumPy, where `gradient_of(weights, window)` is what the optimizer gets."""
+    weights, states, data = reference.float64(start), [{}, {}], micro_batches(rows)
+    for step, window in enumerate(reference.windows(BATCHES, WINDOW, epochs, tail)[0], 1):
+        gradients = gradient_of(weights, [data[number % BATCHES] for number in window.micro_batches])
+        weights = [update(w, g, s, step, LR, **numbers) for w, g, s in zip(weights, gradients, states)]
+    return weights
+
+
+def of_the_large_batch(weights, window):
+    return mean_gradient(weights, *map(np.concatenate, zip(*window)))
+
+
+def summed(weights, window):
+    return [sum(parts) for parts in zip(*(mean_gradient(weights, *columns) for columns in window))]
+
+
+def of_divided_losses(weights, window):
+    return [gradient / WINDOW for gradient in summed(weights, window)]
+
+
+# The README's diff
+
+
+def sides(readme):
+    """Return the programs before and after the change."""
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return ["".join(f"{line[2:]}\n" for line in diff.splitlines() if line[:1] != other) for other in "+-"]
+
+
+def left_by(program, rows, folder):
+    """Run a side of the diff on this data; return the weights that it begins with, and those that it leaves."""
+    network = nn.Dense(6, 3)
+    start, optimizer = values(network.trainable_params()), nn.SGD(network.trainable_params(), LR)
+    given = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
+    given["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
+    path = folder / "program.py"  # MindSpore compiles functions of files only
+    path.write_text(program, encoding="utf-8")
+    runpy.run_path(str(path), init_globals=given)
+    return start, values(network.trainable_params())
+
+
+def with_the_tutorials_class(program):
+    """Put in the class that the README leaves out."""
+    line = r"^class Accumulator: \.\.\..*$"
+    assert len(re.findall(line, program, re.MULTILINE)) == 1
+    return re.sub(line, "from tutorial_functional import SumsInGraph as Accumulator", program, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def programs_of_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "programs"))
+
+
+def test_before_the_change_it_is_the_tutorial(rows, tmp_path, programs_of_benchmarks):
+    start, found = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
+    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
+
+
+def test_the_tutorials_program_runs_with_its_class_replaced(rows, tmp_path):
+    """Only the import is another: our default sums, as the tutorial does."""
+    program = re.sub(r"^class Accumulator.*$", "from ms_accum import Accumulator", sides(READMES[0])[0], flags=re.M)
+    start, found = left_by(program, rows, tmp_path)
+    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+
+
+def test_after_the_change_it_is_the_large_batch(rows, tmp_path):
+    start, found = left_by(sides(READMES[0])[1], rows, tmp_path)
+    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
+    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+
+
+def test_who_keeps_the_division_gets_gradients_that_are_too_small(rows, tmp_path):
+    """As the diff says of this line; so it is the one that has to go."""
+    before, after = sides(READMES[0])
+    (divided,) = [line for line in before.splitlines() if "loss / 4" in line]
+    assert "4 times too small" in divided
+    kept = re.sub(r"^    return loss$", divided, after, count=1, flags=re.MULTILINE)
+    assert kept != after
+    start, found = left_by(kept, rows, tmp_path)
+
+    def a_quarter(weights, window):
+        return [gradient / 4 for gradient in of_the_large_batch(weights, window)]
+
+    assert reference.miss(found, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
+
+
+@pytest.mark.host
+def test_a_division_after_the_gradient_is_not_what_the_tutorial_does(rows, tmp_path, programs_of_benchmarks):
+    """The broken twin: there it changes only what is shown."""
+    before = with_the_tutorials_class(sides(READMES[0])[0])
+    later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
+        "accumulator(grads)", "loss = loss / 4; accumulator(grads)"
+    )
+    start, found = left_by(later, rows, tmp_path)
+    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+    assert reference.miss(found, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
+
+
+@pytest.mark.host
+def test_both_languages_show_the_same_change():
+    english, chinese = map(sides, READMES)
+    assert english == chinese and english[0] != english[1]
+
+
+# The benchmarks' programs
+
+MOMENTUM = {"update": reference.momentum, "epochs": 1, "momentum": 0.9}
+
+
+@pytest.fixture
+def programs(programs_of_benchmarks, monkeypatch):
+    """The modules of the two tutorials' programs, which train a small network with a large rate."""
+    import networks_ms
+    import tutorial_cells
+    import tutorial_functional
+
+    monkeypatch.setattr(networks_ms, "make", lambda name: nn.Dense(6, 3))
+    monkeypatch.setattr(networks_ms, "momentum", lambda network: nn.Momentum(network.trainable_params(), LR, 0.9))
+    return {"functional": tutorial_functional, "cells": tutorial_cells}
+
+
+def test_the_functional_program_does_what_the_tutorial_does(programs, rows):
+    network = nn.Dense(6, 3)
+    start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
+    losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
+    found = values(network.trainable_params())
+    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses, **MOMENTUM), **TOLERANCE) <= 1
+    assert reference.miss(found, trained(start, rows, "flush", of_divided_losses, **MOMENTUM), **TOLERANCE) >= 100
+    logits = micro_batches(rows)[0][0] @ start[0].T + start[1]
+    expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(BATCH), micro_batches(rows)[0][1]]
+    assert losses[0] == pytest.approx(expected.mean() / WINDOW, rel=1e-5)  # the tutorial shows the divided loss
+
+
+def test_the_cells_do_what_the_tutorial_does(programs, rows, monkeypatch):
+    network = nn.Dense(6, 3)
+    start, module = values(network.trainable_params()), programs["cells"]
+    monkeypatch.setattr(module.networks_ms, "make", lambda name: network)
+    trainer = module.make("mlp")
+    windows = [micro_batches(rows)[:WINDOW], micro_batches(rows)[2 : 2 + WINDOW]]
+    trainer.windows_of(WINDOW)([trainer.load(window) for window in windows])
+    found = values(network.trainable_params())
+    for gradient_of, holds in ((summed, True), (of_divided_losses, False)):
+        weights, states = reference.float64(start), [{}, {}]
+        for step, window in enumerate(windows, 1):
+            gradients = gradient_of(weights, window)
+            weights = [reference.momentum(w, g, s, step, LR) for w, g, s in zip(weights, gradients, states)]
+        missed = reference.miss(found, weights, **TOLERANCE)
+        assert missed <= 1 if holds else missed >= 100
