@@ -124,8 +124,8 @@ class Run:
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._ways.group)]
         if is_first(self._ways.group) and any(counts):
             where = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
-            what = "%s micro-batches were left out, because they were not finite: %s."
-            _log.warning(f"For 'train_process', {what}", f"{sum(counts):,}", where)
+            what = "1 micro-batch was" if sum(counts) == 1 else f"{sum(counts):,} micro-batches were"
+            _log.warning("For 'train_process', %s left out, because not finite: %s.", what, where)
 
     def _run_epoch(self, micro_batches: Iterable) -> None:
         try:

@@ -190,6 +190,7 @@ def test_the_documented_amp_step_prints_no_warning(tmp_path):
     assert execute({"as documented": page}, tmp_path)["as documented"]["error"] is None
 
 
+@pytest.mark.slow
 def test_a_step_that_uses_no_result_prints_one(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     broken, changed = re.subn(r"return ops.depend\(loss, (accumulator\(.*\))\)", r"\1\n    return loss", page)

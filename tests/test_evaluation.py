@@ -45,7 +45,7 @@ def test_ranks_stop_together(others, own, monkeypatch):
         return [mine + theirs for mine, theirs in zip(counts, others)]
 
     monkeypatch.setattr(evaluation, "total", total)
-    monkeypatch.setattr(evaluation, "take_from_rank_0", lambda parameters: None)
+    monkeypatch.setattr(evaluation, "take_from_rank_0", lambda parameters, group: None)
     network = nn.Dense(3, 2)
     if own or others[2]:
         with pytest.raises(Stopped):

@@ -302,7 +302,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_who_waits_for_a_rank_that_failed_is_ended_long_before_the_grace_is_over(tmp_path, inside):
     """It can do nothing else; one that has left the exchange, and may be saving, has the grace."""
     code, _, err = launch(tmp_path, EXCHANGING.replace("INSIDE", str(inside)), f"--grace={90 if inside else 5}")

@@ -68,7 +68,6 @@ METHODS = {
     ("loss/first_look.py", "split"): f"{OTHER} of a text",
     ("loss/first_look.py", "transpose"): f"{OTHER} NumPy's",
     ("network/generators.py", "view"): f"{OTHER} NumPy's",
-    ("ranks/parallel.py", "view"): f"{OTHER} NumPy's",
 }
 TO_THE_HOST = "asnumpy"
 

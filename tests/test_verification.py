@@ -155,7 +155,7 @@ def test_a_fault_in_the_users_network_is_named(fault):
     assert not found.ok and re.search(diagnosis, found.diagnosis), found
 
 
-IN_GRAPH_MODE = ("sum", "coupled", "BatchNorm", "Dropout")  # a case of each kind of diagnosis
+IN_GRAPH_MODE = ("coupled", "BatchNorm", "Dropout")  # a case of each kind of diagnosis
 
 
 @pytest.mark.graph

@@ -147,6 +147,7 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
     assert plan(capfd.readouterr().out)["resumed"] == "nothing: no state in 'out/states'"
 
 
+@pytest.mark.slow
 def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd, monkeypatch):
     """It is written before the state; a run that ended between the two begins again, and keeps it."""
 

@@ -117,7 +117,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 def test_without_a_temporary_folder_a_program_ends_with_a_line(tmp_path):
     """MindSpore can't be imported then."""
-    root = str(FOLDER.parents[1])
+    root = str(FOLDER)
     command = [sys.executable, "-c", NO_TEMPORARY, root, f"{root}/train.py", "--model=mlp", "--epochs=1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 120}

@@ -229,7 +229,7 @@ def test_a_stop_is_one_of_all_in_any_order_of_the_callbacks(each):
 
 
 def test_micro_batches_that_another_rank_left_out_are_counted_and_reported(each):
-    line = "For 'train_process', 8 micro-batches were left out, because they were not finite: 8 on rank 1."
+    line = "For 'train_process', 8 micro-batches were left out, because not finite: 8 on rank 1."
     assert [rank["left out"]["left out"] for rank in each] == [8] * len(each)
     assert [rank["left out"]["lines"] for rank in each] == [[line]] + [[]] * (len(each) - 1)
     assert {rank["left out"]["updates"] for rank in each} == {4}

@@ -97,7 +97,7 @@ def test_stopping_again_and_again(tmp_path):
     check_same(found, expected)
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
     def data():
         return numbers([20, 20, 9])
@@ -119,6 +119,7 @@ def test_with_shuffled_digits(tmp_path, stop):
     check_same(stopped_and_resumed(tmp_path, [stop], make, digits, 1), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_with_images_that_are_moved_at_random(tmp_path):
     write_cifar10(tmp_path / "data", train=8)
@@ -262,7 +263,7 @@ def test_the_end_of_a_run_is_scored_and_saved_once(tmp_path):
     assert len(asked) == len(names(tmp_path)) == 7
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
     run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
