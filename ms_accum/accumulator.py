@@ -18,6 +18,7 @@ from .numerics.ema import Ema, check_not_applied
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import sizes_of
 from .ranks.agreement import begin_with_networks_of, check_drift
+from .ranks.heartbeat import exchange
 from .ranks.parallel import AUTO, group_of, networks_of
 from .ranks.reduction import summing
 from .window.boundary import Boundary
@@ -153,8 +154,9 @@ class Accumulator:
         if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
         if self.skips is not None:
-            grads, kept, _ = self.skips(grads, None, weight)
-            weight = None if weight is None else weight * kept
+            # By index: MindSpore warns about a result that a graph takes and does not use.
+            filtered = self.skips(grads, None, weight)
+            grads, weight = filtered[0], None if weight is None else weight * filtered[1]
         updated, ends = Tensor(False), self._window.add(grads, weight)
         if self._boundary.touch(ends):
             updated = self._end()[0]
@@ -249,7 +251,13 @@ class Accumulator:
         in_step = self._window.sums is not None
         self.notes.flushing(True)
         try:
-            return self._flush_in_step(figures) if in_step else self._flush_windows(self.notes, figures)
+            with exchange():
+                return self._flush_in_step(figures) if in_step else self._flush_windows(self.notes, figures)
+        except RuntimeError as error:
+            if "AllReduce" not in str(error):
+                raise
+            what = "another rank did not take part. Call 'flush' on all ranks, the same number of times"
+            raise RuntimeError(f"For 'flush', {what}.") from error
         finally:
             self.notes.flushing(False)
 

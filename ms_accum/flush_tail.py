@@ -140,7 +140,7 @@ class FlushTail(Callback):
         else:
             kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
         if not kept:
-            if self._step.micro_batches:
+            if self._together is not None or self._step.micro_batches:  # ranks flush together, also without any
                 self._step.average.restore()
             self._step.flush()
 
@@ -171,6 +171,7 @@ class _StopTogether:
     def _requested(self) -> bool:
         if self._over:
             self._over = False
+            self._step.average.restore()  # the weights are compared
             self._stopping = total([self._wanted], self._step.group) != [0]
             self._step.check_drift()
         return self._stopping

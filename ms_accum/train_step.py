@@ -153,8 +153,9 @@ class AccumulatedTrainStep(nn.Cell):
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
         if self.accumulator.skips is not None:
-            grads, kept, _ = self.accumulator.skips(grads, loss, weight)
-            term, counted = tree.no_nan(term, kept), weight * kept
+            # By index: MindSpore warns about a result that a graph takes and does not use.
+            filtered = self.accumulator.skips(grads, loss, weight)
+            grads, term, counted = filtered[0], tree.no_nan(term, filtered[1]), weight * filtered[1]
         elif self.may_be_empty:  # a loss over no labels is 0/0
             kept = ops.cast(weight > 0, ms.float32)
             grads, term = tree.kept(grads, kept), tree.no_nan(term, kept)

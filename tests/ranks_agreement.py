@@ -366,6 +366,34 @@ def model_stopped(group):
     return seen
 
 
+class Evaluates(Callback):
+    """Evaluates the averages by itself, on some of the ranks."""
+
+    def __init__(self, evaluate, ranks_that_do, rank):
+        self.evaluate, self.does = evaluate, rank in ranks_that_do
+
+    def on_train_epoch_end(self, run_context):
+        if self.does:
+            self.evaluate()
+
+
+def model_evaluated(group):
+    """A callback evaluates the averages, on all ranks or on one, before and after the tail: training is the same."""
+    data, seen = ranks.own_data(group), {}
+    for name, who in (("nobody", ()), ("all", range(group.size)), ("one", (0,))):
+        for first in (True, False):
+            network = ranks.network_of()
+            optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+            step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, ranks.N, ema=Ema(0.5))
+            model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
+            shard, test = ranks_in_model.dataset(data), ranks_in_model.dataset(data[:1])
+            evaluates = Evaluates(lambda model=model, test=test: model.eval(test), who, group.rank)
+            callbacks = [evaluates, FlushTail()] if first else [FlushTail(), evaluates]
+            error = error_of(lambda model=model, shard=shard, calls=callbacks: model.train(2, shard, callbacks=calls))
+            seen[f"{name}, {'first' if first else 'last'}"] = [error, digest(step.optimizer.parameters)]
+    return seen
+
+
 class Lines(logging.Handler):
     def __init__(self):
         super().__init__()
@@ -436,6 +464,7 @@ def look(group):
         "reductions": [on_host(reductions, group), on_host(reductions, group, sync_every_micro_batch=True)],
         "uneven and resumed": on_host(uneven_and_resumed, group),
         "model": on_host(model_stopped, group),
+        "model evaluated": on_host(model_evaluated, group),
         "left out": on_host(left_out, group),
         "sent": on_host(sent, group),
         "copied": on_host(copied, group),

@@ -51,6 +51,8 @@ def option_of(loss_fn: Any, name: str) -> Any:
 
 def kind_and_options(loss_fn: Any) -> tuple[str | None, Callable[[str], Any]]:
     """Return the name of MindSpore's loss, and a function that returns the value of one of its arguments."""
+    if isinstance(loss_fn, functools.partial) and not loss_fn.args and not loss_fn.keywords:
+        return kind_and_options(loss_fn.func)
     if isinstance(loss_fn, nn.Cell):
         # A subclass that overrides `construct` is another loss.
         own = type(loss_fn).construct

@@ -154,6 +154,8 @@ def weight(owner: str, value: Any) -> Any:
             f"For '{owner}', 'weight' must be a number or a Tensor with one element, not a NumPy array, but got "
             f"{value}. Write float(weight)."
         )
+    if not isinstance(value, ms.Tensor) and not value >= 0:
+        raise ValueError(f"For '{owner}', 'weight' must be a number >= 0, but got {value}.")
     if isinstance(value, ms.Tensor) and value.size != 1:
         raise ValueError(f"For '{owner}', 'weight' must be one number, but got a Tensor of shape {value.shape}.")
     return value

@@ -59,6 +59,7 @@ class NoiseScale(Callback):
             _check.refuse(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
         self._decay = float(decay)
         self._windows = self._rows = self._seen = 0
+        self._left_out = 0  # by the observed `Accumulator`, at its last micro-batch inside a window
         self._first: tuple[float, int] | None = None
         self._variance = self._square = 0.0
         self._norm: _Norm | None = None
@@ -117,15 +118,16 @@ class NoiseScale(Callback):
         """dict, all that `load` needs to continue, in types that JSON supports."""
         sums = {"variance": self._variance, "square": self._square, "samples": self.samples, "rows": self._rows}
         first = None if self._first is None else [*self._first]
-        return {**self.settings, **sums, "windows": self._windows, "seen": self._seen, "first": first}
+        counted = {"windows": self._windows, "seen": self._seen, "left_out": self._left_out}
+        return {**self.settings, **sums, **counted, "first": first}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
         """Continue from a saved state, and return True; start anew if that is None or has other settings."""
         fits = state is not None and all(state[name] == value for name, value in self.settings.items())
         if state is not None and fits:
-            self._variance, self._square, self.samples, self._rows, self._windows, self._seen = (
-                state[name] for name in ("variance", "square", "samples", "rows", "windows", "seen")
-            )
+            names = ("variance", "square", "samples", "rows", "windows", "seen", "left_out")
+            self._variance, self._square, self.samples, self._rows, *counted = (state[name] for name in names)
+            self._windows, self._seen, self._left_out = counted
             self._first = None if state["first"] is None else (state["first"][0], state["first"][1])
         return fits
 
@@ -138,7 +140,9 @@ class NoiseScale(Callback):
         """Read an `Accumulator` after a micro-batch with this number of rows. For your own training loop."""
         held = accumulator.micro_batches
         self._seen = rows if held == 1 else self._seen + rows
-        if self.wants(held):
+        if held and not _is_whole(accumulator, held):  # the window has fewer rows than were seen
+            self._first = None
+        elif self.wants(held):
             state = accumulator.state
             sums = [each for name, each in state.items() if name.startswith("grad_sum.")]
             if sums:
@@ -147,8 +151,11 @@ class NoiseScale(Callback):
                 scale = accumulator.loss_scale * loss_scale(accumulator.optimizer)
                 if divisor:  # else the micro-batch does not count
                     self.first(sums, divisor * scale, rows)
-        elif not held:
-            self.window_ended(accumulator.grad_norm, self._seen, counts=accumulator.updated)
+        if held:
+            self._left_out = accumulator.left_out
+        else:
+            whole = accumulator.left_out == self._left_out
+            self.window_ended(accumulator.grad_norm, self._seen, counts=accumulator.updated and whole)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -157,6 +164,11 @@ class NoiseScale(Callback):
             remedy = "Give it to the driver as 'noise_scale'."
             _check.refuse(TypeError, _OWNER, "network", "an AccumulatedTrainStep of Model", "another one", remedy)
         self.observe(found[0].accumulator, args["train_dataset_element"][0].shape[0])
+
+
+def _is_whole(accumulator: Any, micro_batches: int) -> bool:
+    """Return whether no micro-batch of the open window was left out."""
+    return accumulator.skips is None or int(accumulator.skips.counts.asnumpy()[0]) == micro_batches
 
 
 class _Norm(nn.Cell):

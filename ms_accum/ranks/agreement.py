@@ -27,6 +27,7 @@ _LONGEST = 80
 # Ranks on different machines may round differently, which keeps weights this close, relative to their norm.
 _CLOSE, _CLOSE_HALF = 1e-5, 1e-2
 _NONE = "none"
+_OF_OPTIMIZER = "Set it alike on all ranks; what may differ needs a name that begins with '_'."
 
 
 def agree(
@@ -48,7 +49,7 @@ def agree(
     owners, every = zip(*map(json.loads, said))
     name, values = next(_different(every)) if len(set(owners)) == 1 else ("way to train", list(owners))
     shown = ", ".join(f"{_cut(value)} on rank {rank}" for rank, value in enumerate(values))
-    remedy = remedies.get(name, "")
+    remedy = remedies.get(name, _OF_OPTIMIZER if name.endswith("' of the optimizer") else "")
     raise RuntimeError(f"For '{owner}', all ranks must have the same {name}, but got {shown}. {remedy}".rstrip())
 
 

@@ -198,7 +198,7 @@ _is_noise = _dict_of(
     every=lambda value: _is_count(value) and value > 0,
     decay=lambda value: _is_number(value) and 0 <= value < 1,
     **dict.fromkeys(("variance", "square"), _is_finite),
-    **dict.fromkeys(("samples", "rows", "windows", "seen"), _is_count),
+    **dict.fromkeys(("samples", "rows", "windows", "seen", "left_out"), _is_count),
     first=_or_none(_list_of(lambda value: _is_number(value) and value >= 0, _is_count)),
 )
 _RULES: dict[str, Rule] = {

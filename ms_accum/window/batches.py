@@ -158,7 +158,7 @@ def _as_tensor(column: Any, data: _check.Argument) -> Tensor:
             _refuse(data, "batches of numbers", "a column of rows that differ in size")
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
             _refuse(data, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
-        column = Tensor(column)
+        column = Tensor(column if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     if column.dtype == ms.string:
         _refuse(data, "batches of numbers", "a column of strings")
     if not column.ndim:

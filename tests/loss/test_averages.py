@@ -149,6 +149,12 @@ def test_the_weighted_mean_of_parts_is_the_whole(loss_fn, output, labels, rng):
     assert miss_of(loss_fn, output(rng), labels(rng), average.counted) < 1e-5
 
 
+def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
+    loss_fn, columns = nn.CrossEntropyLoss(ignore_index=0), (Tensor([[0.0]] * 4), Tensor([0, 1, 0, 2], ms.int32))
+    assert average_of(partial(partial(loss_fn))).counted(*columns) == average_of(loss_fn).counted(*columns) == 2
+    assert average_of(partial(loss_fn)).known and not average_of(partial(loss_fn, 1)).known
+
+
 @pytest.mark.parametrize(("loss_fn", "like"), NOT_ON_CPU.values(), ids=NOT_ON_CPU)
 @pytest.mark.parametrize("labels", [classes, numbers])
 def test_what_has_no_kernel_here_divides_by_the_same(loss_fn, like, labels, rng):

@@ -162,6 +162,48 @@ def test_a_loop_of_ones_own(reduction):
     assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4)
 
 
+def bad_at(*numbers):
+    """Return 30 windows of 4 micro-batches; those with these numbers in every second window are NaN."""
+    rows = data([4] * 4 * 30)
+    for number in (8 * window + number for window in range(15) for number in numbers):
+        rows[number] = (rows[number][0] * math.nan, rows[number][1])
+    return rows
+
+
+def observed(rows, reduction):
+    network, noise = Linear(), NoiseScale(every=1, decay=0.9999)
+    accumulator = Accumulator(nn.SGD([network.w], 1e-9), 4, reduction=reduction, nonfinite="skip_micro")
+    grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
+    for x, y in rows:
+        grads = grad_fn(x, y)[1]
+        accumulator(tuple(each / 4 for each in grads)) if reduction == "sum" else accumulator(grads, 4)
+        noise.observe(accumulator, 4)
+    return noise
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("numbers", [(0, 3), *(pytest.param((at,), marks=pytest.mark.slow) for at in (0, 2, 3))])
+@pytest.mark.parametrize("way", ["mean", "sum", "Model", "driver"])
+def test_a_window_with_a_micro_batch_that_was_left_out_is_no_sample(way, numbers):
+    rows, network = bad_at(*numbers), Linear()
+    noise = NoiseScale(every=1, decay=0.9999)
+    options = {"check": "off", "nonfinite": "skip_micro"}
+    if way == "Model":
+        step = AccumulatedTrainStep(network, nn.SGD([network.w], 1e-9), 4, **options)
+        Model(step).train(1, dataset(rows), callbacks=[FlushTail(), noise], dataset_sink_mode=False)
+    elif way == "driver":
+        model = GradientAccumulation(network, None, nn.SGD([network.w], 1e-9), noise_scale=noise, **options)
+        model.train_process(1, rows, 4, report=(), ckpt_path=None)
+    else:
+        noise = observed(rows, way)
+    whole = [x for number, x in enumerate(data([4] * 4 * 30)) if number // 4 % 2]
+    expected, of_whole = NoiseScale(every=1, decay=0.9999), Linear()
+    model = GradientAccumulation(of_whole, None, nn.SGD([of_whole.w], 1e-9), noise_scale=expected, check="off")
+    model.train_process(1, whole, 4, report=(), ckpt_path=None)
+    assert noise.samples == expected.samples == 15
+    assert noise.rows == pytest.approx(expected.rows, rel=1e-4)
+
+
 @pytest.mark.host
 def test_model():
     noise, network = NoiseScale(every=1, decay=0.9999), Linear()

@@ -213,6 +213,13 @@ def test_a_stop_of_one_rank_ends_the_epoch_of_all_in_model(each):
     check_stopped(each, "inside", "at the end")
 
 
+def test_a_callback_that_evaluates_averages_changes_nothing_in_model(each):
+    expected = each[0]["model evaluated"]["nobody, first"]
+    assert expected[0] is None
+    for rank in each:
+        assert rank["model evaluated"] == dict.fromkeys(rank["model evaluated"], expected)
+
+
 def test_a_stopped_model_is_resumed(each, job):
     for rank, whole in zip(each, job[0]):
         error, updates, weights, begun = rank["model"]["resumed"]
