@@ -85,15 +85,16 @@ class Job:
         """Return the ranks that have not ended."""
         return [worker for worker in self.workers if worker.running()]
 
-    def failed(self, asked: bool) -> Member | None:
-        """Return the process that failed, preferably a rank; a process ended by a requested signal has not failed.
+    def failed(self, asked: bool, ended: Sequence[Member] = ()) -> Member | None:
+        """Return the process that failed, preferably a rank; not one that ended by a requested signal, or in `ended`.
 
         A failure of the scheduler counts only while all ranks run, or if they hang without it: the scheduler also ends
         after a rank has ended.
         """
         alone = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
         left = [*self.workers, *(self._members if alone else ())]
-        return next((each for each in left if each.failed() and not (asked and each.code() in WORDS)), None)
+        failed = (each for each in left if each.failed() and each not in ended)
+        return next((each for each in failed if not (asked and each.code() in WORDS)), None)
 
     def late(self, failed: Member) -> str | None:
         """Return a text about the slowest rank, for which the failed one may have waited; None if there is none."""
@@ -152,7 +153,8 @@ class Ending:
         self._job, self._grace = job, grace
         self._failed: Member | None = None
         self._signal: Asked | None = None
-        self._deadline = self._failed_at = math.inf
+        self._ended: list[Member] = []  # by the launcher
+        self._deadline = self._gone_at = math.inf
 
     @property
     def _asked(self) -> bool:
@@ -165,23 +167,24 @@ class Ending:
 
     def look(self) -> None:
         """Check whether a rank has failed. The first failure is the job's; the other ranks are sent SIGTERM."""
+        self._end_lost()
         if self._failed is not None:
-            self._end_lost()
             return
-        failed = self._job.failed(self._asked)
+        failed = self._job.failed(self._asked, self._ended)
         if failed is None:
             return
         if not self._asked and failed.process.returncode in WORDS:
             # It received a signal that the launcher did not receive. The others may be saving their states.
             self._signal = Asked(next(number for number, code in CODES.items() if code == failed.code()))
+            self._gone_at = time.monotonic()
             return
         # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
         more = self._job.late(failed) if failed in self._job.workers else _WITHOUT
         if not self._asked:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
-        self._failed_at = time.monotonic()
-        self._deadline = min(self._deadline, self._failed_at + self._grace)
+        self._gone_at = time.monotonic()
+        self._deadline = min(self._deadline, self._gone_at + self._grace)
         shown = failed is self._job.workers[0]
         if shown:
             self._job.drain()
@@ -190,11 +193,16 @@ class Ending:
             complain(more)
 
     def _end_lost(self) -> None:
-        """Kill ranks that wait for the failed one: they can't save, and MindSpore ends them after half a minute."""
-        if self._failed in self._job.workers and time.monotonic() - self._failed_at >= LOST:
+        """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
+
+        A rank that has failed, or has ended with a signal that only this rank received, maybe before all had joined.
+        """
+        by_rank = self._failed is None or self._failed in self._job.workers
+        if by_rank and time.monotonic() - self._gone_at >= LOST:
             for worker in self._job.lost():
                 worker.process.kill()
                 worker.process.wait()
+                self._ended.append(worker)
                 complain(f"{worker.name} was waiting for all ranks and was ended")
 
     def hand_on(self, number: int) -> None:

@@ -419,6 +419,18 @@ def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
     assert json.loads((tmp_path / "got0").read_text()) == [15] * (0 in asked)
 
 
+def test_who_waits_for_a_rank_that_a_signal_ended_is_ended(tmp_path):
+    """As where ranks join: only one rank received the signal, and the others would wait for it for minutes."""
+    source = """
+from ms_accum.ranks.heartbeat import exchange
+if rank == 1: sys.exit(143)
+with exchange():
+    while True: time.sleep(0.1)
+"""
+    code, _, err = launch(tmp_path, source)
+    assert (code, err) == (143, ["error: rank 0 was waiting for all ranks and was ended", "error: terminated"])
+
+
 def test_who_ended_before_is_said(tmp_path):
     source = """
 from ms_accum.ranks.heartbeat import Heartbeat

@@ -52,6 +52,7 @@ BASES = {
     "argparse.ArgumentParser": "its errors can be changed by overriding `error` only",
     "Exception": "what is raised must be one",
     "ValueError": "callers may catch the kind of error that it is",
+    "RuntimeError": "callers may catch the kind of error that it is",
 }
 FORBIDDEN_CALLS = ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load")
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle", "joblib")

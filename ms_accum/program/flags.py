@@ -258,6 +258,8 @@ def _read_yaml(path: str) -> dict[str, yaml.ScalarNode]:
         import yaml  # only --config needs it
     except ImportError as error:
         raise Failure("argument --config: needs PyYAML. Run: pip install PyYAML", USAGE) from error
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, with signals blocked
+        raise Failure(f"argument --config: '{path}' is not a file", USAGE)
     try:
         with open(path, encoding="utf-8") as file:
             root = yaml.compose(file, Loader=yaml.SafeLoader)

@@ -201,6 +201,12 @@ class Settings:
         return [path for wanted, path in named if wanted]
 
     @property
+    def copies(self) -> list[str]:
+        """list[str], the paths of the copies of the last model and its average in the current folder."""
+        named = [DEFAULT, *([ema_of(DEFAULT)] if self.ema is not None else [])]
+        return named if self.is_latest else []
+
+    @property
     def states(self) -> str:
         """str, the folder of the training states."""
         return self._in_folder("states")

@@ -23,7 +23,7 @@ from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_
 from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
 from ..saving.model_record import remove_model, write_record
-from ..saving.state_folder import StateFolder
+from ..saving.state_folder import FolderInUse, StateFolder
 from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
@@ -32,7 +32,7 @@ from .report import say
 from .resumed import NAME as FLAGS
 from .resumed import again, to_save
 from .settings import Settings, best_of, ema_of
-from .signals import SIGNALS, TERMINATED
+from .signals import SIGNALS, TERMINATED, WORDS
 from .streams import MINDSPORE_LOG
 
 _DECIDE = ("model", "dataset", "window_rows", "memory_budget", "optimizer", "clip_norm", "amp", "nonfinite", "ema")
@@ -75,7 +75,7 @@ def _shared(settings: Settings, ranks: int) -> Settings:
 def planned(settings: Settings, train: Any) -> Settings:
     """Return the settings with the updates of the run; raise a `Failure` if there is none, or a path is invalid."""
     with exit_code(USAGE, ValueError):
-        check_name("train.py", *settings.models)
+        check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
         updates = planned_windows("train_process", batches, settings.mini_steps, settings.tail, settings.epochs)
     if not updates:
@@ -305,7 +305,8 @@ def train(
 
 def _stopped(words: str) -> Failure:
     """Return the error of a run that a signal has ended."""
-    return Failure(f"{SIGNALS.words}; {words}", SIGNALS.code or TERMINATED)  # 0: another rank received it
+    code = SIGNALS.code or TERMINATED  # 0: another rank received it
+    return Failure(f"{WORDS[code]}; {words}", code)
 
 
 def _to_evaluate(settings: Settings) -> str:
@@ -319,12 +320,12 @@ def _to_evaluate(settings: Settings) -> str:
 def _ways_on(states: Checkpointer, settings: Settings) -> Iterator[None]:
     """End the program with an error that shows how to continue the run, if a signal or a full disk ends the block."""
     try:
-        with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError):
+        with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError), exit_code(USAGE, FolderInUse):
             yield
     except Stopped as stopped:
         code = SIGNALS.code or TERMINATED  # no signal of its own: another rank received it
         ways = f"{again(settings.given)} continues from there"
-        raise Failure(f"{SIGNALS.words}, {stopped}; {ways}", code) from stopped
+        raise Failure(f"{WORDS[code]}, {stopped}; {ways}", code) from stopped
     except Failure as failure:
         if states.rescued is None:
             raise

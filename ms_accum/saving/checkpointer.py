@@ -257,6 +257,7 @@ class Checkpointer:
         self._best_file = path.name if best else self._best_file
         config = {**self._config, **({_NOTES: self._notes} if self._notes else {})}
         own = {"config": config, "planned": self._updates, "best": [self.best, self._best_file], "scored": scored}
+        own["kept"] = self._states.own  # a resumed run removes these, too
         state = TrainingState(state.arrays, {**state.facts, **own})
         size = sum(array.nbytes for array in state.arrays.values())
         self._can_save = False  # unless it succeeds

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -251,7 +250,7 @@ def _is(kind: str, value: Any) -> bool:
     if kind == _COUNT:
         return type(value) is int and 0 <= value < 2**53
     if kind == _NUMBER:
-        return type(value) in (int, float) and math.isfinite(value) and abs(value) < 2**128
+        return type(value) in (int, float) and -(2**128) < value < 2**128  # not for NaN, and any int may be compared
     if kind == _NUMBERS:
         return isinstance(value, list) and len(value) <= 16 and all(_is(_NUMBER, each) for each in value)
     return value is None

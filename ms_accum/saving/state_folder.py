@@ -45,6 +45,10 @@ class Found(NamedTuple):
         return f"{done} epoch{'s' * (done != 1)} done"
 
 
+class FolderInUse(RuntimeError):
+    """Raised when another run is using the folder."""
+
+
 class StateFolder:
     """A folder of training states, used by one run at a time.
 
@@ -89,7 +93,7 @@ class StateFolder:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
-            raise RuntimeError(f"For '{self._owner}', another run is using the folder '{self.named()}'.") from error
+            raise FolderInUse(f"For '{self._owner}', another run is using the folder '{self.named()}'.") from error
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -125,11 +129,17 @@ class StateFolder:
             raise CheckpointError(wrong[0])
         return None
 
+    @property
+    def own(self) -> list[str]:
+        """list[str], the names of the run's own states, oldest first; others are never removed."""
+        return [path.name for path in self._own]
+
     def adopt(self, found: Found) -> None:
-        """Treat the resumed state, and the best state before it, as this run's own. Other states are never removed."""
+        """Treat the resumed state, and those that its run kept before it, as this run's own."""
         if self.holds(found.path):
-            own = (Path(found.path).name, found.state.facts["best"][1])
-            self._own = [path for path in reversed(self._states()) if path.name in own]
+            facts, resumed = found.state.facts, Path(found.path).name
+            own = {resumed, facts["best"][1], *facts.get("kept", ())}
+            self._own = [path for path in reversed(self._states()) if path.name in own and path.name <= resumed]
 
     def holds(self, path: str) -> bool:
         """Return whether a state is in this folder."""

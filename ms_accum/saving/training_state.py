@@ -123,6 +123,7 @@ def warn_about_random_layers(network: nn.Cell) -> None:
 def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
     """Return which facts are missing or invalid; a SHA-256 detects damage, but not a crafted file."""
     wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
+    wrong += [name for name, fits in _OPTIONAL.items() if name in facts and not fits(facts[name])]
     if not wrong and not _fits_the_counters(facts["at"], facts["updates"] + facts["skipped"]):
         wrong = ["at"]
     return [_in_words(name, facts) for name in wrong]
@@ -214,4 +215,8 @@ _RULES: dict[str, Rule] = {
     "config": lambda value: isinstance(value, dict),
     "planned": _is_count,
     "best": _list_of(_or_none(_is_score), _or_none(_is_text)),
+}
+_OPTIONAL: dict[str, Rule] = {
+    "scored": lambda value: isinstance(value, bool),
+    "kept": lambda value: isinstance(value, list) and all(map(_is_text, value)),
 }

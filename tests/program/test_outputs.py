@@ -126,6 +126,20 @@ def test_overwrite_does_not_go_with_resume(out, capfd):
     assert refused(capfd, *OUT, "--overwrite", "--resume").startswith("argument --overwrite: can't be combined with")
 
 
+def test_a_run_that_is_running_is_not_resumed(out, capfd):
+    with steps.Checkpointer(out / "states"):
+        assert train(*OUT, "--resume") == USAGE
+    assert "another run is using the folder 'out/states'" in one_line(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_copy_that_can_not_be_written_is_refused_before_the_run(make, capfd):
+    make("gradient_accumulation.ckpt")
+    assert train(*RUN) == USAGE
+    assert "must name a file, but got the" in one_line(capfd.readouterr().err)
+    assert os.listdir() == ["gradient_accumulation.ckpt"]
+
+
 def test_overwrite_leaves_a_run_that_is_running_alone(out, capfd):
     with steps.Checkpointer(out / "states"):
         assert "another run is using the folder 'out/states'" in refused(capfd, *OUT, "--overwrite")

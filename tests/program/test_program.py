@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 
@@ -136,6 +137,12 @@ def test_flags_win_over_the_config(config):
 
 def test_a_config_knows_aliases(config):
     assert parser().parse([config("learning_rate: 0.25")]).lr == 0.25
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for():
+    os.mkfifo("pipe")
+    with pytest.raises(Failure, match="^argument --config: 'pipe' is not a file$"):
+        parser().parse(["--config=pipe"])
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])

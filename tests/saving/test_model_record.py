@@ -124,6 +124,7 @@ def test_flipped_bits_of_a_record_are_refused(saved):
         {"mean": [0.1] * 17},
         {"mean": float("nan")},
         {"mean": [[0.1]]},
+        {"lr": 10**400},
         {"total": "360"},
         {"total": 360, "correct": None},
         {"total": None, "correct": 300},

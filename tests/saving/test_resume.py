@@ -388,6 +388,21 @@ def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
     assert found == [6, 7]
 
 
+def test_a_resumed_run_removes_what_its_run_has_kept(tmp_path):
+    """And nothing else: neither what another run has left there, nor what came after the resumed state."""
+    other = tmp_path / "state-00000001.safetensors"
+    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path / "other", every=9))
+    other.write_bytes(max((tmp_path / "other").glob("state-*")).read_bytes())
+    for epochs in (1, 2, 3):
+        Run().train(
+            even(),
+            1,
+            epochs=epochs,
+            states=Checkpointer(tmp_path, every=2, keep=2, resume=None if epochs == 1 else "auto"),
+        )
+        assert len(list(tmp_path.glob("state-*"))) == 3 and other.exists()
+
+
 def test_a_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
     """The user has removed one, and made a folder of the name of another."""
 
@@ -793,6 +808,8 @@ def without(facts, name):
 
 NOISE = NoiseScale().state
 CRAFTED = {
+    "names that are none": lambda facts: {**facts, "kept": [7]},
+    "a number instead of names": lambda facts: {**facts, "kept": 7},
     **{
         f"no {name}": lambda facts, name=name: without(facts, name)
         for name in training_state._RULES
