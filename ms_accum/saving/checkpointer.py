@@ -161,7 +161,7 @@ class Checkpointer:
             )
         facts = found.state.facts
         self._updates = facts["planned"]
-        self._states.adopt(found)
+        self._states.adopt(found, continues=self._resume == AUTO)
         self.best, self._best_file = facts["best"]
         is_scored = self._score is None or facts.get("scored", True)
         self._is_saved = not changed and is_scored and self._states.holds(found.path)

@@ -134,11 +134,14 @@ class StateFolder:
         """list[str], the names of the run's own states, oldest first; others are never removed."""
         return [path.name for path in self._own]
 
-    def adopt(self, found: Found) -> None:
-        """Treat the resumed state, and those that its run kept before it, as this run's own."""
+    def adopt(self, found: Found, *, continues: bool) -> None:
+        """Treat the resumed state and the best one before it as this run's own.
+
+        If the run `continues` the newest state, all that its run kept before it are: who names a state begins a branch.
+        """
         if self.holds(found.path):
             facts, resumed = found.state.facts, Path(found.path).name
-            own = {resumed, facts["best"][1], *facts.get("kept", ())}
+            own = {resumed, facts["best"][1], *(facts.get("kept", ()) if continues else ())}
             self._own = [path for path in reversed(self._states()) if path.name in own and path.name <= resumed]
 
     def holds(self, path: str) -> bool:

@@ -159,6 +159,7 @@ def test_a_partial_trains_in_the_driver():
     assert np.abs(trained(ops.cross_entropy, pieces(CLASSES)) - right).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_partial_is_evaluated():
     found = []
 
@@ -197,6 +198,7 @@ def test_parameters_of_a_partial_that_couples_rows_are_found():
         run(model, pieces(CLASSES), 2)
 
 
+@pytest.mark.slow
 def test_verify_takes_a_partial():
     assert verify(dense(), ignoring, (Tensor(X), Tensor(CLASSES)), 3).ok
 

@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("case", [*list(CASES)[:2], pytest.param("a trained temperature", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")])
 def test_the_gradient_is_that_of_the_big_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
     make, loss, columns, data = CASES[case]
@@ -157,7 +157,7 @@ class Counted(nn.Cell):
         return self.tower(x * ops.sin(ops.cast(count, ms.float32)))
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()

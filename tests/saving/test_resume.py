@@ -90,7 +90,7 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         check_same(found, (bytes_left, records[done:], counts, losses[done:]))
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_stopping_again_and_again(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
@@ -308,7 +308,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("not mine")
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
@@ -776,7 +776,7 @@ def test_a_batch_that_is_split_otherwise_begins_anew(tmp_path):
     assert [record.samples for record in run.recorder.records] == [20, 20]
 
 
-@pytest.mark.both
+@pytest.mark.modes
 def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
