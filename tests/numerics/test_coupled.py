@@ -50,7 +50,9 @@ CASES = {
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")])
+@pytest.mark.parametrize(
+    "case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")]
+)
 def test_the_gradient_is_that_of_the_big_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
     make, loss, columns, data = CASES[case]
