@@ -86,7 +86,8 @@ def test_the_readme_can_be_finished():
 
 # One wording: what is supported, what each commit is tested with, and when the rest was.
 ENGLISH_VERSIONS = (
-    r"ommits are tested with (Python )?3\.11 and (MindSpore )?2\.10\.0.* were last (run )?on 23 November 2026"
+    r"(Commits|commits) are tested with (Python )?3\.11 and (MindSpore )?2\.10\.0"
+    r".* were last (run )?on 23 November 2026"
 )
 CHINESE_VERSIONS = r"提交用 Python 3\.11 与 MindSpore 2\.10\.0 测试.*其他.*最近一次测试是在 2026 年 11 月 23 日"
 VERSIONS = {
