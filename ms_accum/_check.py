@@ -84,19 +84,19 @@ VALID = Argument("train_process", "valid_dataset")
 
 def positive_int(owner: str, name: str, value: Any) -> int:
     """Return `value` as an int, or raise an error if it is not an int >= 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        refuse(TypeError, owner, name, "an int >= 1", f"{value!r} ({type(value).__name__})")
-    if value < 1:
-        refuse(ValueError, owner, name, "an int >= 1", value)
-    return int(value)
+    return _int_from(1, owner, name, value)
 
 
 def count(owner: str, name: str, value: Any) -> int:
     """Return `value` as an int, or raise an error if it is not an int >= 0."""
+    return _int_from(0, owner, name, value)
+
+
+def _int_from(low: int, owner: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        refuse(TypeError, owner, name, "an int >= 0", f"{value!r} ({type(value).__name__})")
-    if value < 0:
-        refuse(ValueError, owner, name, "an int >= 0", value)
+        refuse(TypeError, owner, name, f"an int >= {low}", f"{value!r} ({type(value).__name__})")
+    if value < low:
+        refuse(ValueError, owner, name, f"an int >= {low}", value)
     return int(value)
 
 
