@@ -47,7 +47,7 @@ from mindspore import nn
 
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
-from ms_accum.evaluation import evaluate_seen
+from ms_accum.training.evaluation import evaluate_seen
 from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
 from ms_accum.program.report import show

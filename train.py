@@ -53,10 +53,10 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, evaluate, tune_cpu, verify
-from ms_accum.evaluation import evaluate_together
+from ms_accum.training.evaluation import evaluate_together
 from ms_accum.fitting.rates import rate_by_update
 from ms_accum.fitting.runtime import keep_cpu_defaults
-from ms_accum.numerics.loss_scale import mixed, scaler_of
+from ms_accum.engine.loss_scale import mixed, scaler_of
 from ms_accum.program import plan, steps
 from ms_accum.ranks.parallel import comes_first
 from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer

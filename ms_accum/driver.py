@@ -1,39 +1,32 @@
-"""How does a training run proceed?"""
+"""The driver: trains a network with one update per window of micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
 
 from . import _check
-from .cells import runner_of
-from .evaluation import evaluation_of
+from .engine.collaborators import resolve
+from .engine.coupled import objective_of
+from .engine.ema import Ema, check_not_applied
+from .engine.ends import TAILS, planned, sizes_of, window_ends
+from .engine.forward import check_network
+from .engine.noise_scale import NoiseScale
 from .fitting.runtime import tune
 from .network import checks
-from .network.as_found import start_training
-from .numerics.collaborators import numerics_of
-from .numerics.coupled import objective_of
-from .numerics.ema import Ema, check_not_applied
-from .numerics.noise_scale import NoiseScale
-from .numerics.nonfinite import BadBatches
-from .numerics.sizes import Sizes, sizes_of
 from .program.report import called_in
 from .ranks.agreement import agree, facts_of
 from .ranks.parallel import AUTO, check_together, group_of, is_first, total
-from .ranks.reduction import summing
-from .run import SAME_ON_ALL, Ways, begin_run, epochs_of, given_facts, windows_facts
-from .saving.checkpoint import check_path, save_trained
+from .saving.checkpoint import check_path
 from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.files import fixed
-from .saving.run_state import RunState
-from .saving.trained import Trained
-from .window.batches import Data
-from .window.ends import TAILS, planned, window_ends
-from .window.open_window import Ended, OpenWindow
+from .training.bad_batches import BadBatches
+from .training.data import Data
+from .training.evaluation import evaluation_of
+from .training.record import raise_not_finite
+from .training.run import SAME_ON_ALL, Plan, Run, epochs_of, given_facts, windows_facts
+from .training.window import OpenWindow
 
 _OWNER = "GradientAccumulation"
 
@@ -116,34 +109,41 @@ class GradientAccumulation:
         noise_scale: NoiseScale | None = None,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
-        tune(_OWNER, network.get_parameters())
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
-        bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
-        self._group = group_of(_OWNER, group)
-        kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
-        given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema, "noise_scale": noise_scale}
-        self._numerics = numerics_of(_OWNER, optimizer, **given)
-        own = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
-        self._settings = {**own, **self._numerics.settings}
-        self._objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, self._group)
-        checks.trains(_OWNER, optimizer, forward := self._objective.forward)
-        self._trained = Trained(forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer), self._numerics)
-        how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
-        self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
-        how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}
+        _check.instance(_OWNER, "wait", wait, bool, "a bool")
+        tune(_OWNER, network.get_parameters())
+        checks.optimizer(_OWNER, optimizer)
+        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
+        check_network(_OWNER, objective.forward)
+        collaborators = resolve(
+            _OWNER,
+            optimizer,
+            objective.forward,
+            weighted=reduction == "mean",
+            clip_norm=clip_norm,
+            group=group,
+            sync_every_micro_batch=sync_every_micro_batch,
+            loss_scale=loss_scale,
+            nonfinite=nonfinite,
+            ema=ema,
+            noise_scale=noise_scale,
+        )
+        checks.scheduler(_OWNER, scheduler, optimizer)
+        own = {
+            "reduction": reduction,
+            "tail": tail,
+            "clip_norm": collaborators.clip_norm,
+            "optimizer": checks.kind_of(optimizer),
+        }
+        self._settings = {**own, **collaborators.settings}
+        self._group = collaborators.group
         if self._group is not None:
-            said = {f"'{name}'": value for name, value in own.items()} | self._numerics.equal_on_ranks
-            said |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _named(loss_fn)}
-            said |= {"'weight'": weight if isinstance(weight, (int, float)) else _named(weight)}
-            agree(_OWNER, self._group, {**said, **facts_of(optimizer, forward, scheduler)})
-        runner = partial(runner_of, forward, optimizer, reduction, bound, **how)
-        self._window = OpenWindow(self._objective, optimizer, runner, self._group, self._numerics)
-        self._ways = self._ways_of(None if save_bad_batches is None else BadBatches(save_bad_batches, self._group))
-
-    def _ways_of(self, bad: BadBatches | None) -> Ways:
-        saved = RunState(self._network, self._trained, self._window)
-        parts = (self._window, self._objective, self._trained, saved, self._end, self._settings)
-        return Ways(*parts, self._in_step, self._tail, self._group, bad)
+            facts = {f"'{name}'": value for name, value in own.items()} | collaborators.equal_on_ranks
+            facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _name_of(loss_fn)}
+            facts |= {"'weight'": weight if isinstance(weight, (int, float)) else _name_of(weight)}
+            agree(_OWNER, self._group, {**facts, **facts_of(optimizer, objective.forward, scheduler)})
+        self._window = OpenWindow(objective, collaborators, scheduler=scheduler, wait=wait)
+        self._bad_batches = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -199,30 +199,38 @@ class GradientAccumulation:
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
+        window = self._window
         epochs = epochs_of(epoch, initial_epoch)
-        ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: self.updates)
+        ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
         windows = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
-        check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
-        self._window.check_saved(self._tail if checkpointer else "")
+        in_step = window.collaborators.summing.of_micro_batch is not None
+        check_together("train_process", self._group, windows, splits_in_step=in_step and sizes is None)
+        window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
         saved_at = None if ckpt_path is None else fixed(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
             given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
-            counts: Any = {"held": self.micro_batches, "updates": self.updates}
-            facts = windows_facts(self._ways, epochs, Data(train_dataset).batches, sizes, **counts)
+            batches, held, updates = Data(train_dataset).batches, window.micro_batches, window.updates
+            facts = windows_facts(window, epochs, batches, sizes, self._tail, held=held, updates=updates)
             agree("train_process", self._group, {**facts, **given}, dict.fromkeys(given, SAME_ON_ALL))
-        evaluate = evaluation_of(self._objective, valid_dataset, metrics, eval_every, self._group, self.ema)
-        called = called_in("train_process", report, callbacks, shows=is_first(self._group))
-        self._open(sizes)
-        data = Data(train_dataset, self._group.size if self._group else 1)
-        how = {"micro_batch_size": micro_batch_size} | ({"initial_epoch": initial_epoch} if initial_epoch else {})
-        with ExitStack() as closing:
-            both: dict[str, Any] = {"states": checkpointer, "evaluate": evaluate}
-            run = begin_run(closing, self._ways, epochs, data, sizes, how, called, **both)
-            run.train(data.epochs(epochs, run.at), ends)
-            if ckpt_path is not None and is_first(self._group):
-                save_trained(self._network, ckpt_path, saved_at)  # before the larger state, in case the disk gets full
+        plan = Plan(
+            epochs=epochs,
+            before=initial_epoch,
+            data=Data(train_dataset, self._group.size if self._group else 1),
+            sizes=sizes,
+            ends=ends,
+            micro_batch_size=micro_batch_size,
+            tail=self._tail,
+            settings=self._settings,
+            callbacks=called_in("train_process", report, callbacks, shows=is_first(self._group)),
+            states=checkpointer,
+            evaluate=evaluation_of(window.objective, valid_dataset, metrics, eval_every, self._group, self.ema),
+            bad_batches=self._bad_batches,
+            ckpt_path=ckpt_path,
+            saved_at=saved_at,
+        )
+        Run(self._network, window, plan).train()
 
     def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: Any = None) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.
@@ -248,9 +256,10 @@ class GradientAccumulation:
         if total([self.micro_batches], self._group) == [0]:
             return False
         check_not_applied("flush", self.ema)
-        ended = self._end(NO_WISHES)
-        if ended.figures[3]:  # else all weights are 0, and nothing is not finite
-            self._window.counters.skips.flushed(ended.updated, ended.overflow)
+        ended = self._window.end(NO_WISHES)
+        skipped = not (ended.updated or ended.overflow) and ended.samples > 0  # else all weights are 0
+        if self._window.raises and skipped:
+            raise_not_finite("the open window")
         return ended.updated
 
     def clear(self) -> None:
@@ -265,61 +274,44 @@ class GradientAccumulation:
     @property
     def updates(self) -> int:
         """int, the number of updates so far."""
-        return self._window.counters.updates
+        return self._window.updates
 
     @property
     def skipped(self) -> int:
         """int, the number of windows without an update: gradient not finite, or all weights 0."""
-        return self._window.counters.skipped
+        return self._window.skipped
 
     @property
     def updated(self) -> bool:
         """bool, whether the last micro-batch ended a window and updated the parameters."""
-        return self._window.counters.updated
+        return self._window.updated
 
     @property
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
-        return self._numerics.ema
+        return self._window.collaborators.ema
 
     @property
     def noise_scale(self) -> NoiseScale | None:
         """Optional[NoiseScale], the estimate of the useful window size."""
-        return self._numerics.noise
+        return self._window.collaborators.noise
 
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self._numerics.value
+        return self._window.collaborators.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
-        return self._numerics.overflows
+        return self._window.collaborators.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self._numerics.left_out
-
-    def _end(self, wishes: Sequence[float]) -> Ended:
-        ended = self._window.end(wishes)
-        if ended.updated:
-            self._trained.step()
-        return ended
-
-    def _open(self, sizes: Sizes | None) -> None:
-        """Prepare for windows of these sizes; with None each batch is a window."""
-        window = None if sizes is None else sizes.constant or 0
-        if self._tail != "carry" or self._window.size is None:
-            self.clear()  # an interrupted run may have left micro-batches, which must not enter this run
-        self._window.open(window)
-        self._window.counters.begin()
-        start_training(self._network, self._objective.forward)
-        if window != 1:
-            self._objective.warn()
+        return self._window.collaborators.left_out
 
 
-def _named(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """Return the name of a function, or of the class of an object, to compare it on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__))

@@ -9,8 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-import ms_accum.window.ends
-import ms_accum.window.in_graph
+import ms_accum.engine.ends
+import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
 from ms_accum.loss.weights import Weight
 from ms_accum.network import tree
@@ -140,7 +140,7 @@ MUTATIONS = {
         (Weight, "share", lambda weight, micro_batches: None),  # else full windows need none
     ],
     "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
-    "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.window.in_graph, "is_full", _one_late)],
+    "one late": [(ms_accum.engine.ends, "is_full", _one_late), (ms_accum.engine.graph_window, "is_full", _one_late)],
 }
 
 

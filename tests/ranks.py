@@ -27,8 +27,8 @@ from ms_accum import (
     ZeroOptimizer,
     total,
 )
-from ms_accum.evaluation import evaluate_together
 from ms_accum.ranks import parallel
+from ms_accum.training.evaluation import evaluate_together
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
@@ -89,10 +89,10 @@ def train(model, data, mini_steps=N, epochs=2, **options):
 
 
 def left_of(model):
-    parameters = values(model._trained.optimizer.get_parameters())
+    parameters = values(model._window.optimizer.get_parameters())
     return {
         "parameters": [array.tolist() for array in parameters],
-        "digest": digest(model._trained.optimizer.get_parameters()),
+        "digest": digest(model._window.optimizer.get_parameters()),
     }
 
 

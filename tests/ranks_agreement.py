@@ -170,7 +170,7 @@ def drifted(group):
 
     def driver(change):
         model = ranks.driver_of(ranks.network_of())
-        found = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._trained.optimizer))))
+        found = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._window.optimizer))))
         return [found, model.updates]
 
     def accumulator(change):

@@ -218,7 +218,7 @@ def misused(group):
     model = ranks.driver_of(network, tail="carry")
     ranks.train(model, [(x, y)], epochs=1)  # a window that is open
     accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean")
-    compiled_step(network, cross_entropy(), accumulator, accumulator._boundary.optimizer)(x, y)
+    compiled_step(network, cross_entropy(), accumulator, accumulator.optimizer)(x, y)
     other = ranks.network_of(features=7)
     tries = (
         lambda: ranks.train(model, [(x, y)], 2),

@@ -20,7 +20,7 @@ from ms_accum import Checkpointer
 from ms_accum.saving import training_state
 from ms_accum.saving.checkpoint import CheckpointError, load_parameters, save_model
 from ms_accum.saving.files import remove_leftovers
-from ms_accum.window.batches import Position
+from ms_accum.training.data import Position
 
 SIZE = 500
 # Of a run that has only begun.

@@ -11,8 +11,8 @@ from mindspore.experimental import optim
 
 from helpers import Slope, batches, cross_entropy, forward_of, joined, mutate, values
 from ms_accum import Accumulator, split_batch
+from ms_accum.engine import window as windows
 from ms_accum.network import tree
-from ms_accum.window import in_graph
 from reference import clip, digest, global_norm, miss, window_gradient
 
 DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
@@ -35,7 +35,9 @@ def compiled(accumulator):
     A tuple handed to a compiled function is a constant, and each new one is compiled anew: it takes tensors.
     """
 
-    weight = (1.0,) if getattr(accumulator, "_mean", False) else ()  # an optimizer has no weight
+    weight = (
+        (1.0,) if getattr(getattr(accumulator, "window", None), "weighted", False) else ()
+    )  # an optimizer has no weight
 
     @ms.jit
     def step(*grads):
@@ -75,7 +77,7 @@ class Fed:
 
 
 def accumulators_of(accumulator):
-    return values(accumulator._window.grad_sum)
+    return values(accumulator.window.window.grad_sum)
 
 
 # The sum
@@ -368,7 +370,7 @@ def momentum_of_the_second_window(*, touched):
     optimizer = nn.Momentum(parameters, 1.0, 1.0)
     accumulator = Accumulator(optimizer, 2)
     if not touched:
-        accumulator._boundary._touched = ()
+        accumulator.window.window.boundary.touched = ()
     step, one = Step(accumulator), Tensor([1.0], ms.float32)
     step(one), step(one)
     optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
@@ -477,7 +479,7 @@ def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
 
 def test_a_window_of_1_allocates_nothing(monkeypatch):
     made = []
-    monkeypatch.setattr(in_graph, "new_grad_sum", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(windows, "zeros_like", lambda *arguments: made.append(arguments))
     Accumulator(nn.SGD(weights_of((2,)), 1.0), 1, reduction="mean")
     assert not made
 
@@ -572,8 +574,9 @@ def test_it_runs_in_pynative_too():
 
 
 def state_of(accumulator):
-    held = {**vars(accumulator), **vars(accumulator._window)}.values()
-    return [value for value in held if isinstance(value, Parameter)] + [*accumulator._window.grad_sum]
+    window = accumulator.window
+    parameters = [value for value in vars(window).values() if isinstance(value, Parameter)]
+    return [*parameters, *window.window.grad_sum, *window.window.weight_sum]
 
 
 def test_all_state_has_names_of_its_own_and_is_not_trained():

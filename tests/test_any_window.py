@@ -25,15 +25,12 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
 )
+from ms_accum.engine.boundary import Boundary
+from ms_accum.engine.loss_scale import DynamicScale
+from ms_accum.engine.nonfinite import SkipMicro
 from ms_accum.loss.weights import Weight
-from ms_accum.loss.window_loss import WindowLoss
-from ms_accum.network.accumulators import new_grad_sum, state, unique_name
-from ms_accum.numerics.loss_scale import DynamicScale
-from ms_accum.numerics.nonfinite import SkipMicro
-from ms_accum.window.boundary import Boundary
-from ms_accum.window.open_window import OpenWindow
-from ms_accum.window.record import Counters
-from ms_accum.window.running import Accumulating
+from ms_accum.network.state import state, unique_name, zeros_like
+from ms_accum.training.window import OpenWindow, WindowLoss, _Accumulating
 from reference import miss
 from runs import stop_after
 from simulator import FACTOR, GROWS_AFTER, HUGE, SHIFT, Fails, Settings, Simulator
@@ -201,7 +198,7 @@ class System:
 
     def make_cells(self):
         name = unique_name("by_hand")
-        grad_sum = new_grad_sum(name, self.optimizer.parameters)
+        grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self.settings.reduction == "mean" else None
         shared = {"weight_sum": weight_sum, "nonfinite": self.settings.policy}
         ranks = {"group": None, "loss_scale": self.scaler}
@@ -411,16 +408,16 @@ def _twice(self, updated, step=Ema.after_window):
     return step(self, step(self, updated))
 
 
-def _without_open_window(self, state, load=OpenWindow.load):
-    load(self, {**state, "micro_batches": 0})
+def _without_open_window(self, state, counters, load=OpenWindow.load):
+    load(self, {**state, "micro_batches": 0}, counters)
 
 
-def _without_losses(self, state, load=OpenWindow.load):
-    load(self, {**state, "loss": [0.0, 0.0, 0]})
+def _without_losses(self, state, counters, load=OpenWindow.load):
+    load(self, {**state, "loss": [0.0, 0.0, 0]}, counters)
 
 
-def _without_unit(self, state, load=OpenWindow.load):
-    load(self, {**state, "unit": None})
+def _without_unit(self, state, counters, load=OpenWindow.load):
+    load(self, {**state, "unit": None}, counters)
 
 
 def _without_bad(self, state, bad=()):
@@ -439,8 +436,10 @@ def _always(self, finite, gradients, update=Boundary._update):
     return update(self, Tensor(True), gradients)
 
 
-def _counts_all(self, updated):
-    self.updated, self.updates = updated, self.updates + 1
+def _counts_all(self, requests=(), end=OpenWindow.end):
+    ended = end(self, requests)
+    self.updates += not ended.updated
+    return ended
 
 
 def _one_each(self, micro_batch):
@@ -460,9 +459,9 @@ MUTANTS = {
     "clipping to the half": [(Boundary, "_gradients", _clipped_twice)],
     "unscaling by the double": [(Boundary, "_gradients", _unscaled)],
     "nothing is skipped": [(Boundary, "_update", _always)],
-    "skipped windows count as updates": [(Counters, "add", _counts_all)],
+    "skipped windows count as updates": [(OpenWindow, "end", _counts_all)],
     "all micro-batches count alike": [(Weight, "counted", _one_each)],
-    "what is cleared stays": [(Accumulating, "clear", lambda self: None)],
+    "what is cleared stays": [(_Accumulating, "clear", lambda self: None)],
     "a unit for ever": [(Weight, "share", lambda self, micro_batches: None), (Weight, "begin", lambda self: None)],
 }
 # Not a fault: a unit cancels out in float32. It shows that what changes nothing is not taken for one.

@@ -212,7 +212,7 @@ def test_the_python_of_the_other_documents(name, pages):
 
 
 def test_the_examples_are_found():
-    assert {"ms_accum.accumulator.Accumulator", "ms_accum.window.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
+    assert {"ms_accum.accumulator.Accumulator", "ms_accum.engine.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
         DOCTESTS
     )
 

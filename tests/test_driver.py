@@ -11,7 +11,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.experimental import optim
 
-import ms_accum.cells
+import ms_accum.engine.cells
 import ms_accum.loss.weights
 from helpers import (
     Recorder,
@@ -182,7 +182,7 @@ def test_masked_tokens_count_for_nothing(rng):
     labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
     window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
     start = values(optimizer.parameters)
-    grad_fn = ms.value_and_grad(model._objective.forward, None, optimizer.parameters)
+    grad_fn = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)
     loss, expected = grad_fn(*joined([window[0], window[2]]))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
@@ -234,7 +234,7 @@ def test_a_loss_that_sums():
     window = batches(rng, [4, 4, 2])
     network, optimizer, model = linear_driver(nn.CrossEntropyLoss(reduction="sum"), reduction="sum")
     start = values(optimizer.parameters)
-    loss, expected = ms.value_and_grad(model._objective.forward, None, optimizer.parameters)(*joined(window))
+    loss, expected = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)(*joined(window))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
     assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
@@ -292,7 +292,7 @@ def test_a_network_with_its_own_loss_takes_any_columns(window):
 def test_the_loss_shown_is_the_mean_over_the_window(rng):
     network, _, model = linear_driver(lr=0.0)
     data = batches(rng, [8, 8, 3, 8, 1])
-    losses = [float(model._objective.forward(*columns).asnumpy()) for columns in data]
+    losses = [float(model._window.objective.forward(*columns).asnumpy()) for columns in data]
     shown = [record.loss for record in run(model, data, 3).records]
     expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
     assert shown == pytest.approx(expected, abs=1e-6)
@@ -496,7 +496,7 @@ def test_a_unit_that_stays_or_a_weight_in_the_loss_is_noticed(mutant, monkeypatc
         monkeypatch.setattr(ms_accum.loss.weights.Weight, "begin", lambda weight: None)
         network, windows = InHalf(ms.float32), [[256, 256], [1, 1]]
     else:
-        monkeypatch.setattr(ms_accum.cells, "weighs_loss", lambda network, group: True)
+        monkeypatch.setattr(ms_accum.training.window, "has_half", lambda network: False)
         network, windows = InHalf(ms.float16), [[1, 1024]]
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
     for rows in windows:
@@ -582,14 +582,14 @@ def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_whatever_ends_a_micro_batch_leaves_nothing_behind(error, monkeypatch):
     model = slope_driver()
-    added = model._window._cells.add
+    added = model._window._runner.add
 
     def interrupted(*arguments):
         added(*arguments)
         raise error
 
     with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(model._window._cells, "add", interrupted)
+        patch.setattr(model._window._runner, "add", interrupted)
         run(model, [micro_batch(200.0)] * 2, 2)
     run(model, [micro_batch(1.0)] * 2, 2)
     assert seen_gradient(model) == 1.0
@@ -610,7 +610,7 @@ class Frozen(nn.Cell):
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_part_that_is_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
     if not keeps:
-        monkeypatch.setattr("ms_accum.driver.start_training", lambda network, whole: whole.set_train())
+        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, whole: whole.set_train())
     network = Frozen()
     network.set_train()
     network.backbone.set_train(False)
@@ -771,7 +771,7 @@ def test_a_window_of_1_is_plain_training(make, reduction, rng):
         ms.set_seed(1)
         network, optimizer, model = linear_driver(make=make, lr=0.1, reduction=reduction)
         if plain:
-            cell = nn.TrainOneStepCell(model._objective.forward, optimizer)
+            cell = nn.TrainOneStepCell(model._window.objective.forward, optimizer)
             for columns in data:
                 cell(*columns)
         else:
@@ -818,7 +818,7 @@ def test_weights_that_are_loaded_between_runs_are_trained(window):
 def test_a_learning_rate_that_is_set_between_runs_is_used(window):
     model = slope_driver()
     run(model, [micro_batch(1)] * window, window)
-    model._trained.optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
+    model._window.optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
     recorder = run(model, [micro_batch(1)] * window, window)
     assert [record.lr for record in recorder.records] == [0.25]
     assert seen_gradient(model) == [1.25]
@@ -831,7 +831,7 @@ def test_what_is_assigned_between_runs_is_used(window):
     network = model._network
     run(model, [micro_batch(1)] * window, window)
     ops.assign(network.w, Tensor([100.0], ms.float32))
-    ops.assign(model._trained.optimizer.learning_rate, Tensor(0.25, ms.float32))
+    ops.assign(model._window.optimizer.learning_rate, Tensor(0.25, ms.float32))
     run(model, [micro_batch(1)] * window, window)
     assert values([network.w]) == [99.75]
 

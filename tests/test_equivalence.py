@@ -26,7 +26,7 @@ from helpers import batches, compiled_step, cross_entropy, forward_of, joined, m
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate
 from ms_accum.loss.weights import Weight
-from ms_accum.network.accumulators import state
+from ms_accum.network.state import state
 from reference import digest, gradient_miss, miss
 
 ROWS, UPDATES = 24, 10
@@ -397,7 +397,11 @@ def by_functions(network, loss_fn, optimizer, weighted):
 
     def step(x, y):
         train_step(x, y)
-        held = [*optimizer.get_parameters(), *accumulator._window.grad_sum, accumulator._window.weight_sum]
+        held = [
+            *optimizer.get_parameters(),
+            *accumulator.window.window.grad_sum,
+            accumulator.window.window.weight_sum[0],
+        ]
         return digest(values(held))
 
     return step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ms_accum import UpdateRecord
-from ms_accum.window.callbacks import Callbacks, Facts
+from ms_accum.training.callbacks import Callbacks, Facts
 
 
 def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):

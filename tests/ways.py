@@ -15,7 +15,7 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
 )
-from ms_accum.network.accumulators import new_grad_sum, state, unique_name
+from ms_accum.network.state import state, unique_name, zeros_like
 
 WAYS = ("driver", "cells", "step", "accumulator")
 
@@ -75,7 +75,7 @@ class Trained:
 
     def make_cells(self, reduction, options):
         name = unique_name("by_hand")
-        grad_sum = new_grad_sum(name, self.optimizer.parameters)
+        grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
         shared = {"weight_sum": weight_sum}
         both = {name: options[name] for name in ("loss_scale", "nonfinite") if name in options}
@@ -83,7 +83,7 @@ class Trained:
         self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
         left = {name: options[name] for name in ("nonfinite",) if name in options}
         self.clear = TrainClear(grad_sum, **shared, **left)
-        self.system = self.optim.boundary
+        self.system = self.optim.window.collaborators
 
     def train(self, micro_batches):
         """Train one epoch; the tail is flushed."""

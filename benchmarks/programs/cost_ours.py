@@ -12,8 +12,8 @@ from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
 from ms_accum import Ema, NoiseScale
-from ms_accum.cells import runner_of
-from ms_accum.window.running import TOGETHER, Accumulating
+from ms_accum.engine.cells import runner_of
+from ms_accum.training.running import TOGETHER, Accumulating
 
 _ADD = ops.HyperMap()
 # What users may add to the driver, and how many windows are run with it in a call: `NoiseScale` looks at one of 25.

@@ -1,1 +1,1 @@
-"""The programs: flags, settings, progress, signals, plots, reports, launcher, searches. The library never imports it."""
+"""The programs: flags, signals, plots, reports, launcher, searches. The library does not import them."""

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from .. import _check
-from ..network.accumulators import state
+from ..network.state import state
 from .replaced import replaced
 
 COUNTER = "dropout_counter"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,14 +10,13 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ..network import tree
-from ..network.accumulators import unique_name
-from ..ranks.parallel import Group, group_of, networks_of
+from ..network.state import unique_name
+from ..ranks.parallel import Group, group_of
 from .batch_norm import contained, without
 from .replaced import replaced
 
 SUMS = "window_sums"
-_made: dict[int, PooledStatistics] = {}
-"""The objects made so far, by the id of their first layer while it exists."""
+_ATTACHED = "_ms_accum_pooled"  # the name under which the network's Parameters have the statistics
 
 
 class PooledBatchNorm(nn.Cell):
@@ -80,11 +78,9 @@ class PooledStatistics:
     Args:
         layers (Sequence[PooledBatchNorm]): the layers.
         group (Optional[Group]): the ranks that train together; ``None``: a single process.
-        of (Sequence[Parameter]): the Parameters of their network. Default: none.
     """
 
-    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None, of: Sequence[Parameter] = ()):
-        self.of = {id(parameter) for parameter in of}
+    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None):
         self.state: dict[str, Parameter] = {}
         """Empty: the sums are Parameters of the network, and are saved and restored with it."""
         self.sums = tuple(layer.window_sums for layer in layers)
@@ -184,20 +180,16 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     layers = replaced(network, _is_pooled, lambda layer, number: PooledBatchNorm(layer))
     if not layers:
         without(owner, network)
-    made = PooledStatistics(layers, group_of(owner, group), list(network.get_parameters()))
-    _made[id(layers[0])] = made
-    weakref.finalize(layers[0], _made.pop, id(layers[0]))
+    made = PooledStatistics(layers, group_of(owner, group))
+    for parameter in network.get_parameters():  # also those of other layers: these may be the only ones trained
+        vars(parameter)[_ATTACHED] = made
     return made
 
 
 def pooled_of(parameters: Iterable[Parameter]) -> list[PooledStatistics]:
-    """Return the statistics of all networks that contain some of these Parameters."""
-    if not _made:
-        return []
-    parameters = list(parameters)
-    found = [*parameters, *(each for network in networks_of(parameters) for each in network.get_parameters())]
-    wanted = set(map(id, found))  # all of the network, of which only another part may be trained
-    return [each for each in _made.values() if each.of & wanted]
+    """Return the statistics of the networks to which these Parameters belong."""
+    statistics = (vars(parameter).get(_ATTACHED) for parameter in parameters)
+    return list({id(one): one for one in statistics if one is not None}.values())
 
 
 def _is_pooled(cell: Any) -> bool:

@@ -1,17 +1,12 @@
-"""How are the loss and the gradients of a micro-batch computed?"""
+"""A network with its loss function, and the check that a loss is one number."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import mindspore as ms
 from mindspore import nn
 
-from .. import _check
-from ..network import checks, tree
-from .forms import check_gradient, runnable
-
-_SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
+from .forms import runnable
 
 
 class WithLoss(nn.WithLossCell):
@@ -55,51 +50,3 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
             "Give the loss function reduction='mean' or 'sum', and the driver a 'loss_fn'."
         )
     return loss
-
-
-def _check_uncoupled(owner: str, network: nn.Cell) -> None:
-    if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
-        remedy = "Give it to GradientAccumulation as 'loss_fn'."
-        _check.refuse(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
-
-
-class LossAndGradients(nn.Cell):
-    """Computes the loss and the gradients of a network. Scaling the loss scales the gradients at no cost.
-
-    Args:
-        owner (str): the name used in error messages.
-        network (Cell): returns the loss.
-        optimizer (Optimizer): contains the parameters.
-        sens (float): a constant scale.
-        changing (Optional[Parameter]): a scale that may change. Default: ``None``.
-    """
-
-    def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float, changing: Any = None):
-        super().__init__(auto_prefix=False)
-        checks.optimizer(owner, optimizer)
-        self.owner = owner
-        self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
-        self.has_loss_fn = isinstance(network, WithLoss)
-        checks.trains(owner, optimizer, network)
-        checks.same_for_rows(owner, optimizer, [network])
-        _check_uncoupled(owner, network)
-        check_gradient(owner, network)
-        self.sens = _check.positive_number(owner, "sens", sens)
-        self.changing = () if changing is None else (changing,)  # in a tuple, so that it is not saved with the model
-        self.parameters = tuple(optimizer.parameters)
-        self.differentiate = ms.value_and_grad(self.forward, None, optimizer.parameters, has_aux=True)
-
-    def forward(self, scale: Any, *inputs: Any) -> Any:
-        loss = self.network(*inputs)
-        loss = scalar(self.owner, loss, self.has_loss_fn)
-        return loss * scale, loss
-
-    def construct(self, scale: Any, *inputs: Any) -> Any:
-        if self.sens != 1.0:  # constant in the graph, which saves a kernel
-            scale = scale * self.sens
-        if self.changing:
-            scale = scale * self.changing[0]
-        (_, loss), grads = self.differentiate(scale, *inputs)
-        grads = tree.dense(grads, self.parameters)
-        grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
-        return loss, grads

@@ -17,7 +17,6 @@ from .forms import check_gradient
 from .gradients import WithLoss
 from .reductions import REDUCTIONS, check_loss
 from .weights import Weight
-from .window_loss import WindowLoss
 
 CHECKS = ("first", "off")
 
@@ -53,8 +52,8 @@ class Objective:
         """str, ``"mean"`` or ``"sum"``."""
         self.weight = Weight(owner, weight, reduction, loss_fn, group)
         """Weight, the weight of a micro-batch."""
-        self.loss = WindowLoss(summing=check_loss(owner, loss_fn, reduction) == "sum")
-        """WindowLoss, the loss of the open window."""
+        self.summing = check_loss(owner, loss_fn, reduction) == "sum"
+        """bool, whether losses are sums, which are added as they are."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, returns a micro-batch's loss from its columns."""
         check_gradient(owner, self.forward)
@@ -74,7 +73,7 @@ class Objective:
         warn_about_batch_norm(self.network)
         warn_about_loss(self._owner, self.loss_fn)
 
-    def look_at(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
+    def check_micro_batch(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
         """Reject invalid micro-batches; check with the first ones whether the loss is a weighted mean.
 
         Args:
@@ -110,7 +109,7 @@ class Objective:
         )
         self._compares_rows = self._compares_rows or (numbered and not self._of_window)
 
-    def look_at_valid(self, batch: tuple) -> None:
+    def check_valid_batch(self, batch: tuple) -> None:
         """Reject an invalid batch of the validation data set."""
         columns.check(_check.VALID, batch, self._columns)
         if self._wanted and all(column.size for column in batch):

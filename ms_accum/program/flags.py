@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn
 
 from .. import _check
+from ..engine.ends import TAILS
 from ..fitting.amounts import RULE, from_text
-from ..window.ends import TAILS
 from .main import CHECKPOINT, USAGE, Failure, exit_code
 
 if TYPE_CHECKING:

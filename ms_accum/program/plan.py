@@ -7,15 +7,15 @@ from typing import Any
 
 from mindspore import nn
 
+from ..engine.ends import updates_per_epoch
+from ..engine.noise_scale import NoiseScale
 from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
 from ..fitting.trials import on_host
-from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
 from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_record import DEFAULT
-from ..window.ends import updates_per_epoch
 from .report import Hint, Opening, progress, show
 from .settings import Settings
 

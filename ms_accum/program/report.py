@@ -14,10 +14,10 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
+from ..engine.ends import is_full
 from ..ranks.relay import COLUMNS
-from ..window.callbacks import UNKNOWN, callbacks_of
-from ..window.ends import is_full
-from ..window.record import UpdateRecord
+from ..training.callbacks import UNKNOWN, callbacks_of
+from ..training.record import UpdateRecord
 
 # The approximate number of lines per epoch off a terminal, few enough to be read.
 _LINES_IN_AN_EPOCH = 20

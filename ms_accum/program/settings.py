@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
+from ..engine.ends import share
 from ..saving.model_record import DEFAULT
-from ..window.ends import share
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, Before
 from .main import USAGE, Failure

@@ -13,9 +13,10 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
+from ..engine.ema import averaged
+from ..engine.ends import planned as planned_windows
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
-from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
 from ..results.metrics import MetricsFile, logged
 from ..results.tensorboard import TensorBoardLog
@@ -24,7 +25,6 @@ from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers
 from ..saving.model_record import remove_model, write_record
 from ..saving.state_folder import FolderInUse, StateFolder
-from ..window.ends import planned as planned_windows
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import in_percent, reporters, words_of

@@ -15,7 +15,6 @@ from typing import Any, Callable
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.parallel import Group
-from ..window.open_window import OpenWindow
 from .checkpoint_file import state_digest
 from .files import as_given, fixed, write_whole
 from .model_record import CheckpointError
@@ -268,7 +267,7 @@ class Checkpointer:
         return Path(self._states.named(path.name))
 
     @contextmanager
-    def saving_at_the_end(self, take: Callable[[], TrainingState], window: OpenWindow) -> Iterator[None]:
+    def saving_at_the_end(self, take: Callable[[], TrainingState], window: Any) -> Iterator[None]:
         """Save at the end of the block, also after an error, unless saving has failed or the window was lost."""
         try:
             yield

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from .. import _check
 from ..network.generators import is_random_state, random_layers, random_state, set_random_state
 from ..network.parameters import as_array
-from ..window.batches import Position
+from ..training.data import Position
 from .checkpoint import differences_of, shortened
 from .checkpoint_file import STATE_VERSION as VERSION
 from .checkpoint_file import kind_of, open_state, state_digest

@@ -9,10 +9,10 @@ from mindspore import Tensor, nn, ops
 
 from helpers import cross_entropy, values
 from ms_accum import CheckpointError, GradientAccumulation, TrainForwardBackward, pool_batch_norm
-from ms_accum.network.accumulators import new_grad_sum
 from ms_accum.network.batch_norm import warn_about_batch_norm
+from ms_accum.network.state import zeros_like
 from ms_accum.saving.checkpoint import load_model, save_model
-from ms_accum.window.driver_cells import TrainTogether
+from ms_accum.training.driver_cells import TrainTogether
 from reference import miss
 
 pytestmark = pytest.mark.host
@@ -116,7 +116,7 @@ def test_micro_batches_of_one_call_are_each_counted_once(rng):
         network.set_train()
         pooled = pool_batch_norm(network) if pool else None
         optimizer = nn.SGD(network.trainable_params(), 1.0)
-        grad_sum = new_grad_sum(f"sums{pool}", optimizer.parameters)
+        grad_sum = zeros_like(f"sums{pool}.grad_sum", optimizer.parameters)
         together = TrainTogether(TrainForwardBackward(Loss(network), optimizer, grad_sum), 4)
         together.set_train()
         for _ in range(2):

@@ -14,7 +14,7 @@ import pytest
 
 from ms_accum.program.report import Bar, Hint, Lines, progress
 from ms_accum.ranks.relay import COLUMNS
-from ms_accum.window.callbacks import UNKNOWN, Callbacks, Facts
+from ms_accum.training.callbacks import UNKNOWN, Callbacks, Facts
 from update_records import record, tell
 
 NAN = float("nan")

@@ -11,12 +11,11 @@ import ranks as program
 import ranks_agreement
 from conftest import tried_with_3
 from ms_accum import Group, ZeroOptimizer, total
+from ms_accum.engine.ends import planned, sizes_of, windows_by_epoch
 from ms_accum.network.hyper_parameters import hyper_parameters, rates_of
-from ms_accum.numerics.sizes import sizes_of
 from ms_accum.ranks import agreement, parallel
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.saving.trained import Trained
-from ms_accum.window.ends import planned, windows_by_epoch
+from ms_accum.training.trained import Trained
 
 SAME = "all ranks must have the same"
 DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"

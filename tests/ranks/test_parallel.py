@@ -24,7 +24,7 @@ from ms_accum import (
 from ms_accum.ranks import parallel, reduction
 from ms_accum.ranks.parallel import group_of
 from ms_accum.saving.state_folder import StateFolder
-from ms_accum.window.batches import Data, Position
+from ms_accum.training.data import Data, Position
 from reference import miss
 from runs import Run, numbers, stop_after
 
@@ -45,7 +45,7 @@ def alone(reduction, mini_steps, rows):
     """Train one process with the data of all ranks."""
     model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
     records = program.train(model, program.all_data(rows), mini_steps)
-    return records, [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()]
+    return records, [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()]
 
 
 @pytest.mark.host
@@ -86,7 +86,7 @@ def test_accumulators_of_ranks_are_one(seen, mini_steps):
     found = same(seen, f"functional {mini_steps}")
     model = program.driver_of(program.network_of())
     program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
-    check_close(found, [parameter.asnumpy() for parameter in model._trained.optimizer.parameters])
+    check_close(found, [parameter.asnumpy() for parameter in model._window.optimizer.parameters])
     assert found["updates"] == model.updates
 
 
@@ -164,7 +164,7 @@ def test_one_process_goes_on_where_several_stopped(seen):
         program.train(model, data, 3 * ranks, checkpointer=refused)
     allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
     program.train(model, data, 3 * ranks, checkpointer=allowed)
-    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._trained.optimizer.get_parameters()])
+    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()])
 
 
 # In one process

@@ -23,7 +23,7 @@ def test_ranks_are_one_process(in_model, name):
     model = program.driver_of(program.network_of(), clip_norm=0.5)
     records = program.train(model, program.all_data(program.ROWS[ranks]), program.N * ranks)
     arrays = [np.array(array, np.float32) for array in found[0]["parameters"]]
-    expected = [parameter.asnumpy() for parameter in model._trained.optimizer.parameters]
+    expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
     assert found[0]["updates"] == len(records)
     for rank in found:  # at a window's end all see the loss of all rows: callbacks decide alike

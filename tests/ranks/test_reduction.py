@@ -129,7 +129,7 @@ def test_accumulators_of_ranks_are_one(in_step, kind):
     found = [rank["functional"][kind] for rank in in_step]
     assert all(each == found[0] for each in found)
     model, records = alone(len(in_step), epochs=1)
-    expected = [parameter.asnumpy() for parameter in model._trained.optimizer.parameters]
+    expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
     assert miss([np.array(each, np.float32) for each in found[0]["parameters"]], expected, rtol=1e-5, atol=1e-7) <= 1
     assert found[0]["updates"] == model.updates
     assert found[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)

@@ -13,7 +13,7 @@ from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum.ranks.parts import Part
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.saving.trained import Trained
+from ms_accum.training.trained import Trained
 from reference import miss
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ms_accum.results import metrics
 from ms_accum.results.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
-from ms_accum.window.callbacks import Callbacks, Facts
+from ms_accum.training.callbacks import Callbacks, Facts
 from update_records import record, tell
 
 pytestmark = pytest.mark.host

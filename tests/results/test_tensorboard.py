@@ -15,7 +15,7 @@ from ms_accum.program import settings
 from ms_accum.program.main import USAGE
 from ms_accum.results import tensorboard
 from ms_accum.results.tensorboard import TensorBoardLog
-from ms_accum.window.callbacks import Callbacks, Facts
+from ms_accum.training.callbacks import Callbacks, Facts
 from programs import one_line, train
 from update_records import record, tell
 

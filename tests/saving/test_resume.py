@@ -292,7 +292,7 @@ def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted)
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state
 
-    monkeypatch.setattr("ms_accum.saving.run_state.capture", incomplete)
+    monkeypatch.setattr("ms_accum.training.run_state.capture", incomplete)
     assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
 
 

@@ -13,8 +13,8 @@ from mindspore.experimental.optim import lr_scheduler as schedules
 
 from helpers import Recorder, batches, slope_driver, values
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
-from ms_accum.saving import trained
-from ms_accum.saving.trained import Trained
+from ms_accum.training import trained
+from ms_accum.training.trained import Trained
 
 pytestmark = pytest.mark.host
 
@@ -123,7 +123,7 @@ def test_another_kind_of_rate_is_another_setting(back, tmp_path):
 
 def test_two_of_one_name_are_refused_before_anything_is_trained(tmp_path):
     model = slope_driver()
-    model._trained.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
+    model._window.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
     with pytest.raises(CheckpointError, match="Two Parameters of the optimizer are named 'twin'"):
         model.train_process(1, [(Tensor([[1.0]]),)], 1, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
     assert model.updates == 0

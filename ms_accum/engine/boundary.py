@@ -1,0 +1,141 @@
+"""The end of a window: what happens to its gradient, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+
+from ..network import tree
+from .collaborators import Collaborators
+from .loss_scale import own_scale
+
+
+@ms.jit_class
+class Boundary:
+    """The end of a window. The order of its steps is defined only here:
+
+    sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip →
+    change the loss scale → what follows a window, such as the average of the weights.
+
+    A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
+    end, so gradients are read once for the norm and multiplied once. The caller clears the accumulators. An optimizer
+    with a `loss_scale` divides by it itself; norm and clipping apply to the gradient after that.
+
+    Args:
+        collaborators (Collaborators): what the window works with.
+        in_place (bool): whether the gradients are accumulators, which may be multiplied in place.
+        touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
+    """
+
+    def __init__(self, collaborators: Collaborators, *, in_place: bool, touched: Sequence[Parameter] = ()):
+        optimizer = collaborators.optimizer
+        self.optimizer = optimizer
+        self.parameters = collaborators.parameters
+        self.clip_norm = collaborators.clip_norm
+        self.scale = collaborators.scale
+        self.constant = collaborators.scale * own_scale(optimizer)
+        self.dynamic = collaborators.dynamic
+        # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
+        self.skips = collaborators.skips if in_place else None
+        self.after = collaborators.after
+        self.sums = collaborators.summing.at_the_end
+        self.in_place = in_place and (self.sums is None or self.sums.in_place)
+        self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
+        rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
+        used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
+        self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+
+    def __call__(
+        self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None, notes: Any = None
+    ) -> Any:
+        """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
+
+        `only` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It cancels
+        out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
+
+        `notes`, with several ranks, are more numbers to sum, which are returned last. The first is the number of
+        micro-batches: if no rank has any, nothing is updated, and nothing follows.
+        """
+        loss = None if figures is None else figures[0]
+        counts = None if self.skips is None else self.skips.counts * 1.0
+        if self.sums is not None:
+            grad_sum, weight_sum, figures, counts, notes = self._summed(grad_sum, weight_sum, figures, notes)
+            loss = None if loss is None else figures[0]
+        scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
+        norm = self._norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
+        if weight_sum is not None:
+            norm = norm / weight_sum
+        elif counts is not None:
+            only = counts[0]
+        if only is not None:
+            norm = norm * (only / only)
+        gradients = self._gradients(grad_sum, weight_sum, norm, scale)
+        finite = ops.isfinite(norm)
+        if self.narrow:
+            # A gradient that is finite in float32 may not be finite in the parameters' type.
+            finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
+        weight = only if weight_sum is None else weight_sum
+        if notes is not None:
+            finite = ops.logical_and(finite, notes[0] > 0)
+            weight = notes[0] if weight is None else weight
+        updated = self._update(finite, gradients)
+        if self.dynamic is not None or self.after:
+            updated = self._follow(updated, loss, weight, counts)
+        return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
+
+    def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
+        """Do what follows a window, and return `updated`, because MindSpore warns about calls that return nothing."""
+        if self.dynamic is not None:
+            if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
+                loss = (weight if loss is None else loss) / weight
+            self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
+        for follower in self.after:
+            updated = follower.after_window(updated)
+        return updated
+
+    def _update(self, finite: Any, gradients: Any) -> Any:
+        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
+        updated = self.touch(finite)
+        if updated:
+            self.optimizer(gradients)
+        return updated
+
+    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
+        """Sum over the ranks. All of them call it with the same arguments given, in a step and in a flush alike."""
+        nothing = Tensor(0.0, ms.float32)
+        others: Any = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
+        others = others if notes is None else (*others, notes)
+        others = others if self.skips is None else (*others, self.skips.sent())
+        grad_sum, others = self.sums(grad_sum, others)
+        counts = None
+        if self.skips is not None:
+            counts = self.skips.count_of_all(others[-1])
+        weights = None if weight_sum is None else others[0]
+        return grad_sum, weights, others[1], counts, None if notes is None else others[2]
+
+    def _norm(self, gradients: Any, after: Any) -> Any:
+        return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, after)
+
+    def touch(self, condition: Any) -> Any:
+        """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
+
+        A branch keeps the storage that its Parameters had in its first run, unless they also occur outside the branch.
+        Otherwise weights that `load_param_into_net` loads later would silently be neither read nor updated.
+        """
+        return ops.depend(condition, self.touched)
+
+    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any, scale: Any) -> Any:
+        gradients, divisor = grad_sum, weight_sum
+        if self.clip_norm is not None:
+            excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
+            divisor = excess if divisor is None else excess * divisor
+        if self.dynamic is not None or self.scale != 1.0:
+            divisor = scale if divisor is None else scale * divisor
+        if divisor is not None:
+            # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
+            multiply = tree.multiply_in_place if self.in_place else tree.multiply
+            gradients = multiply(grad_sum, 1.0 / divisor)
+        return tree.cast_like(gradients, self.parameters)

@@ -1,0 +1,313 @@
+"""The three Cells that the driver composes, one graph each.
+
+Only the first contains a forward: random layers keep their state in the compiled graph, so a second graph with a
+forward would repeat the masks. The host decides when a window ends, because a branch in the first graph would cost time
+in every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from .. import _check
+from ..fitting.runtime import tune
+from ..network import checks
+from ..network.state import attached, untracked
+from ..ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
+from ..ranks.parallel import AUTO
+from .collaborators import Collaborators, resolve
+from .ema import Ema
+from .forward import Forward, check_network
+from .nonfinite import SKIP_MICRO, SKIP_WINDOW, policy_of, skip_micro_of
+from .window import Window, clear_sums
+
+_NAN = float("nan")
+
+
+class TrainForwardBackward(nn.Cell):
+    """Run one micro-batch forward and backward, and add its gradients to `grad_sum`.
+
+    Args:
+        network (Cell): returns a micro-batch's loss, a scalar, from its columns.
+        optimizer (Optimizer): gradients are computed for ``optimizer.parameters``, in that order.
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators, one for each parameter.
+        sens (float): a constant loss scale; the optimizer divides by its own `loss_scale`. Default: 1.0.
+        weight_sum (Optional[Parameter]): a float32 scalar that accumulates the weights; gradients are then multiplied
+            by the weight in float32, for the exact mean. Default: ``None``, gradients are added without weights.
+        group (Union[str, None, Group]): see `TrainOptim`. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks before they are added. Pass the same
+            value to `TrainOptim`. With a `ZeroOptimizer` on several ranks, make the accumulators from
+            ``optimizer.inner.parameters``, this rank's parts. Default: ``False``, once per window.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): as for `GradientAccumulation`. Pass the same
+            object to `TrainOptim`. Default: ``None``.
+        nonfinite (str): ``"skip_micro"`` leaves out a micro-batch whose gradient is not finite, with its weight, and
+            returns NaN as its loss. Pass the same value to `TrainOptim` and `TrainClear`. Default: ``"skip_window"``.
+
+    Inputs:
+        - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
+        - **weight** (Union[Tensor, float], optional) - with `weight_sum`: the weight of the
+          micro-batch. Default: ``None``, the rows of the first column.
+
+    Outputs:
+        Tensor, the loss of the micro-batch as returned by the network.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If `grad_sum` does not match the optimizer's parameters, or the loss is not a scalar.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import TrainClear, TrainForwardBackward, TrainOptim
+        >>> net = nn.Dense(4, 2)
+        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
+        >>> grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        >>> forward_backward = TrainForwardBackward(nn.WithLossCell(net, nn.MSELoss()), optimizer, grad_sum)
+        >>> update, clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
+        >>> for _ in range(2):
+        ...     loss = forward_backward(Tensor(np.ones((8, 4)), ms.float32), Tensor(np.ones((8, 2)), ms.float32))
+        >>> updated, grad_norm = update()
+        >>> print(updated, clear())
+        True True
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        optimizer: Any,
+        grad_sum: Any,
+        sens: float = 1.0,
+        *,
+        weight_sum: ms.Parameter | None = None,
+        group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: Any = SKIP_WINDOW,
+    ):
+        super().__init__(auto_prefix=False)
+        owner = "TrainForwardBackward"
+        sens = _check.positive_number(owner, "sens", sens)
+        if isinstance(grad_sum, Window):  # the driver's, which is checked
+            self.window = grad_sum
+        else:
+            self.window = _window_of(
+                owner,
+                optimizer,
+                grad_sum,
+                weight_sum,
+                {"'sens'": sens},
+                network=network,
+                group=group,
+                sync_every_micro_batch=sync_every_micro_batch,
+                loss_scale=loss_scale,
+                nonfinite=nonfinite,
+            )
+        self.loss_and_gradients = Forward(network, self.window.collaborators, sens)
+
+    def construct(self, *inputs: Any, weight: Any = None) -> Any:
+        checks.not_traced("TrainForwardBackward")
+        window = self.window
+        if weight is not None and not window.weight_sum:
+            raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
+        counted = None
+        if window.weight_sum:
+            counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
+        loss, grads = self.loss_and_gradients(counted if window.weighs_loss else 1.0, *inputs)
+        if window.skips is not None:
+            grads, kept, left_out = window.skips(grads, loss, Tensor(1.0, ms.float32) if counted is None else counted)
+            counted = None if counted is None else counted * kept
+            loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
+        window.add(grads, counted)
+        return loss
+
+
+class TrainOptim(nn.Cell):
+    """End a window: update with the gradients in `grad_sum` if they are finite.
+
+    It may divide `grad_sum` in place, so run `TrainClear` before the next window.
+
+    Args:
+        optimizer (Optimizer): updates the parameters.
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
+        weight_sum (Optional[Parameter]): the sum of the weights, the divisor. Default: ``None``, no division.
+        clip_norm (Optional[float]): the maximum global norm of the gradient. Default: ``None``, no clipping.
+        group (Union[str, None, Group]): the ranks whose gradients are summed first: ``"auto"`` for all that a launcher
+            started, ``None`` for this process alone. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether `grad_sum` already holds sums over the ranks. Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): see `TrainForwardBackward`. Default: ``None``.
+        nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
+        ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+
+    Inputs:
+        - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication. With a
+          dynamic `loss_scale` the first is the sum of the losses: if it is not finite, the scale is not lowered.
+
+    Outputs:
+        tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `figures` if given.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If `grad_sum` does not match the optimizer's parameters, or `clip_norm` is not above 0.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See `TrainForwardBackward`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        grad_sum: Any,
+        *,
+        weight_sum: ms.Parameter | None = None,
+        clip_norm: float | None = None,
+        group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: Any = SKIP_WINDOW,
+        ema: Any = None,
+    ):
+        super().__init__(auto_prefix=False)
+        if isinstance(grad_sum, Window):  # the driver's, which is checked
+            self.window = grad_sum
+        else:
+            self.window = _window_of(
+                "TrainOptim",
+                optimizer,
+                grad_sum,
+                weight_sum,
+                {"'clip_norm'": clip_norm},
+                clip_norm=clip_norm,
+                group=group,
+                sync_every_micro_batch=sync_every_micro_batch,
+                loss_scale=loss_scale,
+                nonfinite=nonfinite,
+                ema=ema,
+            )
+
+    def construct(self, figures: Any = None, divides: bool = True) -> Any:
+        checks.not_traced("TrainOptim")
+        updated, norm, summed = self.window.close(figures, divides=divides)
+        return (updated, norm) if figures is None else (updated, norm, summed)
+
+
+class TrainClear(nn.Cell):
+    """Set the accumulators to zero.
+
+    Args:
+        grad_sum (Union[ParameterTuple, tuple[Parameter]]): the accumulators.
+        zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
+        weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
+        nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
+
+    Outputs:
+        bool, True.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See `TrainForwardBackward`.
+    """
+
+    def __init__(
+        self, grad_sum: Any, zeros: Any = None, *, weight_sum: ms.Parameter | None = None, nonfinite: Any = SKIP_WINDOW
+    ):
+        super().__init__(auto_prefix=False)
+        del zeros
+        if isinstance(grad_sum, Window):  # the driver's
+            self.grad_sum = grad_sum.grad_sum
+            self.weight_sum = grad_sum.weight_sum
+            self.skips = grad_sum.skips
+            return
+        self.grad_sum = tuple(grad_sum)
+        self.weight_sum = untracked(weight_sum)
+        self.skips = None
+        if policy_of("TrainClear", nonfinite) == SKIP_MICRO:
+            self.skips = _skips_of(nonfinite, grad_sum)
+
+    def construct(self, finite: bool = False) -> Any:
+        clear_sums(self.grad_sum, self.weight_sum, self.skips, finite=finite)
+        return True
+
+
+def _skips_of(nonfinite: Any, grad_sum: Any) -> Any:
+    """Return `nonfinite`, or the `SkipMicro` of all Cells that share these accumulators."""
+    return skip_micro_of(grad_sum) if nonfinite == SKIP_MICRO else nonfinite
+
+
+def _window_of(
+    owner: str,
+    optimizer: Any,
+    grad_sum: Any,
+    weight_sum: ms.Parameter | None,
+    settings: Mapping[str, Any],
+    *,
+    network: nn.Cell | None = None,
+    clip_norm: float | None = None,
+    group: Any,
+    sync_every_micro_batch: bool,
+    loss_scale: Any,
+    nonfinite: Any,
+    ema: Ema | None = None,
+) -> Window:
+    """Return the window of a Cell from the user's arguments; with several ranks compare them, and `settings`."""
+    if network is not None:
+        check_network(owner, network)
+    policy_of(owner, nonfinite, in_graph=True)
+    collaborators = resolve(
+        owner,
+        optimizer,
+        network,
+        weighted=weight_sum is not None,
+        clip_norm=clip_norm,
+        group=group,
+        sync_every_micro_batch=sync_every_micro_batch,
+        loss_scale=loss_scale,
+        nonfinite=_skips_of(nonfinite, grad_sum),
+        ema=ema,
+    )
+    _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)
+    if network is not None:
+        tune(owner, network.get_parameters())
+    group = collaborators.group
+    if group is not None:
+        weights = "none" if weight_sum is None else "given"
+        facts = {**settings, "'weight_sum'": weights, "'sync_every_micro_batch'": sync_every_micro_batch}
+        agree(owner, group, {**facts, **collaborators.equal_on_ranks, **facts_of(optimizer, network)})
+        if network is None:
+            take_from_rank_0(optimizer.parameters, group)
+        else:
+            begin_with(network, optimizer.parameters, group)
+    return Window(collaborators, grad_sum, weight_sum)
+
+
+def _check_accumulators(collaborators: Collaborators, grad_sum: Any, sync_every_micro_batch: bool) -> None:
+    """Raise an error unless the accumulators match this Cell, and Cells that share them have equal settings."""
+    owner, optimizer, like = collaborators.owner, collaborators.optimizer, collaborators.summing.like
+    source = "optimizer.parameters" if like is optimizer.parameters else "optimizer.inner.parameters"
+    remedy = f"Make them of '{source}'."
+    checks.same_number(owner, "grad_sum", grad_sum, like, remedy)
+    checks.same_layout(owner, "grad_sum", grad_sum, like, remedy)
+    settings = {
+        "sync_every_micro_batch": sync_every_micro_batch,
+        "weight_sum": "given" if collaborators.weighted else "None",
+        "group": "auto" if collaborators.summing.of_micro_batch else "None",
+        "loss_scale": "a dynamic one" if collaborators.dynamic else collaborators.scale,
+        "nonfinite": collaborators.policy,
+    }
+    known = attached(grad_sum[0], "_ms_accum_settings", lambda: settings)
+    for name, value in settings.items():
+        if known[name] != value:
+            rule = f"{known[name]}, as in the other Cell with this 'grad_sum'"
+            _check.refuse(ValueError, owner, name, rule, value, "Otherwise use separate accumulators.")

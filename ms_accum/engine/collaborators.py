@@ -1,0 +1,209 @@
+"""What a window works with: the arguments of a public class, checked and resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Parameter, nn
+
+from .. import _check
+from ..layers.pooled import PooledStatistics, pooled_of
+from ..network import checks
+from ..ranks.parallel import AUTO, Group, group_of
+from ..ranks.reduction import Summing, summing
+from .ema import Ema
+from .loss_scale import DynamicScale, scale_of
+from .noise_scale import NoiseScale
+from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, check_dense, policy_of
+
+OWNERS = ("loss_scale", "nonfinite", "ema")
+"""tuple[str], the owners of Parameters in training states that are optional for a run."""
+
+
+@dataclass(frozen=True)
+class Collaborators:
+    """What a window works with. What is absent is not in the graph."""
+
+    owner: str
+    """The name used in error messages."""
+    optimizer: Any
+    """Updates the parameters."""
+    weighted: bool
+    """Whether the window's gradient is divided by the sum of the weights."""
+    clip_norm: float | None
+    """The maximum norm of the window's gradient."""
+    group: Group | None
+    """The ranks that train together; None for a single process."""
+    summing: Summing
+    """When gradients are summed over the ranks, and the shapes of the accumulators."""
+    scale: float
+    """The loss scale, if it is constant."""
+    dynamic: DynamicScale | None
+    """The loss scale, if it is dynamic."""
+    skips: SkipMicro | None
+    """Leaves out micro-batches."""
+    policy: str
+    """What to do with gradients that are not finite."""
+    ema: Ema | None
+    """The average of the weights."""
+    noise: NoiseScale | None
+    """Estimates the noise scale from the norms of gradients."""
+    pooled: tuple[PooledStatistics, ...]
+    """The statistics of BatchNorm layers over complete windows."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """tuple[Parameter], the trained parameters."""
+        return tuple(self.optimizer.parameters)
+
+    @property
+    def after(self) -> tuple[Any, ...]:
+        """tuple, the objects whose `after_window` is called at the end of a window."""
+        return self.pooled if self.ema is None else (self.ema, *self.pooled)
+
+    @property
+    def changing_scale(self) -> Parameter | None:
+        """Optional[Parameter], the dynamic loss scale."""
+        return None if self.dynamic is None else self.dynamic.value
+
+    @property
+    def scales(self) -> bool:
+        """bool, whether there is a loss scale."""
+        return self.scale != 1.0 or self.dynamic is not None
+
+    @property
+    def loss_scale(self) -> float:
+        """float, the current loss scale; 1 if there is none."""
+        return self.scale if self.dynamic is None else float(self.dynamic.value.asnumpy())
+
+    @property
+    def overflows(self) -> int:
+        """int, the windows so far that lowered the loss scale."""
+        return 0 if self.dynamic is None else int(self.dynamic.overflows.asnumpy())
+
+    @property
+    def left_out(self) -> int:
+        """int, the micro-batches left out so far, on all ranks."""
+        return 0 if self.skips is None else int(self.skips.left_out.asnumpy())
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, the Parameters in a training state, by owner and name."""
+        parameters: dict[str, Any] = {}
+        if self.dynamic is not None:
+            parameters |= {f"loss_scale.{name}": parameter for name, parameter in self.dynamic.state.items()}
+        if self.skips is not None:
+            parameters["nonfinite.left_out"] = self.skips.left_out
+        if self.ema is not None:
+            parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}
+        return parameters
+
+    @property
+    def changed(self) -> list[Any]:
+        """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
+        of_skips = [] if self.skips is None else [self.skips.counts, self.skips.own]
+        of_others = [parameter for other in self.after for parameter in other.parameters]
+        return [*self.state.values(), *of_skips, *of_others]
+
+    def clear(self) -> None:
+        """Discard what layers have collected in an open window."""
+        for statistics in self.pooled:
+            statistics.clear()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that must be equal in a resumed run, without those that were not given."""
+        settings: dict[str, Any] = {}
+        if self.scales:
+            settings["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
+        if self.policy != SKIP_WINDOW:
+            settings["nonfinite"] = self.policy
+        if self.ema is not None:
+            settings["ema"] = self.ema.settings
+        if self.noise is not None:
+            settings["noise_scale"] = self.noise.settings
+        return settings
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what a training state holds of them that is not a Parameter."""
+        return {"noise": None if self.noise is None else self.noise.state}
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Continue from the facts of a training state."""
+        if self.noise is not None:
+            self.noise.load(facts["noise"])
+
+    @property
+    def equal_on_ranks(self) -> dict[str, Any]:
+        """dict, what must be equal on all ranks, in the words of `ranks.agreement.agree`."""
+        scale, dynamic = f"{self.loss_scale:g}", self.dynamic
+        if dynamic is not None:
+            scale = f"a dynamic one of {scale}, times {dynamic.factor:g} after {dynamic.window} updates"
+        return {
+            "'loss_scale'": scale,
+            "'nonfinite'": self.policy,
+            "'ema'": None if self.ema is None else self.ema.settings,
+            "'noise_scale'": "none" if self.noise is None else "given",
+        }
+
+
+def resolve(
+    owner: str,
+    optimizer: Any,
+    network: nn.Cell | None = None,
+    *,
+    weighted: bool,
+    clip_norm: float | None = None,
+    group: Any = AUTO,
+    sync_every_micro_batch: bool = False,
+    loss_scale: Any = None,
+    nonfinite: Any = SKIP_WINDOW,
+    ema: Ema | None = None,
+    noise_scale: NoiseScale | None = None,
+    in_graph: bool = False,
+) -> Collaborators:
+    """Check the arguments of a public class, and return what its window works with.
+
+    Args:
+        owner (str): the name used in error messages.
+        optimizer (Optimizer): updates the parameters.
+        network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
+        weighted (bool): whether the window's gradient is a weighted mean.
+        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
+            `GradientAccumulation`.
+        in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
+    """
+    checks.optimizer(owner, optimizer)
+    if clip_norm is not None:
+        clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
+    group = group_of(owner, group)
+    scale, dynamic = scale_of(owner, loss_scale, optimizer)
+    policy = policy_of(owner, nonfinite, in_graph=in_graph)
+    skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
+    if ema is not None:
+        _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
+    if noise_scale is not None:
+        _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
+    if network is not None:
+        checks.trains(owner, optimizer, network)
+        checks.same_for_rows(owner, optimizer, [network])
+        check_dense(owner, skips, [network])
+    in_network = [] if network is None else network.get_parameters()
+    return Collaborators(
+        owner=owner,
+        optimizer=optimizer,
+        weighted=weighted,
+        clip_norm=clip_norm,
+        group=group,
+        summing=summing(owner, optimizer, group, sync_every_micro_batch),
+        scale=scale,
+        dynamic=dynamic,
+        skips=skips,
+        policy=policy,
+        ema=ema,
+        noise=noise_scale,
+        pooled=tuple(pooled_of([*optimizer.parameters, *in_network])),
+    )

@@ -1,0 +1,330 @@
+"""The sizes of windows, and where a window ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from .. import _check
+
+TAILS = ("flush", "carry", "drop")
+_RULE = "an int >= 1, a dict from first updates, beginning with 0, to such ints, or a function of the update"
+
+
+class Sizes:
+    """The sizes of windows, by the number of updates before them.
+
+    Args:
+        owner (str), name (str): the names used in error messages.
+        given (Union[int, Mapping, Callable]): the argument.
+    """
+
+    def __init__(self, owner: str, name: str, given: Any):
+        self._argument = _check.Argument(owner, name)
+        self.function = given if callable(given) else None
+        """Optional[Callable], returns the size from the number of updates."""
+        self.steps: list[tuple[int, int]] = []
+        """list[tuple[int, int]], the first update of each size, and the size, if there is no function."""
+        if not callable(given):
+            self.steps = self._checked(given if isinstance(given, Mapping) else {0: given})
+        self.constant = self.steps[0][1] if len(self.steps) == 1 else None
+        """Optional[int], the size if all windows have the same."""
+
+    def _checked(self, given: Mapping) -> list[tuple[int, int]]:
+        """Return the first update of each size, and the size, in order."""
+        if not given or not all(type(first) is int and first >= 0 for first in given) or 0 not in given:
+            self._argument.refuse(ValueError, _RULE, dict(given))
+        return [(first, self._size(given[first])) for first in sorted(given)]
+
+    def _size(self, value: Any) -> int:
+        value = value.asnumpy() if hasattr(value, "asnumpy") else value
+        value = value.item() if hasattr(value, "item") else value  # NumPy's
+        return _check.positive_int(*self._argument, value)
+
+    def of(self, update: Any) -> int:
+        """Return the size of the window after this number of updates: an int, or a Tensor in a compiled function."""
+        if self.function is not None:
+            return self._size(self.function(update))
+        return [size for first, size in self.steps if first <= update][-1]
+
+    @property
+    def settings(self) -> Any:
+        """The value that must be equal in a resumed run, in types that JSON supports."""
+        if self.function is not None:
+            return getattr(self.function, "__qualname__", type(self.function).__name__)
+        return self.constant or {str(first): size for first, size in self.steps}
+
+
+def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:
+    """Return window sizes that grow linearly with the number of samples seen, from `first` to `last`.
+
+    Args:
+        first (int): the number of micro-batches in the first window.
+        last (int): the number of micro-batches in a window after `samples` samples.
+        samples (int): the number of samples over which the window grows.
+        micro_batch_size (int): the rows of a micro-batch, on all ranks together.
+
+    Returns:
+        dict[int, int], the window sizes by their first update; pass it as `mini_steps`, `accumulate_step` or
+        `gradient_accumulation_steps`.
+
+    Raises:
+        TypeError: If an argument is not an int.
+        ValueError: If an argument is less than 1, or `last` less than `first`.
+
+    Examples:
+        >>> from ms_accum import ramp_up
+        >>> ramp_up(1, 4, 1000, micro_batch_size=50)
+        {0: 1, 7: 2, 11: 3, 13: 4}
+    """
+    named = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
+    first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in named.items())
+    if last < first:
+        _check.refuse(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
+    sizes, size, update, seen = {0: first}, first, 0, 0
+    while size < last:
+        update, seen = update + 1, seen + size * rows
+        now = min(last, first + int((last - first) * seen / samples))
+        if now > size:
+            sizes[update] = size = now
+    return sizes
+
+
+def sizes_of(owner: str, name: str, given: Any) -> Sizes:
+    """Return the sizes for the user's argument."""
+    return given if isinstance(given, Sizes) else Sizes(owner, name, given)
+
+
+def windows_until(batches: int, size_of: Callable[[int], int], updates: int, held: int = 0) -> tuple[int, int]:
+    """Return the number of full windows in this number of micro-batches, and the micro-batches left over.
+
+    Args:
+        batches (int): micro-batches.
+        size_of (Callable): the size of the window after a number of updates.
+        updates (int): updates before them.
+        held (int): micro-batches that the first window already holds.
+    """
+    left, windows = batches + held, 0
+    while left >= size_of(updates + windows):
+        left -= size_of(updates + windows)
+        windows += 1
+    return windows, left
+
+
+def is_full(micro_batches: Any, window: Any) -> Any:
+    """Return whether a window of size `window` with this number of micro-batches is full.
+
+    This is the only rule about it, used on the host with ints and in graphs with tensors.
+    """
+    return micro_batches >= window
+
+
+def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: int = 0) -> Iterator[tuple[Any, bool]]:
+    """Yield each micro-batch and whether its window ends with it.
+
+    Args:
+        micro_batches (Iterable): the micro-batches of one epoch.
+        window (Union[int, Callable]): the window's size, or a function that returns it, called when a window begins.
+        held (int): the number of micro-batches that the first window already contains. Default: 0.
+    """
+    size = None
+    for micro_batch in micro_batches:
+        if size is None:
+            size = window() if callable(window) else window
+        held += 1
+        full = is_full(held, size)
+        if full:
+            held, size = 0, None
+        yield micro_batch, full
+
+
+def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
+    """Split one batch into micro-batches of `micro_batch_size` rows; the last may be shorter.
+
+    For the functional pattern: set the window size of the `Accumulator` to the number of micro-batches of a full batch,
+    weight each micro-batch by its rows, and call `flush()` after each batch; after a full batch `flush()` does nothing.
+
+    Args:
+        batch (Union[Tensor, tuple, list]): one or several tensors or arrays with one row per sample.
+        micro_batch_size (int): the number of rows of a micro-batch.
+
+    Returns:
+        Iterator[tuple], for each micro-batch its rows of all tensors.
+
+    Raises:
+        TypeError: If `micro_batch_size` is not an int, or `batch` does not consist of tensors or arrays.
+        ValueError: If `micro_batch_size` is less than 1, or the tensors differ in their number of rows.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ms_accum import split_batch
+        >>> images, labels = np.zeros((100, 1, 32, 32)), np.arange(100)
+        >>> [len(rows) for _, rows in split_batch((images, labels), 32)]
+        [32, 32, 32, 4]
+    """
+    size = _check.positive_int("split_batch", "micro_batch_size", micro_batch_size)
+    columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    argument = _check.Argument("split_batch", "batch")
+    for column in columns:
+        if not hasattr(column, "shape"):
+            remedy = "Give its values: tuple(batch.values())." if isinstance(batch, Mapping) else ""
+            argument.refuse(TypeError, "tensors or arrays", type(column).__name__, remedy)
+        if not column.shape:
+            argument.refuse(ValueError, "tensors with one row per sample", "one that is a single number")
+    rows = {column.shape[0] for column in columns}
+    if len(rows) != 1:
+        argument.refuse(ValueError, "tensors with the same number of rows", sorted(rows) or "none")
+    starts = range(0, rows.pop(), size)
+    return (tuple(column[start : start + size] for column in columns) for start in starts)
+
+
+def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
+    """Split each batch, which is a window; yield each micro-batch, and whether its batch ends with it.
+
+    The first `held` micro-batches of the first batch are already in the window, so they are skipped.
+    """
+    for batch in batches:
+        pieces = list(split_batch(batch, micro_batch_size))
+        yield from islice(mark_ends(pieces, len(pieces)), held, None)
+        held = 0
+
+
+def window_ends(
+    owner: str, mini_steps: Any, micro_batch_size: int | None, updates: Callable[[], int] = lambda: 0
+) -> Callable:
+    """Return a function that marks window ends; it gets an epoch's batches, and the micro-batches in the open window.
+
+    Args:
+        owner (str): the name used in error messages.
+        mini_steps, micro_batch_size: as for `train_process`.
+        updates (Callable): returns the number of updates so far, on which the window size may depend.
+    """
+    if (mini_steps is None) == (micro_batch_size is None):
+        raise ValueError(
+            f"For '{owner}', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
+            f"{mini_steps} and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
+        )
+    if micro_batch_size is not None:
+        size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
+        return partial(mark_batch_ends, micro_batch_size=size)
+    sizes = sizes_of(owner, "mini_steps", mini_steps)
+    return lambda batches, held: mark_ends(batches, lambda: sizes.of(updates()), held)
+
+
+def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
+    """Return the number of updates in an epoch, for example to build a learning-rate schedule.
+
+    Args:
+        micro_batches (int): the number of micro-batches in an epoch.
+        mini_steps (int): the number of micro-batches in a window.
+        tail (str): what happens to a short last window: ``"flush"`` updates with it, ``"carry"`` continues it in the
+            next epoch, ``"drop"`` discards it. Default: ``"flush"``.
+        epoch (Optional[int]): the epoch, from 1; only used with ``"carry"``, where epochs may differ by one update.
+            Default: ``None``, the first.
+
+    Returns:
+        int, the number of updates in that epoch.
+
+    Raises:
+        TypeError: If `micro_batches`, `mini_steps` or `epoch` is not an int.
+        ValueError: If one of them is less than 1, or `tail` is not one of the three.
+
+    Examples:
+        >>> from ms_accum import updates_per_epoch
+        >>> updates_per_epoch(1875, 4), updates_per_epoch(1875, 4, "drop")
+        (469, 468)
+        >>> [updates_per_epoch(3, 2, "carry", epoch=epoch) for epoch in (1, 2, 3)]
+        [1, 2, 1]
+    """
+    owner = "updates_per_epoch"
+    micro_batches = _check.positive_int(owner, "micro_batches", micro_batches)
+    mini_steps = _check.positive_int(owner, "mini_steps", mini_steps)
+    epoch = _check.positive_int(owner, "epoch", 1 if epoch is None else epoch)
+    _check.one_of(owner, "tail", tail, TAILS)
+    before = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
+    return updates_in_run(micro_batches, mini_steps, tail, epoch) - before
+
+
+def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
+    """Return the number of updates in `epochs` epochs; the first window already contains `held` micro-batches."""
+    if tail == "carry":
+        return (held + epochs * micro_batches) // mini_steps
+    full = micro_batches // mini_steps
+    short = tail == "flush" and full * mini_steps < micro_batches
+    return epochs * (full + short)
+
+
+def share(rows: int, ranks: int) -> int | None:
+    """Return each rank's rows of a window; None if they can't be divided equally."""
+    own, rest = divmod(rows, ranks)
+    return None if rest else own
+
+
+def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: int = 0, updates: int = 0) -> int:
+    """Return the number of windows of a run whose first window comes after `updates` updates, if none is skipped."""
+    if sizes.constant is not None:
+        return updates_in_run(batches, sizes.constant, tail, epochs, held)
+    windows = 0
+    for _ in range(epochs):
+        full, held = windows_until(batches, sizes.of, updates + windows, held)
+        windows += full + (tail == "flush" and held > 0)
+        held = held if tail == "carry" else 0
+    return windows
+
+
+def windows_by_epoch(
+    batches: int, sizes: Sizes | None, tail: str, epochs: int, *, held: int = 0, updates: int = 0
+) -> list[int]:
+    """Return the number of windows in each epoch of such a run; if `sizes` is None, each batch is a window."""
+    if sizes is None:
+        return [batches] * epochs
+    held = held if tail == "carry" else 0
+    found: list[int] = []
+    for _ in range(epochs):
+        if sizes.constant is not None:
+            full, held = divmod(held + batches, sizes.constant)
+        else:
+            full, held = windows_until(batches, sizes.of, updates + sum(found), held)
+        found.append(full + (tail == "flush" and held > 0))
+        held = held if tail == "carry" else 0
+    return found
+
+
+def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int) -> bool:
+    """Return whether windows become larger than an epoch, so that none would ever be full again."""
+    if sizes.constant is not None or epochs == 1:
+        return False
+    return windows == windows_in_run(batches, sizes, "drop", epochs - 1, updates=updates)
+
+
+def planned(
+    owner: str, batches: int | None, mini_steps: Any, tail: str, epochs: int, *, held: int = 0, updates: int = 0
+) -> int | None:
+    """Return the number of windows of a run; if `mini_steps` is None, each batch is a window.
+
+    Args:
+        owner (str): the name used in error messages.
+        batches (Optional[int]): batches in an epoch; if it is None (unknown), the result is also None.
+        mini_steps, tail, epochs: as for `GradientAccumulation`.
+        held (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
+        updates (int): updates before the run. Default: 0.
+
+    Raises:
+        ValueError: If the dataset is empty, or no window would ever fill.
+    """
+    if batches is None:
+        return None
+    if batches < 1:
+        raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
+    if mini_steps is None:
+        return epochs * batches
+    sizes = sizes_of("planned_updates", "mini_steps", mini_steps)
+    windows = windows_in_run(batches, sizes, tail, epochs, held=held if tail == "carry" else 0, updates=updates)
+    if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
+        raise ValueError(
+            f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
+            f"{sizes.settings}. No window would ever fill; use a smaller one, or tail='flush'."
+        )
+    return windows

@@ -1,0 +1,61 @@
+"""The forward and backward pass of a micro-batch: loss x weight x scale -> gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from .. import _check
+from ..loss.forms import check_gradient
+from ..loss.gradients import WithLoss, scalar
+from ..network import checks, tree
+from ..network.state import untracked
+from .collaborators import Collaborators
+
+_SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
+
+
+class Forward(nn.Cell):
+    """Computes the loss and the gradients of a micro-batch. Scaling the loss scales the gradients at no cost.
+
+    Args:
+        network (Cell): returns the loss.
+        collaborators (Collaborators): has the optimizer, whose parameters are differentiated, and the loss scale.
+        sens (float): another constant scale.
+    """
+
+    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float):
+        super().__init__(auto_prefix=False)
+        self.owner = collaborators.owner
+        self.network = network
+        self.has_loss_fn = isinstance(network, WithLoss)
+        self.sens = sens * collaborators.scale
+        self.changing = untracked(collaborators.changing_scale)
+        self.parameters = collaborators.parameters
+        self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
+
+    def forward(self, scale: Any, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        loss = scalar(self.owner, loss, self.has_loss_fn)
+        return loss * scale, loss
+
+    def construct(self, scale: Any, *inputs: Any) -> Any:
+        if self.sens != 1.0:  # constant in the graph, which saves a kernel
+            scale = scale * self.sens
+        if self.changing:
+            scale = scale * self.changing[0]
+        (_, loss), grads = self.differentiate(scale, *inputs)
+        grads = tree.dense(grads, self.parameters)
+        grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        return loss, grads
+
+
+def check_network(owner: str, network: nn.Cell) -> None:
+    """Raise an error for a network that can't be differentiated micro-batch by micro-batch."""
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
+        remedy = "Give it to GradientAccumulation as 'loss_fn'."
+        _check.refuse(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
+    check_gradient(owner, network)

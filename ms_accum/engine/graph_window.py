@@ -1,0 +1,351 @@
+"""A window that ends inside the graph of a user's step: it counts its micro-batches there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from ..network.state import state
+from ..ranks.agreement import check_drift
+from ..ranks.heartbeat import exchange
+from ..ranks.parallel import Group
+from .collaborators import Collaborators
+from .ema import check_not_applied
+from .ends import Sizes, is_full
+from .window import Window, new_window
+
+
+class Outside(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
+    """Notes calls outside graphs; a compiled call returns False and notes nothing."""
+
+    called = False
+    """bool, whether there was a call outside graphs."""
+
+    def __call__(self) -> bool:
+        """Note a call outside a graph."""
+        self.called = True
+        return True
+
+
+@ms.jit_class
+class Notes:
+    """What ranks add to the sums of a window: their micro-batches, whether they flush, and requests to stop and save.
+
+    A rank whose data are over flushes, and takes part in the windows of the others with zeros until all flush.
+
+    Args:
+        name (str): the first part of its Parameters' names.
+        group (Group): the ranks.
+    """
+
+    def __init__(self, name: str, group: Group):
+        self.ranks = group.size
+        self.own = state(f"{name}.notes", np.zeros(3), ms.float32)
+        """Parameter, whether this rank flushes, and its requests to stop and to save."""
+        self.sums = state(f"{name}.notes_of_all", np.zeros(4), ms.float32)
+        """Parameter, the sums over the ranks: micro-batches, and what is in `own`."""
+        self.parameters = (self.own, self.sums)
+        self._now = [0.0, 0.0, 0.0]
+
+    def sent(self, micro_batches: Any) -> Any:
+        """Return what this rank adds."""
+        return ops.cat((ops.reshape(ops.cast(micro_batches, ms.float32), (1,)), self.own))
+
+    def flushing(self, flushes: bool) -> None:
+        """Set whether this rank flushes, on the host."""
+        self._set([float(flushes), *self._now[1:]])
+
+    def request(self, requests: Sequence[float]) -> None:
+        """Set this rank's requests to stop and to save, on the host; they are sent when the next window ends."""
+        self._set([self._now[0], *requests])
+
+    def _set(self, own: list[float]) -> None:
+        if own != self._now:
+            self._now = own
+            ops.assign(self.own, Tensor(own, ms.float32))
+
+    def ended(self) -> bool:
+        """Return whether any rank held micro-batches when the last sums were made."""
+        return bool(self.sums.asnumpy()[0])
+
+    def requests(self) -> list[float] | None:
+        """Return all ranks' requests at the last window's end, once; None if only some ranks were in a flush."""
+        _, flushing, *requests = self.sums.asnumpy().tolist()
+        if flushing not in (0, self.ranks):
+            return None
+        ops.assign(self.sums, Tensor(np.zeros(4), ms.float32))
+        return requests
+
+
+@ms.jit_class
+class _SizeBySteps:
+    """Computes the size of a window from the number of updates before it, in a graph."""
+
+    def __init__(self, steps: list[tuple[int, int]]):
+        sizes = [0, *(size for _, size in steps)]
+        self.firsts = Tensor([first for first, _ in steps], ms.float32)
+        self.growth = Tensor([after - before for before, after in zip(sizes, sizes[1:])], ms.float32)
+
+    def __call__(self, updates: Any) -> Any:
+        reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
+        return ops.cast(ops.sum(reached * self.growth), ms.int32)
+
+
+@ms.jit_class
+class GraphWindow:
+    """A `Window` with counters in the graph, which end it when it is full.
+
+    Args:
+        name (str): the first part of its Parameters' names.
+        collaborators (Collaborators): what the window works with.
+        sizes (Sizes): the sizes of windows.
+    """
+
+    def __init__(self, name: str, collaborators: Collaborators, sizes: Sizes):
+        self.collaborators = collaborators
+        self.group = collaborators.group
+        self.weighted = collaborators.weighted
+        self.parameters = collaborators.parameters
+        self.scale = collaborators.scale if collaborators.dynamic is None else collaborators.dynamic.value
+        """Union[float, Parameter], the loss scale."""
+        self.notes = None if self.group is None else Notes(name, self.group)
+        """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
+        touched = () if self.notes is None else self.notes.parameters
+        # A window of 1 needs no accumulators in a single process.
+        at_once = sizes.constant == 1 and self.group is None
+        self.window = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
+        self.sizes = sizes
+        self.next_size = None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
+        self.size = state(f"{name}.window", sizes.of(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
+        """Parameter, the number of micro-batches in a full window."""
+        self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
+        """Parameter, the number of micro-batches in the open window."""
+        self.updates = state(f"{name}.updates", 0, ms.int32)
+        """Parameter, the number of updates so far."""
+        self.skipped = state(f"{name}.skipped", 0, ms.int32)
+        """Parameter, the number of windows so far without an update."""
+        self.updated = state(f"{name}.updated", False, ms.bool_)
+        """Parameter, whether the last micro-batch ended a window and updated the parameters."""
+        self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
+        """Parameter, the norm of the last window's gradient, before clipping."""
+        self.outside = Outside()
+        self._end_compiled = _end_of(self)
+        self._take_part_compiled = _take_part_of(self)
+
+    def add(self, gradients: Any, weight: Any = None, last: Any = None, figures: Any = None) -> Any:
+        """Add a micro-batch; end the window if it is full, or if `last` is true.
+
+        Returns:
+            tuple[Tensor], whether the window ended, whether the parameters were updated, and `figures`, summed over the
+            ranks if it ended.
+        """
+        if not self.window.has_sums:
+            closed = self._closed(gradients, None if weight is None else ops.cast(weight, ms.float32), figures)
+            return Tensor(True), closed[0], closed[1]
+        ends = self._added(gradients, weight, last)
+        updated, figures = self._ended_if(ends) if figures is None else self._ended_with(ends, figures)
+        ops.assign(self.updated, updated)
+        return ends, updated, figures
+
+    def _ended_if(self, ends: Any) -> Any:
+        """End the window on a condition. Without figures: MindSpore's strict graphs lose a None after an if."""
+        updated = Tensor(False)
+        if self.window.boundary.touch(ends):
+            updated = self.end()[0]
+        return updated, None
+
+    def _ended_with(self, ends: Any, figures: Any) -> Any:
+        """End the window on a condition, with figures."""
+        updated = Tensor(False)
+        if self.window.boundary.touch(ends):
+            updated, figures = self.end(figures)
+        return updated, figures
+
+    def end(self, figures: Any = None) -> Any:
+        """End the window and begin the next; return whether the parameters were updated, and the sum of `figures`."""
+        closed = self._closed(None, None, figures)
+        self._clear()
+        if self.next_size is not None:
+            ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
+        return closed
+
+    def _added(self, gradients: Any, weight: Any, last: Any) -> Any:
+        """Add a micro-batch; return whether the window ends with it."""
+        if self.window.sum_over_ranks is not None:
+            last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
+            return self._added_together(gradients, weight, 1.0, last)[1] > 0
+        self.window.add(gradients, weight)
+        ops.assign_add(self.micro_batches, 1)
+        full = is_full(self.micro_batches, self.size)
+        return full if last is None else ops.logical_or(full, last)
+
+    def _added_together(self, gradients: Any, weight: Any, adds: float, last: Any) -> Any:
+        """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
+        full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
+        own = ops.stack((Tensor(adds, ms.float32), adds * full + last))
+        others = self.window.add(gradients, weight, (own,))
+        ops.assign_add(self.micro_batches, ops.cast(others[0][0] > 0, ms.int32))
+        return others[0][0], others[0][1]
+
+    def _closed(self, gradients: Any, weight: Any, figures: Any) -> Any:
+        """End the window and count it."""
+        notes = None if self.notes is None else self.notes.sent(self.micro_batches)
+        if gradients is None:
+            closed = self.window.close(figures, notes)
+        else:
+            closed = self.window.close_at_once(gradients, weight, figures, notes)
+        if notes is None:
+            self._count(closed[0], closed[1], None)
+        else:
+            self._count(closed[0], closed[1], closed[3][0] > 0)
+            ops.assign(self.notes.sums, closed[3])
+        return closed[0], closed[2]
+
+    def _count(self, updated: Any, norm: Any, ended: Any) -> None:
+        """Count a window that has ended; with several ranks `ended` tells whether any of them held micro-batches."""
+        skipped, now = ops.logical_not(updated), updated
+        if ended is not None:
+            norm, skipped = ops.where(ended, norm, self.grad_norm), ops.logical_and(ended, skipped)
+            now = ops.logical_or(updated, ops.logical_and(self.updated, ops.logical_not(ended)))
+        ops.assign(self.grad_norm, norm)
+        ops.assign(self.updated, now)
+        ops.assign_add(self.updates, ops.cast(updated, ms.int32))
+        ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))
+
+    def take_part(self, figures: Any) -> Any:
+        """Add zeros to the other ranks' micro-batch; return whether there was one, and whether it updated."""
+        counted = self._added_together(self.window.zeros(), None, 0.0, ops.zeros((), ms.float32))
+        updated = Tensor(False)
+        if self.window.boundary.touch(counted[1] > 0):
+            updated = self.end(figures)[0]
+        return counted[0] > 0, updated
+
+    def _clear(self) -> None:
+        self.window.clear()
+        ops.assign(self.micro_batches, Tensor(0, ms.int32))
+
+    # What follows is for the host.
+
+    def flush(self, figures: Any = None) -> bool:
+        """End an open window early; return whether the parameters were updated. `figures` is what `add` would get.
+
+        With several ranks, take part in the windows of the others until all flush.
+        """
+        if self.notes is None and not int(self.micro_batches.asnumpy()):
+            return False
+        check_not_applied("flush", self.collaborators.ema)
+        if self.notes is None:
+            return self._end_now(figures)
+        self.notes.flushing(True)
+        try:
+            with exchange():
+                if self.window.sum_over_ranks is not None:
+                    return self._flush_micro_batches(figures)
+                return self._flush_windows(self.notes, figures)
+        except RuntimeError as error:
+            if "AllReduce" not in str(error):
+                raise
+            remedy = "another rank did not take part. Call 'flush' on all ranks, the same number of times"
+            raise RuntimeError(f"For 'flush', {remedy}.") from error
+        finally:
+            self.notes.flushing(False)
+
+    def _flush_windows(self, notes: Notes, figures: Any) -> bool:
+        """End windows together until no rank holds a micro-batch: first this rank's own, then those of the others."""
+        any_updated = False
+        while True:
+            updated = self._end_now(figures)
+            if not notes.ended():
+                return any_updated
+            any_updated = any_updated or updated
+            figures = None if figures is None else ops.zeros_like(figures)
+
+    def _flush_micro_batches(self, figures: Any) -> bool:
+        """Take part in the other ranks' micro-batches until no rank adds one, then end the open window together."""
+        before = int(self.updates.asnumpy())
+        while self._take_part_now(figures):
+            if figures is not None and not int(self.micro_batches.asnumpy()):  # a window has ended
+                figures = ops.zeros_like(figures)
+        self._end_now(figures)
+        return int(self.updates.asnumpy()) > before
+
+    def _end_now(self, figures: Any) -> bool:
+        """End the window in the way in which the step ends windows; return whether the parameters were updated.
+
+        In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
+        one any more.
+        """
+        return bool(self.end(figures)[0] if self.outside.called else self._end_compiled(figures))
+
+    def _take_part_now(self, figures: Any) -> bool:
+        """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
+        return bool((self.take_part if self.outside.called else self._take_part_compiled)(figures)[0])
+
+    def clear(self) -> None:
+        """Discard an open window."""
+        if int(self.micro_batches.asnumpy()):
+            self._clear()
+            self.collaborators.clear()
+
+    def check_drift(self, owner: str) -> None:
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        if self.group is not None:
+            size = {"'accumulate_step'": int(self.size.asnumpy())}
+            check_drift(owner, self.group, self.parameters, self.collaborators.optimizer, size)
+
+    def resize(self, size: int) -> None:
+        """Change the size between windows."""
+        micro_batches = int(self.micro_batches.asnumpy())
+        if micro_batches:
+            raise RuntimeError(
+                "For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
+                f"{micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+            )
+        if self.next_size is not None:
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it is defined by the update.")
+        if self.group is None and (size > 1) != self.window.has_sums:
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Use a new Accumulator.")
+        ops.assign(self.size, Tensor(size, ms.int32))  # a compiled graph does not see set_data
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that must be equal in a resumed run."""
+        return {
+            "accumulate_step": int(self.size.asnumpy()) if self.sizes.constant else self.sizes.settings,
+            "reduction": "mean" if self.collaborators.weighted else "sum",
+            "clip_norm": self.collaborators.clip_norm,
+            **self.collaborators.settings,
+        }
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
+        parameters = {name: getattr(self, name) for name in ("size", "micro_batches", *_COUNTERS)}
+        parameters |= self.collaborators.state
+        sums = self.window.state
+        if self.group is not None:
+            sums = {name: parameter for name, parameter in sums.items() if name == "counts"}
+        return {**parameters, **sums}
+
+
+_COUNTERS = ("updates", "skipped", "updated", "grad_norm")
+
+
+def _end_of(window: GraphWindow) -> Any:
+    @ms.jit
+    def end(figures: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
+        return window.end(figures)[0]
+
+    return end
+
+
+def _take_part_of(window: GraphWindow) -> Any:
+    @ms.jit
+    def take_part(figures: Any) -> Any:
+        return window.take_part(figures)
+
+    return take_part

@@ -1,0 +1,186 @@
+"""The loss scale, which keeps small gradients in float16; constant or dynamic."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, amp, nn, ops
+
+from .. import _check
+from ..loss.first_look import without_logs
+from ..network.state import attached, state, unique_name
+from ..ranks.scratch import scratch_folder
+
+_FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
+_DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
+_RULE = "a number, or a loss scaler or a loss scale manager of mindspore.amp"
+
+
+@ms.jit_class
+class DynamicScale:
+    """A dynamic loss scale. It is constant inside a window, and may change at its end.
+
+    An overflow is a gradient that is not finite although the loss of the window is finite. That window is skipped, and
+    the scale is divided by `factor`. After `window` updates in a row the scale is multiplied by `factor`. A scale of 1
+    is not lowered: a gradient that is not finite then has another cause.
+
+    Args:
+        value (Parameter): the scale, float32.
+        good (Parameter): the number of updates since the last change, int32.
+        factor (float): the factor by which the scale changes.
+        window (int): the number of updates after which the scale grows.
+    """
+
+    def __init__(self, value: Parameter, good: Parameter, factor: float, window: int):
+        self.value, self.good = value, good
+        self.factor, self.window = float(factor), int(window)
+        self.overflows = state(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
+        self.optimizer: Callable[[], Any] = lambda: None
+        """Callable, a weak reference to the optimizer that uses it."""
+
+    def adjust(self, updated: Any, loss: Any, left_out: Any = None) -> None:
+        """Change the scale at the end of a window, in a graph.
+
+        Args:
+            updated (Tensor): whether the window's gradient was finite.
+            loss (Optional[Tensor]): the window's loss; if it is None, an overflow is assumed.
+            left_out (Optional[Tensor]): the number of micro-batches left out although their loss was finite.
+        """
+        overflow = ops.logical_not(updated)
+        if loss is not None:
+            overflow = ops.logical_and(overflow, ops.isfinite(loss))
+        if left_out is not None:
+            overflow = ops.logical_or(overflow, left_out > 0)
+        overflow = ops.logical_and(overflow, self.value > 1.0)
+        good = self.good + ops.cast(updated, ms.int32)
+        grown = self.value * self.factor
+        grows = ops.logical_and(good >= self.window, ops.isfinite(grown))
+        value = ops.where(overflow, ops.maximum(self.value / self.factor, Tensor(1.0, ms.float32)), self.value)
+        starts_anew = ops.logical_or(overflow, good >= self.window)
+        ops.assign(self.value, ops.where(ops.logical_and(grows, ops.logical_not(overflow)), grown, value))
+        ops.assign(self.good, ops.where(starts_anew, ops.zeros_like(good), good))
+        ops.assign_add(self.overflows, ops.cast(overflow, ms.int32))
+
+    @property
+    def state(self) -> dict[str, Parameter]:
+        """dict, its Parameters in a training state, by name."""
+        return {"value": self.value, "good": self.good, "overflows": self.overflows}
+
+
+def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
+
+    Raises:
+        ValueError: If the device does not support it.
+    """
+    if level == "off":
+        return network
+    if level != "bf16":
+        return _rewritten(network, level, ms.float16)
+    try:
+        with without_logs():
+            ones = Tensor(np.ones((2, 2)), ms.bfloat16)
+            ops.matmul(ones, ones).astype(ms.float32).asnumpy()
+    except (TypeError, RuntimeError):
+        here = ms.get_context("device_target")
+        remedy = "Use O1 to O3, which compute in float16."
+        _check.refuse(
+            ValueError,
+            owner,
+            "amp",
+            f"off or O1 to O3 on {here}",
+            "bf16, which its matrix product does not support",
+            remedy,
+        )
+    return _rewritten(network, "O1", ms.bfloat16)
+
+
+def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
+    """Return the result of `auto_mixed_precision`.
+
+    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
+    to a temporary one, which is removed at the end of the process.
+    """
+    here, folder = os.getcwd(), scratch_folder()
+    os.chdir(folder)
+    try:
+        return amp.auto_mixed_precision(network, level, dtype)
+    finally:
+        os.chdir(here)
+
+
+def own_scale(optimizer: Any) -> float:
+    """Return the loss scale by which the optimizer itself divides its gradients."""
+    return float(getattr(optimizer, "loss_scale", 1.0))
+
+
+def scaler_of(scale: float | str | None) -> Any:
+    """Return the argument `loss_scale` for a number, None, or the word "dynamic"."""
+    return amp.DynamicLossScaler(2.0**16, 2, 2000) if scale == "dynamic" else scale
+
+
+def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
+    """Return the loss scale for the user's argument: the constant, 1 if there is none, and the dynamic scale, or None.
+
+    Args:
+        owner (str): the name used in error messages.
+        given (Any): the argument.
+        optimizer (Optimizer): must not have its own `loss_scale`, by which it would also divide.
+
+    Raises:
+        TypeError: If the argument has another type.
+        ValueError: If it is out of range, or the optimizer has its own loss scale.
+    """
+    if given is None:
+        return 1.0, None
+    its_own = own_scale(optimizer)
+    if its_own != 1.0:
+        remedy = "It divides by that scale itself: give the loss scale to one of the two only."
+        _check.refuse(
+            ValueError, owner, "loss_scale", f"None for an optimizer with loss_scale={its_own:g}", given, remedy
+        )
+    if isinstance(given, DynamicScale):
+        return 1.0, given
+    if isinstance(given, _DYNAMIC):
+        return 1.0, _dynamic(owner, given, optimizer)
+    return _check.positive_number(owner, "loss_scale", _number(owner, given)), None
+
+
+def _number(owner: str, given: Any) -> Any:
+    if not isinstance(given, _FIXED):
+        return _check.instance(owner, "loss_scale", given, (int, float), _RULE)
+    value = given.scale_value if isinstance(given, amp.StaticLossScaler) else given.get_loss_scale()
+    return float(value.asnumpy()) if isinstance(value, Tensor) else value
+
+
+def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
+    """Return the scale that all Cells with this object share.
+
+    Two optimizers can't share one: a window of the first would change it inside a window of the other.
+    """
+    scale = attached(given, "_ms_accum_scale", lambda: _new(owner, given))
+    if scale.optimizer() is None:
+        scale.optimizer = weakref.ref(optimizer)
+    elif scale.optimizer() is not optimizer:
+        rule = "a separate one for each optimizer"
+        _check.refuse(ValueError, owner, "loss_scale", rule, "one that another optimizer uses")
+    return scale
+
+
+def _new(owner: str, given: Any) -> DynamicScale:
+    name = unique_name("dynamic_loss_scale")
+    if isinstance(given, amp.DynamicLossScaler):
+        # The Parameter of the user's object, because the user's code multiplies the loss by it and may read it.
+        value, first = given.scale_value, float(given.scale_value.asnumpy())
+        value.requires_grad, value.name = False, f"{name}.value"
+    else:
+        first = float(given.get_loss_scale())
+        value = state(f"{name}.value", first, ms.float32)
+    if not (math.isfinite(first) and first >= 1):
+        _check.refuse(ValueError, owner, "loss_scale", "finite and >= 1", first)
+    return DynamicScale(value, state(f"{name}.good", 0, ms.int32), given.scale_factor, given.scale_window)

@@ -1,0 +1,112 @@
+"""Gradients that are not finite: the policies, and what leaves out a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from .. import _check
+from ..network import tree
+from ..network.state import attached, state, unique_name
+
+SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
+POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)
+
+
+@ms.jit_class
+class SkipMicro:
+    """Leaves out micro-batches whose gradient or loss is not finite, with their weight.
+
+    The accumulators never contain NaN, and the window is the exact mean of its other micro-batches. A window without
+    other micro-batches is skipped.
+    """
+
+    def __init__(self) -> None:
+        name = unique_name("skip_micro")
+        self.counts = state(f"{name}.counts", [0.0, 0.0], ms.float32)
+        """Parameter, in the open window: micro-batches not left out, and left out although their loss was finite."""
+        self.left_out = state(f"{name}.left_out", 0, ms.int32)
+        """Parameter, the number of micro-batches left out so far, on all ranks."""
+        self.own = state(f"{name}.own", 0, ms.int32)
+        """Parameter, those of this rank that the other ranks have not counted yet."""
+
+    def __call__(self, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
+        """Leave out a micro-batch, in a graph.
+
+        A micro-batch of weight 0 is not left out, because it does not count: its loss may be 0/0 for a good reason.
+
+        Args:
+            gradients (tuple[Tensor]): its gradients.
+            loss (Optional[Tensor]): its loss. Default: ``None``, only the gradients are looked at.
+            weight (Optional[Tensor]): its weight. Default: ``None``, it counts.
+
+        Returns:
+            tuple, the gradients, or zeros if the micro-batch does not count or is left out; 1.0, or 0.0 in these cases;
+            and whether it is left out.
+        """
+        finite = ops.isfinite(tree.sum_of_elements(gradients))
+        bad = ops.logical_not(finite)
+        lost = ops.cast(bad, ms.float32)
+        if loss is not None:
+            lost = lost * ops.cast(ops.isfinite(loss), ms.float32)
+            bad = ops.logical_not(ops.logical_and(finite, ops.isfinite(loss)))
+        kept = 1.0 - ops.cast(bad, ms.float32)
+        if weight is not None:
+            counts = ops.cast(weight, ms.float32) != 0
+            kept = kept * ops.cast(counts, ms.float32)
+            lost = lost * ops.cast(counts, ms.float32)
+            bad = ops.logical_and(bad, counts)
+        ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(bad, ms.float32), lost)))
+        ops.assign_add(self.left_out, ops.cast(bad, ms.int32))
+        ops.assign_add(self.own, ops.cast(bad, ms.int32))
+        return tree.kept(gradients, kept), kept, bad
+
+    def pass_over(self) -> None:
+        """Count a micro-batch that is not run because it does not count, on the host."""
+        ops.assign(self.counts, self.counts + Tensor([1.0, 0.0], ms.float32))
+
+    @property
+    def changed(self) -> tuple:
+        """tuple[Parameter], those that a micro-batch changes."""
+        return self.counts, self.left_out, self.own
+
+    def sent(self) -> Any:
+        """Return what is summed over the ranks at the end of a window: `counts` and `own`."""
+        return ops.cat((self.counts, ops.reshape(ops.cast(self.own, ms.float32), (1,))))
+
+    def count_of_all(self, summed: Any) -> Any:
+        """Count what the other ranks left out; `summed` is the sum of `sent`, which is returned."""
+        others = ops.cast(summed[2], ms.int32) - self.own
+        counted = ops.assign_add(self.left_out, others)
+        return ops.depend(summed, ops.assign(self.own, ops.depend(Tensor(0, ms.int32), counted)))
+
+    def clear(self) -> None:
+        """Begin a new window."""
+        ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
+
+
+def skip_micro_of(grad_sum: Any) -> SkipMicro:
+    """Return the object that all Cells with these accumulators share."""
+    return attached(grad_sum[0], "_ms_accum_skip_micro", SkipMicro)
+
+
+def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]) -> None:
+    """Raise an error for "skip_micro" with sparse gradients, which MindSpore can't compile."""
+    if skips is not None and any(map(tree.gives_rows, networks)):
+        remedy = "Use nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
+        _check.refuse(ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy)
+
+
+def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
+    """Return the policy of the user's argument, or raise an error if it is invalid. A graph can't use "raise"."""
+    if isinstance(given, SkipMicro):
+        return SKIP_MICRO
+    policy = _check.one_of(owner, "nonfinite", given, POLICIES)
+    if in_graph and policy == RAISE:
+        choices = f"'{SKIP_WINDOW}' or '{SKIP_MICRO}'"
+        remedy = "A compiled step can't raise an error: read 'skipped' after the step, and raise it yourself."
+        _check.refuse(ValueError, owner, "nonfinite", choices, repr(given), remedy)
+    return policy

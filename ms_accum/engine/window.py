@@ -1,0 +1,120 @@
+"""One window, compiled: how a micro-batch is added, how the window ends, how it is cleared, and what it holds.
+
+The driver, the three Cells, the `Accumulator` and `AccumulatedTrainStep` are built around it. It does not decide where
+a window ends: on the host `ends.mark_ends` does, in a user's graph `graph_window.GraphWindow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+
+from ..network import tree
+from ..network.state import state, untracked, zeros_like
+from .boundary import Boundary
+from .collaborators import Collaborators
+from .nonfinite import SkipMicro
+
+
+@ms.jit_class
+class Window:
+    """The accumulators of a window, what is added to them, and how the window ends.
+
+    Args:
+        collaborators (Collaborators): what the window works with.
+        grad_sum (Optional[Sequence[Parameter]]): the accumulators. None: a window of one micro-batch, which has none.
+        weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
+        weighs_loss (bool): whether the loss has been multiplied by the weight, and so the gradients too. Default:
+            ``False``, weights multiply the gradients, in float32.
+        touched (Sequence[Parameter]): more Parameters that the branch with the optimizer uses. Default: none.
+    """
+
+    def __init__(
+        self,
+        collaborators: Collaborators,
+        grad_sum: Sequence[Parameter] | None,
+        weight_sum: Parameter | None = None,
+        *,
+        weighs_loss: bool = False,
+        touched: Sequence[Parameter] = (),
+    ):
+        self.collaborators = collaborators
+        self.has_sums = grad_sum is not None
+        self.grad_sum = tuple(grad_sum or ())
+        self.weight_sum = untracked(weight_sum)
+        self.weighs_loss = weighs_loss
+        self.skips = collaborators.skips if self.has_sums else None
+        self.sum_over_ranks = collaborators.summing.of_micro_batch
+        self.names = tuple(parameter.name for parameter in collaborators.parameters)
+        self.shapes = tuple(parameter.shape for parameter in collaborators.parameters)
+        self.boundary = Boundary(collaborators, in_place=self.has_sums, touched=touched)
+
+    def add(self, gradients: Any, weight: Any = None, others: Any = ()) -> Any:
+        """Add the gradients of a micro-batch; with sums over the ranks in every micro-batch return those of `others`.
+
+        Without a weight they are added as they are.
+        """
+        if weight is not None and self.weight_sum:
+            ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
+        multiplies = weight is not None and not self.weighs_loss
+        if self.sum_over_ranks is not None:
+            gradients = tree.multiply(gradients, weight) if multiplies else gradients
+            summed = self.sum_over_ranks(gradients, others)
+            tree.add(self.grad_sum, summed[0])
+            return summed[1]
+        if multiplies:
+            tree.add_weighted(self.grad_sum, gradients, weight)
+        else:
+            tree.add(self.grad_sum, gradients)
+        return others
+
+    def close(self, figures: Any = None, notes: Any = None, *, divides: bool = True) -> Any:
+        """End the window: see `Boundary`. ``divides=False``: the weights add up to 1."""
+        weight_sum = self.weight_sum[0] if self.weight_sum and divides else None
+        return self.boundary(self.grad_sum, weight_sum, figures, None, notes)
+
+    def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None, notes: Any = None) -> Any:
+        """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
+        return self.boundary(gradients, None, figures, weight, notes)
+
+    def clear(self) -> None:
+        """Set the sums to zero."""
+        clear_sums(self.grad_sum, self.weight_sum, self.skips)
+
+    def zeros(self) -> Any:
+        """Return zeros like the gradients of a micro-batch."""
+        return tuple([ops.zeros(shape, ms.float32) for shape in self.shapes])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, the sums by name; accumulators are named after their parameters."""
+        sums: dict[str, Any] = {f"grad_sum.{name}": total for name, total in zip(self.names, self.grad_sum)}
+        if self.weight_sum:
+            sums["weight_sum"] = self.weight_sum[0]
+        if self.skips is not None:
+            sums["counts"] = self.skips.counts
+        return sums
+
+
+def clear_sums(grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False) -> None:
+    """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros."""
+    if finite:
+        tree.cancel(grad_sum)
+    else:
+        tree.clear(grad_sum)
+    if skips is not None:
+        skips.clear()
+    if weight_sum:
+        ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
+
+
+def new_window(
+    name: str, collaborators: Collaborators, *, weighs_loss: bool = False, touched: Iterable[Parameter] = ()
+) -> Window:
+    """Return a window with new accumulators, whose names begin with `name`."""
+    grad_sum = zeros_like(f"{name}.grad_sum", collaborators.summing.like)
+    weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if collaborators.weighted else None
+    return Window(collaborators, grad_sum, weight_sum, weighs_loss=weighs_loss, touched=tuple(touched))

@@ -1,0 +1,554 @@
+"""How MindSpore's `Model` accumulates gradients: a train step, and the callback that ends the tail of an epoch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.train import Callback, RunContext
+
+from . import _check
+from .engine.collaborators import resolve
+from .engine.ema import Ema, averaged, check_not_applied
+from .engine.ends import sizes_of
+from .engine.forward import Forward, check_network
+from .engine.graph_window import GraphWindow
+from .engine.loss_scale import own_scale
+from .engine.nonfinite import RAISE, SKIP_WINDOW
+from .fitting.runtime import tune
+from .loss.first_look import check_compiles
+from .loss.forms import runnable
+from .loss.objective import Objective
+from .loss.weights import weight_in_graph
+from .network import checks, tree
+from .network.state import state, unique_name, untracked
+from .ranks.agreement import agree, begin_with, facts_of, rate_facts, take_from_rank_0
+from .ranks.parallel import AUTO, group_of, total
+from .training.record import SKIPPED_IN_A_ROW
+
+_OWNER = "AccumulatedTrainStep"
+
+
+class AccumulatedTrainStep(nn.Cell):
+    """A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
+
+    The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
+    if micro-batches differ in size or the last window is short. Pass this Cell to `Model` without `loss_fn` and
+    `optimizer`, and add the callback `FlushTail`.
+
+    Args:
+        network (Union[Cell, tuple[Cell, Callable]]): a Cell that returns a micro-batch's loss from its columns; or a
+            network and its loss function, which gets the network's output and all columns after the first.
+        optimizer (Optimizer): updates the parameters.
+        gradient_accumulation_steps (Union[int, dict, Callable]): the number of micro-batches in a window, constant or
+            changing, as for `Accumulator`; 1 needs no accumulators. Default: 4.
+        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
+        reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
+            sum over rows. Default: ``"mean"``.
+        weight (Union[None, float, Callable]): the weight of a micro-batch: a number, or a function of its columns,
+            which is compiled, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``,
+            what MindSpore's losses average over (elements, or labels by class weight), and for other losses the rows.
+        check (str): with ``"first"``, `FlushTail` runs two rows of the first micro-batch to find errors early, and
+            warns if the loss is not the mean that the default `weight` assumes. ``"off"``: no checks.
+            Default: ``"first"``.
+        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
+            that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
+        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
+            window. With a `ZeroOptimizer` each rank then stores only its part of the sums (ZeRO-2). Default: ``False``.
+        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
+            an object of `mindspore.amp`. A dynamic one is lowered after an overflow; that window is skipped and counted
+            in `overflows`. Default: ``None``, no scaling.
+        nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
+            ``"skip_micro"`` leaves out the micro-batch, with its weight; with ``"raise"`` `FlushTail` ends the run with
+            an error. Default: ``"skip_window"``.
+        ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
+            and `eval_network` in all evaluations. Default: ``None``.
+
+    Inputs:
+        - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
+
+    Outputs:
+        Tensor, the mean loss of the window so far; at the end of the window its mean loss over all ranks.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or the loss does not match `reduction`.
+        RuntimeError: If ranks differ in a setting.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore.train import Model
+        >>> from ms_accum import AccumulatedTrainStep, FlushTail
+        >>> from ms_accum.zoo import MLP, create_dataset
+        >>> net, loss_fn = MLP(), nn.CrossEntropyLoss()
+        >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+        >>> step = AccumulatedTrainStep((net, loss_fn), optimizer, gradient_accumulation_steps=4)
+        >>> model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
+        >>> train, test = (create_dataset(image_size=28, usage=usage) for usage in ("train", "test"))
+        >>> model.fit(1, train, test, callbacks=FlushTail())
+        >>> step.updates, step.skipped
+        (12, 0)
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        optimizer: Any,
+        gradient_accumulation_steps: Any = 4,
+        *,
+        clip_norm: float | None = None,
+        reduction: str = "mean",
+        weight: Any = None,
+        check: str = "first",
+        group: Any = AUTO,
+        sync_every_micro_batch: bool = False,
+        loss_scale: Any = None,
+        nonfinite: str = SKIP_WINDOW,
+        ema: Ema | None = None,
+    ):
+        super().__init__(auto_prefix=False)
+        network, loss_fn = _parts_of(network, gradient_accumulation_steps)
+        sizes = sizes_of(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
+        check_compiles(weight, "weight", _OWNER)
+        check_compiles(sizes.function, "gradient_accumulation_steps", _OWNER)
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            check_compiles(loss_fn, owner=_OWNER)
+        checks.optimizer(_OWNER, optimizer)
+        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
+        forward = self._objective.forward
+        check_network(_OWNER, forward)
+        collaborators = resolve(
+            _OWNER,
+            optimizer,
+            forward,
+            weighted=reduction == "mean",
+            clip_norm=clip_norm,
+            group=group,
+            sync_every_micro_batch=sync_every_micro_batch,
+            loss_scale=loss_scale,
+            nonfinite=nonfinite,
+            ema=ema,
+        )
+        tune(_OWNER, forward.get_parameters())
+        self.group = collaborators.group
+        self.optimizer = optimizer
+        if self.group is not None:
+            settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
+            settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
+            agree(_OWNER, self.group, {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)})
+            take_from_rank_0(optimizer.parameters, self.group)
+            begin_with(network, optimizer.parameters, self.group)
+        self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
+        self.raises = collaborators.policy == RAISE
+        """bool, whether the first non-finite window ends the run."""
+        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
+        name = unique_name("train_step")
+        self.window = GraphWindow(name, collaborators, sizes)
+        """GraphWindow, the open window."""
+        self.mean = collaborators.weighted
+        self.summing = self._objective.summing
+        # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
+        # tuples, so that they are not saved with the model.
+        self.loss_sums = untracked(state(f"{name}.loss_sums", [0.0, 0.0, 0.0], ms.float32))
+        self.left = untracked(state(f"{name}.left", 0, ms.int32))  # micro-batches of the epoch
+        self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
+        self.average = _AverageInEvaluations(ema)
+        # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
+        self._evaluates = (_Evaluate(network, loss_fn, self.average),)
+        self.resumed = False
+        """bool, whether the open window has just been loaded from a training state."""
+        self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
+        if sizes.constant != 1:
+            self._objective.warn()
+
+    def construct(self, *columns: Any) -> Any:
+        if not self.training:
+            return self.loss_and_gradients.network(*columns)
+        window = self.window
+        window.outside()
+        weight = ops.cast(self.weigh(*columns), ms.float32)
+        loss, grads = self.loss_and_gradients(1.0, *columns)
+        loss = ops.cast(loss, ms.float32)
+        term, counted = loss if self.summing else loss * weight, weight
+        if window.window.skips is not None:
+            # By index: MindSpore warns about a result that a graph takes and does not use.
+            filtered = window.window.skips(grads, loss, weight)
+            grads, term, counted = filtered[0], tree.no_nan(term, filtered[1]), weight * filtered[1]
+        elif self.may_be_empty:  # a loss over no labels is 0/0
+            kept = ops.cast(weight > 0, ms.float32)
+            grads, term = tree.kept(grads, kept), tree.no_nan(term, kept)
+        now = self.left[0] - 1
+        ops.assign(self.left[0], now)
+        sums = self.loss_sums[0] + ops.stack((term, counted, weight))
+        added = window.add(grads, counted if self.mean else None, now == 0, sums)
+        ended, sums = added[0], added[2]
+        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
+        if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
+            ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))
+        return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if all weights so far are 0
+
+    def epoch_begins(self, micro_batches: int) -> None:
+        """Set the number of micro-batches after which the window ends even if it is not full."""
+        ops.assign(self.left[0], Tensor(micro_batches, ms.int32))
+
+    def clear(self) -> None:
+        """Discard an open window, unless it has just been loaded from a training state."""
+        if not self.resumed:
+            self.window.clear()
+            self._clear_losses()
+        self.resumed = False
+
+    def _clear_losses(self) -> None:
+        ops.assign(self.loss_sums[0], Tensor([0.0, 0.0, 0.0], ms.float32))
+
+    def flush(self) -> bool:
+        """Update with the micro-batches of an open window; return whether the parameters were updated.
+
+        With several ranks as `Accumulator.flush`.
+
+        Raises:
+            RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
+        """
+        sums = Tensor(self.loss_sums[0].asnumpy())
+        skipped, weights = self.skipped, float(sums.asnumpy()[2])
+        updated = self.window.flush(None if self.group is None else sums)
+        if self.group is None and self.mean and not weights:  # other ranks may have weights
+            empty = int(self.empty[0].asnumpy()) + self.skipped - skipped
+            ops.assign(self.empty[0], Tensor(empty, ms.int32))
+        self._clear_losses()
+        self.check_drift()
+        return updated
+
+    def check_drift(self) -> None:
+        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
+        self.window.check_drift(_OWNER)
+
+    def check_micro_batch(self, micro_batch: tuple) -> None:
+        """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
+        self._objective.check_micro_batch(micro_batch, int(self.window.size.asnumpy()) == 1, self.optimizer.parameters)
+
+    @property
+    def network(self) -> nn.Cell:
+        """Cell, the network that is trained."""
+        return self._objective.network
+
+    @property
+    def eval_network(self) -> nn.Cell:
+        """Cell, the `eval_network` of `Model`, with ``eval_indexes=[0, 1, 2]``: returns loss, output and labels.
+
+        Evaluations with it use the average of the weights (`ema`), also those of callbacks that call `Model.eval`. In
+        a run with `FlushTail` the average stays applied until the next training step, so that a callback saves as the
+        best weights those that it has evaluated.
+        """
+        return self._evaluates[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that must be equal in a resumed run."""
+        return self.window.settings
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, its own Parameters in a training state, without those of the network and the optimizer."""
+        return {**self.window.state, "loss_sums": self.loss_sums[0]}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """tuple[int], the updates, and the windows skipped as non-finite, without those that overflowed."""
+        return self.updates, self.skipped - self.overflows - int(self.empty[0].asnumpy())
+
+    @property
+    def updated(self) -> bool:
+        """bool, whether the last micro-batch ended a window and updated the parameters."""
+        return bool(self.window.updated.asnumpy())
+
+    @property
+    def micro_batches(self) -> int:
+        """int, the number of micro-batches in the open window."""
+        return int(self.window.micro_batches.asnumpy())
+
+    @property
+    def updates(self) -> int:
+        """int, the number of updates so far."""
+        return int(self.window.updates.asnumpy())
+
+    @property
+    def skipped(self) -> int:
+        """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
+        return int(self.window.skipped.asnumpy())
+
+    @property
+    def ema(self) -> Ema | None:
+        """Optional[Ema], the average of the weights."""
+        return self.window.collaborators.ema
+
+    @property
+    def loss_scale(self) -> float:
+        """float, the current loss scale; 1 if there is none."""
+        return self.window.collaborators.loss_scale
+
+    @property
+    def overflows(self) -> int:
+        """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
+        return self.window.collaborators.overflows
+
+    @property
+    def left_out(self) -> int:
+        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
+        return self.window.collaborators.left_out
+
+    @property
+    def grad_norm(self) -> float:
+        """float, the norm of the last window's gradient, before clipping."""
+        return float(self.window.grad_norm.asnumpy())
+
+
+class _Evaluate(nn.Cell):
+    """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
+
+    Args:
+        network (Cell): the network.
+        loss_fn (Union[Cell, Callable, None]): its loss; None if the network returns the loss.
+        average (_AverageInEvaluations): applies the average of the weights.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any, average: _AverageInEvaluations):
+        super().__init__(auto_prefix=False)
+        self.eval_of, self.loss_fn, self.average = network, runnable(loss_fn), average
+
+    def __call__(self, *columns: Any) -> Any:
+        with self.average.applied():
+            return super().__call__(*columns)
+
+    def construct(self, *columns: Any) -> Any:
+        if self.loss_fn is None:
+            loss = self.eval_of(*columns)
+            return loss, loss, loss  # `Model` expects at least three outputs
+        output = self.eval_of(columns[0])
+        return (self.loss_fn(output, *columns[1:]), output, *columns[1:])
+
+
+class _AverageInEvaluations:
+    """Applies the averages in evaluations of a run of `Model`.
+
+    During a run they stay applied until the next training step, so that a callback which evaluates and then saves the
+    best weights saves those that it has evaluated. Outside of runs they are applied for each batch.
+
+    Args:
+        ema (Optional[Ema]): the averages.
+    """
+
+    def __init__(self, ema: Ema | None):
+        self._ema, self._in_run = ema, False
+        self._block: AbstractContextManager[None] | None = None
+
+    def begin_run(self) -> None:
+        """Let the averages stay applied after an evaluation."""
+        self._in_run = True
+
+    def end_run(self) -> None:
+        """Restore the weights, after the last evaluation of a run."""
+        self._in_run = False
+        self.restore()
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Apply the averages inside the block, or in a run from now on."""
+        if not self._in_run:
+            return averaged(self._ema)
+        if self._block is None:
+            self._block = averaged(self._ema)
+            self._block.__enter__()
+        return nullcontext()
+
+    def restore(self) -> None:
+        """Restore the weights, before they are trained or saved in a training state."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(None, None, None)
+
+
+def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
+    """Return the network and its loss function, None if it returns the loss itself."""
+    if isinstance(steps, nn.Optimizer):  # as for the driver: network, loss, optimizer
+        _check.refuse(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
+    network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
+    return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn
+
+
+class FlushTail(Callback):
+    """A callback for `Model` with `AccumulatedTrainStep`: it ends the last window of each epoch.
+
+    The update with the tail comes before `Model.fit` evaluates and before a checkpoint is saved, in any order of the
+    callbacks. This callback also
+
+    - applies the average of the weights (`ema`) while `Model.fit` evaluates, and warns if a callback evaluates without,
+    - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
+    - checks the first micro-batch, and that all ranks have the same number of micro-batches,
+    - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
+    - with several ranks, stops all of them at the end of the epoch in which a callback of one rank requests a stop,
+    - discards an open window of an interrupted run, and warns if windows were skipped.
+
+    Raises:
+        TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
+        RuntimeError: If ranks differ in their number of micro-batches or drift apart, or an epoch had no finite
+            gradient.
+        FloatingPointError: If a gradient is not finite and the step has ``nonfinite="raise"``.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        See `AccumulatedTrainStep`.
+    """
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._step = step_of(args)
+        check_not_applied("AccumulatedTrainStep", self._step.ema)
+        self._step.average.begin_run()
+        self._was_trained, self._times_applied, self._warned = False, 0, False
+        self._step.clear()  # an interrupted run may have left an open window
+        args["optimizer"] = self._step.optimizer
+        self._counts = self._step.counts
+        self._together = None if self._step.group is None else _StopTogether(run_context, self._step)
+        self._flushed = False
+        if self._together is not None:
+            facts = {"number of micro-batches in an epoch": args["batch_num"], "number of epochs": args["epoch_num"]}
+            saves = any(type(each).__name__ == "SaveStates" for each in args.get("list_callback") or ())
+            facts |= {"'SaveStates' among the callbacks": saves, **rate_facts(self._step.optimizer)}
+            agree("AccumulatedTrainStep", self._step.group, facts)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._flushed = False
+        done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
+        self._step.epoch_begins(args["batch_num"] - done)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        self._continue()
+        micro_batch = run_context.original_args().get("train_dataset_element")
+        if micro_batch is not None:  # in sink mode the host does not have it
+            self._step.check_micro_batch(tuple(micro_batch))
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self._was_trained, ema = self._step.network.training, self._step.ema
+        self._times_applied = 0 if ema is None else ema.times_applied
+        if run_context.get_stop_requested():
+            self._flush(run_context)
+        if self._step.raises:
+            self._raise_if_skipped(run_context, at_once=True)
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        self._flush(run_context)  # the number of micro-batches may differ from the data set's size
+        if hasattr(self, "_step"):
+            self._step.average.applied()
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        if hasattr(self, "_step"):
+            self._step.average.restore()
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._flush(run_context)
+        self._raise_if_skipped(run_context, at_once=self._step.raises)
+        self._counts = self._step.counts
+        if self._together is not None:
+            self._together.epoch_ends()
+
+    def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
+        """Warn of windows that were skipped in this epoch, or raise an error."""
+        updated, skipped = (now - then for now, then in zip(self._step.counts, self._counts))
+        epoch, who = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
+        if skipped > 0 and at_once:
+            raise FloatingPointError(f"{who}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
+        if skipped > 0:
+            _check.warn(f"{who}, {skipped} windows of epoch {epoch} were skipped: their gradients were not finite.")
+        if skipped >= SKIPPED_IN_A_ROW and not updated:
+            raise RuntimeError(
+                f"{who}, the gradients of all {skipped} windows of an epoch were not finite. "
+                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
+            )
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        self._continue()
+        self._step.average.end_run()
+        self._flush(run_context)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None and hasattr(self, "_step"):  # `Model` also exits callbacks after each evaluation
+            self._step.average.end_run()
+
+    def _continue(self) -> None:
+        """Restore the weights after an evaluation; warn if it did not use their average."""
+        self._step.average.restore()
+        ema = self._step.ema
+        if ema is None or not self._was_trained or self._step.network.training:
+            return
+        self._was_trained = False
+        if ema.updates and ema.times_applied == self._times_applied and not self._warned:
+            self._warned = True
+            _check.warn(
+                "For 'AccumulatedTrainStep', a callback has evaluated weights that are not averaged, although 'ema' is "
+                "given. Use Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2])."
+            )
+
+    def _flush(self, run_context: RunContext) -> None:
+        """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
+        if not hasattr(self, "_step"):
+            return
+        if self._together is not None:  # once in an epoch, as ranks flush together
+            flushed, self._flushed = self._flushed, True
+            kept = flushed
+        else:
+            kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+        if not kept:
+            if self._together is not None or self._step.micro_batches:  # ranks flush together, also without any
+                self._step.average.restore()
+            self._step.flush()
+
+
+class _StopTogether:
+    """Postpones requests to stop to the end of the epoch, after which all ranks stop if one of them is to.
+
+    `Model` asks after the callbacks whether to stop. A rank that left its epoch before the others would end the job.
+
+    Args:
+        run_context (RunContext): that of the run, in which callbacks request a stop.
+        step (AccumulatedTrainStep): the network of `Model`.
+    """
+
+    def __init__(self, run_context: RunContext, step: AccumulatedTrainStep):
+        self._step, self._wanted = step, bool(run_context.get_stop_requested())
+        self._over = self._stopping = False
+        context: Any = run_context
+        context.request_stop, context.get_stop_requested = self._request, self._requested
+
+    def epoch_ends(self) -> None:
+        """Let the ranks agree when `Model` asks next."""
+        self._over = True
+
+    def _request(self) -> None:
+        self._wanted = True
+
+    def _requested(self) -> bool:
+        if self._over:
+            self._over = False
+            self._step.average.restore()  # the weights are compared
+            self._stopping = total([self._wanted], self._step.group) != [0]
+            self._step.check_drift()
+        return self._stopping
+
+
+def step_of(args: Any) -> AccumulatedTrainStep:
+    """Return the train step of a run of `Model`."""
+    found = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
+    alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
+    if not alone:
+        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
+        remedy = "Use Model(AccumulatedTrainStep(...)) without loss_fn and optimizer; the driver needs no FlushTail."
+        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
+    return found[0]

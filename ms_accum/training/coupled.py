@@ -1,0 +1,147 @@
+"""Runs windows with a `CoupledLoss`, in three passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from .. import _check
+from ..engine.coupled import LossOfBatch, LossOfRepresentations, Represent
+from ..network.as_found import copies_of, put_back
+from ..network.parameters import as_array
+from ..ranks.parallel import Group, is_first
+from ..ranks.rows import gather_rows
+
+
+class _LossOfWindow:
+    """The loss of a window that has not been run yet; every micro-batch has this one."""
+
+    value: Tensor | None = None
+
+    def asnumpy(self) -> np.ndarray:
+        """Return its value, after the window has ended."""
+        if self.value is None:
+            raise RuntimeError("For 'CoupledLoss', the window has not been run yet.")
+        return self.value.asnumpy()
+
+
+class Coupled:
+    """Runs windows with a `CoupledLoss`: collects a window, and runs it at its end in three passes.
+
+    The third pass is run by what runs other windows, which sums gradients without weights.
+
+    Args:
+        whole (LossOfBatch): the network and the loss.
+        accumulating (Runner): gets the micro-batches of the third pass, for `SumOfProducts`.
+        trained (Sequence[Parameter]): the parameters of the optimizer.
+        by_loss (Sequence[Parameter]): those of them that belong to the loss.
+        group (Optional[Group]): the ranks; one loss is computed from all their representations.
+    """
+
+    def __init__(
+        self,
+        whole: LossOfBatch,
+        accumulating: Any,
+        trained: Sequence[Parameter],
+        by_loss: Sequence[Parameter],
+        group: Group | None,
+    ):
+        self._whole, self._accumulating, self._trained, self._group = whole, accumulating, trained, group
+        self._by_loss = list(by_loss)
+        self._represent = Represent(whole)
+        self._second_pass: LossOfRepresentations | None = None
+        self._collected: list[tuple] = []
+        self._loss = _LossOfWindow()
+
+    def add(self, micro_batch: tuple, weight: Tensor | None) -> _LossOfWindow:
+        """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
+        del weight
+        self._collected.append(tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch))
+        return self._loss
+
+    def pass_over(self) -> None:
+        """Skip a micro-batch of weight 0, which does not occur here."""
+
+    def run_waiting(self) -> None:
+        """Do nothing: the window is collected, and all of it is run at its end, with one set of weights."""
+
+    @property
+    def accumulators(self) -> dict[str, Parameter]:
+        """The accumulators, which do not contain the open window."""
+        return self._accumulating.accumulators
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._collected = []
+        self._loss = _LossOfWindow()
+        self._accumulating.clear()
+
+    def finish(self) -> None:
+        """Run the window."""
+        collected, self._collected = self._collected, []
+        loss, self._loss = self._loss, _LossOfWindow()
+        # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
+        before = copies_of(self._whole.network, self._trained)
+        represented = [self._represented(micro_batch) for micro_batch in collected]
+        put_back(before)
+        loss.value, cached = self._cached(represented, collected)
+        for micro_batch, gradients in zip(collected, cached):
+            self._accumulating.add((*micro_batch[: self._whole.columns], *gradients), None)
+        self._accumulating.finish()
+
+    def end(self, figures: Tensor | None, weights: float | None) -> tuple:
+        """Do what the end of a window without weights does."""
+        del weights
+        return self._accumulating.end(figures, None)
+
+    def _represented(self, micro_batch: tuple) -> list[np.ndarray]:
+        """Run the first pass of a micro-batch."""
+        output = self._represent(*micro_batch[: self._whole.columns])
+        arrays = [each.asnumpy() for each in (output if isinstance(output, (tuple, list)) else [output])]
+        if not all(array.ndim for array in arrays):
+            remedy = "Make trained numbers parameters of a Cell that is the 'loss_fn'."
+            rule = "one that returns representations with one row per sample, for a CoupledLoss"
+            _check.refuse(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
+        return arrays
+
+    def _cached(self, represented: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:
+        """Run the second pass; return the loss, and for each micro-batch the gradients for the third pass."""
+        placed = [gather_rows(np.concatenate(parts), self._group) for parts in zip(*represented)]
+        others = zip(*[micro_batch[self._whole.columns :] for micro_batch in collected])
+        columns = [_joined(parts, self._group) for parts in others]
+        if self._second_pass is None:
+            self._second_pass = LossOfRepresentations(self._whole, len(placed), self._by_loss)
+        loss, *gradients = _flat(self._second_pass(*[Tensor(rows) for rows, _ in placed], *columns))
+        by_rows, by_loss = gradients[: len(placed)], gradients[len(placed) :]
+        own = [
+            _cut(gradient.asnumpy()[first:], [len(part) for part in parts])
+            for gradient, (_, first), parts in zip(by_rows, placed, zip(*represented))
+        ]
+        return loss, map(list, zip(*own, *(self._once(each, len(collected)) for each in by_loss)))
+
+    def _once(self, gradient: Tensor, count: int) -> list[Tensor]:
+        """Return the gradient for the first micro-batch of rank 0, and zeros for all others: it must count once."""
+        array = gradient.asnumpy().astype(np.float32)
+        nothing = Tensor(np.zeros_like(array))
+        return [Tensor(array) if is_first(self._group) else nothing, *[nothing] * (count - 1)]
+
+
+def _joined(parts: Sequence[Tensor], group: Group | None) -> Tensor:
+    """Return a column of the window, and of all ranks."""
+    rows = np.concatenate([as_array(part) for part in parts])
+    return Tensor(gather_rows(rows, group)[0], parts[0].dtype)
+
+
+def _cut(rows: np.ndarray, counts: Sequence[int]) -> list[Tensor]:
+    """Cut rows into tensors of these numbers of rows; more rows may follow."""
+    ends = np.cumsum(counts).tolist()
+    return [Tensor(rows[end - count : end].astype(np.float32)) for end, count in zip(ends, counts)]
+
+
+def _flat(results: Any) -> list[Tensor]:
+    """Return the tensors of nested tuples."""
+    return [results] if isinstance(results, ms.Tensor) else [each for result in results for each in _flat(result)]

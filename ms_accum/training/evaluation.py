@@ -1,0 +1,192 @@
+"""How good is a network?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+import numpy as np
+from mindspore import nn
+from mindspore.train import Loss
+from mindspore.train.metrics import get_metrics, names
+
+from .. import _check
+from ..engine.ema import Ema, averaged
+from ..fitting.runtime import tune
+from ..loss.forms import runnable
+from ..loss.objective import Objective
+from ..network.as_found import training_mode
+from ..ranks.agreement import take_from_rank_0
+from ..ranks.parallel import Group, as_on_rank_0, total
+from ..saving.checkpointer import Stopped
+from .callbacks import UNKNOWN, Callbacks
+from .data import Data, generators_kept
+from .window import WindowLoss
+
+_OWNER = "train_process"
+
+
+def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
+    """Count the samples that `network` classifies correctly.
+
+    Args:
+        network (Cell): from images to one score per class. Its training mode is restored.
+        dataset (Union[Dataset, Iterable]): batches of (image, label).
+
+    Returns:
+        tuple[int, int], the number of right answers and the number of samples.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from ms_accum import evaluate
+        >>> from ms_accum.zoo import LeNet5, create_dataset
+        >>> correct, total = evaluate(LeNet5(), create_dataset(batch_size=60, usage="test"))
+        >>> total
+        360
+    """
+    return evaluate_seen(network, dataset, None)
+
+
+def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] | None) -> tuple[int, int]:
+    """Do what `evaluate` does; `see`, unless None, gets the images, scores and labels of each batch as arrays."""
+    correct = rows = 0
+    tune("evaluate", network.get_parameters())
+    with training_mode(network, False):
+        for image, label in next(Data(dataset).epochs(1)):
+            scores, answer = network(image).asnumpy(), label.asnumpy()
+            guess = np.argmax(scores, axis=1)
+            if answer.shape != guess.shape:
+                raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
+            if see is not None:
+                see(image.asnumpy(), scores, answer)
+            correct += int(np.sum(guess == answer))
+            rows += len(guess)
+    return correct, rows
+
+
+class _Until:
+    """The batches of a dataset, until `stop` returns true."""
+
+    def __init__(self, dataset: Iterable, stop: Callable[[], bool]):
+        self._dataset, self._stop = dataset, stop
+        self.is_cut = False
+        """bool, whether batches were left out."""
+
+    def __iter__(self) -> Iterator[tuple]:
+        for batch in next(Data(self._dataset).epochs(1)):
+            if self._stop():
+                self.is_cut = True
+                return
+            yield batch
+
+
+def evaluate_together(
+    network: nn.Cell, part: Iterable, group: Group | None, stop: Callable[[], bool] = lambda: False
+) -> list[int]:
+    """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them.
+
+    Raises:
+        Stopped: If `stop`, which is called before each batch, returned true on any of the ranks.
+    """
+    if group is not None:
+        take_from_rank_0([each for each in network.get_parameters() if not each.requires_grad], group)
+    batches = _Until(part, stop)
+    correct, rows, cut = total([*evaluate(network, batches), batches.is_cut], group)  # also if cut: others wait for it
+    if cut:
+        raise Stopped("the evaluation is not finished")
+    return [correct, rows]
+
+
+class _LossAndOutput(nn.Cell):
+    """From a batch's columns to the loss and the network's output; for a network that returns its loss, to it alone."""
+
+    def __init__(self, network: nn.Cell, loss_fn: Any):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn = network, runnable(loss_fn)
+
+    def construct(self, data: Any, *labels: Any) -> Any:
+        output = self.network(data)
+        return self.loss_fn(output, *labels), output
+
+
+class Evaluation:
+    """Evaluates with MindSpore's metrics at the end of epochs, as `Model.fit` does.
+
+    Args:
+        objective (Objective): the network, its loss, and what that averages over.
+        dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
+        metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
+        every (int): epochs between two evaluations.
+        group (Optional[Group]): the ranks: all get rank 0's results, so that callbacks decide alike.
+        ema (Optional[Ema]): the average of the weights, which is evaluated. Default: ``None``.
+    """
+
+    def __init__(
+        self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None = None
+    ):
+        self._ema = ema
+        self._every = _check.positive_int(_OWNER, "eval_every", every)
+        try:
+            self._metrics = get_metrics(metrics) or {}
+        except KeyError as error:
+            known = f"names of MindSpore's metrics ({', '.join(sorted(names()))})"
+            raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
+        if dataset is None:
+            _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
+        self._objective, self._data, self._group = objective, Data(dataset, named=_check.VALID), group
+        network, loss_fn = objective.network, objective.loss_fn
+        if self._metrics and loss_fn is None:
+            remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
+            _check.refuse(ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy)
+        self._has_output = loss_fn is not None
+        self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
+        self._look_at_the_first(dataset)
+
+    def _look_at_the_first(self, dataset: Any) -> None:
+        """Reject a data set before the first epoch rather than after it; not what can be read only once."""
+        if isinstance(dataset, Iterator):
+            return
+        with generators_kept():
+            first = next(iter(next(self._data.epochs(1))), None)
+        if first is None:
+            _check.VALID.refuse(ValueError, "one that yields batches", "none")
+        self._objective.check_valid_batch(first)
+
+    def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:
+        """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""
+        if epoch % self._every != 0:
+            return None
+        for metric in self._metrics.values():
+            metric.clear()
+        calls = calls.evaluating(batch_num=self._data.batches or UNKNOWN)
+        calls("on_eval_begin")
+        calls("on_eval_epoch_begin")
+        with training_mode(self._cell, False), averaged(self._ema):
+            loss = self._mean_loss(calls)
+        calls("on_eval_epoch_end")
+        results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
+        results = {name: as_on_rank_0(value, self._group) for name, value in results.items()}
+        calls("on_eval_end", metrics=results, eval_results=results)
+        return results
+
+    def _mean_loss(self, calls: Callbacks) -> float:
+        """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
+        mean = WindowLoss(self._objective.summing)
+        for columns in next(self._data.epochs(1)):
+            step = calls.facts.cur_step_num + 1
+            calls("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
+            loss, *output = self._cell(*columns) if self._has_output else (self._cell(*columns),)
+            mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
+            calls("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
+            for metric in self._metrics.values():
+                metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
+        return mean.mean
+
+
+def evaluation_of(
+    objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None
+) -> Evaluation | None:
+    """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
+    return None if dataset is None and metrics is None else Evaluation(objective, dataset, metrics, every, group, ema)

@@ -1,0 +1,359 @@
+"""How is the user's own training loop, or MindSpore's `Model`, resumed?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from mindspore import nn
+from mindspore.train import Callback, RunContext
+
+from .. import _check
+from ..engine.graph_window import GraphWindow, Notes
+from ..engine.noise_scale import NoiseScale
+from ..network import checks
+from ..ranks.agreement import agree
+from ..ranks.parallel import Group, is_first
+from ..saving.checkpoint import CheckpointError
+from ..saving.checkpointer import Checkpointer, find_together
+from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
+from .callbacks import warn_about_counters
+from .data import Position
+from .state import SETTING, trained_parameters
+
+
+class Accumulates(Protocol):
+    """An `Accumulator` or an `AccumulatedTrainStep`: its window, its settings and its Parameters."""
+
+    optimizer: Any
+    group: Group | None
+    window: GraphWindow
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+
+
+class ResumableLoop:
+    """Save the training state of your own training loop, and resume it exactly, even inside a window.
+
+    Use it in a ``with`` statement. Call `after_micro_batch` with the position in the data, start from `epoch` and
+    `batches`, and make the order of the batches a function of the seed and the epoch. A state is also saved at the end
+    of the ``with`` block, but not after an error, when the Parameters may be ahead of the position.
+
+    Args:
+        checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
+        network (Cell): the network to train.
+        accumulator (Union[Accumulator, AccumulatedTrainStep]): accumulates its gradients.
+        noise_scale (Optional[NoiseScale]): the estimate whose `observe` the loop calls before `after_micro_batch`; it
+            is saved as well. Default: ``None``.
+
+    Raises:
+        TypeError: If `checkpointer`, `network` or `noise_scale` has the wrong type.
+        CheckpointError: If the state to resume can't be read, or belongs to another run.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import Accumulator, Checkpointer, ResumableLoop
+        >>> def train(epochs, folder):
+        ...     net, loss_fn = nn.Dense(4, 2), nn.CrossEntropyLoss()
+        ...     optimizer = nn.SGD(net.trainable_params(), 0.1)
+        ...     accumulator = Accumulator(optimizer, 2, reduction="mean")
+        ...     def forward(x, y):
+        ...         return loss_fn(net(x), y)
+        ...     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+        ...     x, y = Tensor(np.ones((8, 4)), ms.float32), Tensor(np.zeros(8), ms.int32)
+        ...     with ResumableLoop(Checkpointer(folder, every=1, resume="auto"), net, accumulator) as loop:
+        ...         for epoch in range(loop.epoch, epochs + 1):
+        ...             for number in range(loop.batches + 1, 4):
+        ...                 accumulator(grad_fn(x, y)[1], 8)
+        ...                 loop.after_micro_batch(epoch, number)
+        ...             accumulator.flush()
+        ...             loop.after_micro_batch(epoch + 1, 0)
+        ...     return accumulator.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        2 4
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        network: nn.Cell,
+        accumulator: Accumulates,
+        *,
+        noise_scale: NoiseScale | None = None,
+    ):
+        owner = "ResumableLoop"
+        self._states = _check.instance(owner, "checkpointer", checkpointer, Checkpointer, "a Checkpointer")
+        self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
+        self._accumulator = accumulator
+        self._window = accumulator.window
+        self._group = accumulator.group
+        if noise_scale is not None:
+            _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
+        self._noise = noise_scale
+        self._noise_in_state: Mapping[str, Any] | None = None
+        self._at, self._is_resumed = Position(), False
+
+    @property
+    def epoch(self) -> int:
+        """int, the epoch in which to start or resume, from 1."""
+        return self._at.epoch
+
+    @property
+    def batches(self) -> int:
+        """int, the number of finished batches of this epoch."""
+        return self._at.batches
+
+    def __enter__(self) -> ResumableLoop:
+        self._states.share(self._group).__enter__()
+        try:
+            # Also because rank 0 may still be writing the state to resume.
+            agree("ResumableLoop", self._group, self._states.facts)
+            self._resume()
+        except BaseException:
+            self._states.__exit__()
+            raise
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        try:
+            if kind is None:
+                self._states.save_at_the_end(self._take)
+        finally:
+            self._states.__exit__(kind, *error)
+
+    @property
+    def is_resumed(self) -> bool:
+        """bool, whether the loop resumed from a state."""
+        return self._is_resumed
+
+    def begin_with(self, batches: int) -> None:
+        """Set the number of batches in an epoch, which must be equal in a resumed run."""
+        self._at.total = batches
+
+    def move_to(self, epoch: int) -> None:
+        """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the last one."""
+        self._at.epoch, self._at.batches = epoch, 0
+        self._states.changed()
+
+    def save_with(self, noise_scale: NoiseScale) -> None:
+        """Save this estimate, too, and continue it from the state that has been resumed."""
+        self._noise = noise_scale
+        if self._is_resumed and not noise_scale.load(self._noise_in_state):
+            _check.warn(
+                "The noise scale restarts in a resumed run: the training state has none, or one with other settings."
+            )
+
+    def after_micro_batch(self, epoch: int, batches: int) -> None:
+        """Save a state if one is due. Call it after each micro-batch, and at the end of each epoch.
+
+        Args:
+            epoch (int): the current epoch, from 1.
+            batches (int): the number of finished batches of this epoch; 0 at its beginning.
+
+        Raises:
+            TypeError: If an argument is not an int.
+            ValueError: If `epoch` is less than 1, or `batches` less than 0.
+            Stopped: If the `Checkpointer` received a request to stop; the state is saved.
+        """
+        epoch = _check.positive_int("after_micro_batch", "epoch", epoch)
+        batches = _check.count("after_micro_batch", "batches", batches)
+        self._at.epoch, self._at.batches = epoch, batches
+        in_window, wishes = int(self._window.micro_batches.asnumpy()) > 0, self._states.wishes()
+        if self._window.notes is not None:
+            self._after_micro_batch_of_ranks(self._window.notes, in_window, wishes)
+        else:
+            self._states.after_micro_batch(self._updates, in_window, self._take, wishes)
+
+    def _after_micro_batch_of_ranks(self, notes: Notes, in_window: bool, wishes: Sequence[float]) -> None:
+        """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
+
+        Not while some ranks flush: their data are over, so their positions differ.
+        """
+        notes.request(wishes)
+        together = None if in_window else notes.requests()
+        if together is not None:
+            self._states.after_micro_batch(self._updates, False, self._take, together)
+            notes.request((wishes[0], 0.0))  # what was late may have been saved
+
+    @property
+    def _updates(self) -> int:
+        return int(self._window.updates.asnumpy())
+
+    def _parameters(self) -> dict[str, Any]:
+        of_window = {f"window.{name}": parameter for name, parameter in self._accumulator.state.items()}
+        size = of_window.pop("window.size")
+        trained = trained_parameters(self._network, self._accumulator.optimizer)
+        return {**trained, **of_window, f"{SETTING}.accumulate_step": size}
+
+    def _take(self) -> TrainingState:
+        window = self._window
+        facts = {
+            "at": asdict(self._at),
+            "window": {"micro_batches": int(window.micro_batches.asnumpy()), "loss": [0.0, 0.0, 0], "unit": None},
+            "updates": self._updates,
+            "skipped": int(window.skipped.asnumpy()),
+            "updated": bool(window.updated.asnumpy()),
+            "skips": 0,
+            "noise": None if self._noise is None else self._noise.state,
+        }
+        return capture(self._parameters(), facts, writes=is_first(self._group))
+
+    def _resume(self) -> None:
+        parameters = self._parameters()  # raises an error before training if a state can't be saved
+        ranks = self._group.size if self._group else 1
+        kind = checks.kind_of(self._accumulator.optimizer)
+        of_noise = {} if self._noise is None else {"noise_scale": self._noise.settings}
+        config = {**self._accumulator.settings, **of_noise, "optimizer": kind, "ranks": ranks}
+        found = find_together("ResumableLoop", self._states, config, self._group)
+        if found is None:
+            return
+        warn_about_random_layers(self._network)
+        held = found.state.facts["window"]["micro_batches"]
+        if held and (self._group is not None or not any(name.startswith("window.grad_sum") for name in parameters)):
+            raise CheckpointError(
+                f"The state holds {held} micro-batches of an open window, which windows of 1 and several ranks can't "
+                "continue. Resume with the settings it was saved with, or from a state between two windows."
+            )
+        at = Position(**found.state.facts["at"])
+        if at.total != self._at.total:
+            what = f"has epochs of {at.total} batches, but this data set has {self._at.total}"
+            raise CheckpointError(f"The run of '{found.path}' {what}. Resume it with batches of the same size.")
+        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
+        self._at, self._is_resumed = at, True
+        self._noise_in_state = found.state.facts["noise"]
+        if self._noise is not None:
+            self._noise.load(self._noise_in_state)
+
+
+class SaveStates(Callback):
+    """A callback that saves the training state of a run of `Model` and resumes it exactly, even inside a window.
+
+    The state is loaded when the callback is created. A callback serves one run and locks the folder until that run
+    ends. `Model` skips finished epochs with `initial_epoch`, and raises an error if no epoch is left: check
+    ``states.initial_epoch < epochs`` first. The data set skips finished batches with its `set_init_step`.
+
+    States are saved as the `Checkpointer` defines (`every`, `minutes`, a request to stop) and at the end, but not after
+    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning; a
+    `NoiseScale`, which must precede it in the list of callbacks, is saved and resumed. Python
+    functions in the data set must draw their random numbers as a function of the row or the epoch.
+
+    Args:
+        checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
+        step (AccumulatedTrainStep): the network of `Model`.
+        dataset (Dataset): the data set that `Model` trains on, shuffled with a fixed seed.
+
+    Raises:
+        CheckpointError: If the state to resume can't be read, or belongs to another run.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import tempfile
+        >>> from mindspore import nn
+        >>> from mindspore.train import Model
+        >>> from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates
+        >>> from ms_accum.zoo import MLP, create_dataset
+        >>> def train(epochs, folder):
+        ...     net, digits = MLP(), create_dataset(image_size=28)
+        ...     step = AccumulatedTrainStep((net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
+        ...     states = SaveStates(Checkpointer(folder, every=10, resume="auto"), step, digits)
+        ...     Model(step).train(epochs, digits, callbacks=[FlushTail(), states], initial_epoch=states.initial_epoch)
+        ...     return step.updates
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(train(1, folder), train(2, folder))
+        12 24
+    """
+
+    def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
+        self._loop, self._step, self._data = (
+            ResumableLoop(checkpointer, step.loss_and_gradients.network, step),
+            step,
+            dataset,
+        )
+        self._size = dataset.get_dataset_size()
+        self._loop.begin_with(self._size)
+        self._loop.__enter__()
+        self._is_resumed, self._over = self._loop.is_resumed, False
+        self._epoch, self._batches = self._loop.epoch, self._loop.batches
+        step.resumed = bool(step.micro_batches)
+        if self._batches == self._size:
+            what = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
+            _check.warn(f"For 'SaveStates', the resumed run {what}.")
+            self._epoch, self._batches = self._epoch + 1, 0
+        step = self._size * self.initial_epoch + self._batches
+        if step >= 2**31:  # MindSpore counts in 32 bits
+            raise CheckpointError(f"The state has finished {step:,} steps, which a data set of MindSpore can't skip.")
+        dataset.set_init_step(step)
+
+    @property
+    def initial_epoch(self) -> int:
+        """int, the number of finished epochs; pass it to `Model.train` or `Model.fit` as `initial_epoch`."""
+        return self._epoch - 1
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        if self._over:
+            raise RuntimeError("For 'SaveStates', a run of Model has used it already. Create a new one for each run.")
+        if args["train_dataset"] is not self._data:
+            _check.refuse(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
+        if self._is_resumed:
+            warn_about_counters(args.get("list_callback", ()))
+        self._take_noise_scale(list(args.get("list_callback", ())))
+        args["batches_done"] = self._batches
+        args["cur_step_num"] = self._seen = args["batch_num"] * self.initial_epoch + self._batches
+
+    def _take_noise_scale(self, callbacks: list[Any]) -> None:
+        """Save the noise scale that is among the callbacks."""
+        for number, each in enumerate(callbacks):
+            if isinstance(each, NoiseScale):
+                if self in callbacks[:number]:
+                    remedy = "A state would be saved before NoiseScale has seen the micro-batch."
+                    _check.refuse(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
+                self._loop.save_with(each)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        epoch = run_context.original_args()["cur_epoch_num"]
+        if epoch < self._epoch:
+            remedy = "Pass initial_epoch=states.initial_epoch to Model.train or Model.fit."
+            rule = f"{self.initial_epoch}, the number of epochs that the resumed run has finished"
+            _check.refuse(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._step.average.restore()  # a callback may have evaluated
+        seen, self._seen = self._seen, args["cur_step_num"]
+        args["batches_done"] += self._seen - seen  # in sink mode a step has several batches
+        self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._step.average.restore()
+        if args["batches_done"] == args["batch_num"]:
+            args["batches_done"] = 0
+            self._loop.move_to(args["cur_epoch_num"] + 1)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        del run_context
+        self._end(None)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:  # `Model` also exits callbacks after each evaluation
+            self._end(kind, *error)
+
+    def _end(self, *error: Any) -> None:
+        self._over = True
+        self._step.average.restore()
+        self._data.set_init_step(0)
+        self._loop.__exit__(*error)

@@ -1,0 +1,82 @@
+"""The record of a finished window, and the errors for too many windows without a finite gradient."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+from .. import _check
+
+# One window without a finite gradient may be a bad batch; this number in a row means that nothing is learned.
+SKIPPED_IN_A_ROW = 10
+_OWNER = "GradientAccumulation"
+
+
+@_check.documented
+class UpdateRecord(NamedTuple):
+    """The record of a finished window, which reporters and callbacks get."""
+
+    epoch: int
+    """The epoch, from 1."""
+    step: int
+    """The number of the window in its epoch, from 1; the tutorial's printed line calls it `step`."""
+    update: int
+    """The number of updates so far, including this one."""
+    loss: float
+    """The mean loss of the window: the sum of weight times loss, divided by the sum of weights."""
+    lr: float
+    """The learning rate of this update (of the first parameter group)."""
+    grad_norm: float
+    """The norm of the window's gradient, before clipping."""
+    samples: int
+    """The number of rows in the window."""
+    seconds: float
+    """The time since the end of the previous window, in seconds."""
+    skipped: bool
+    """Whether the optimizer was not called, because the gradient was not finite or all weights were 0."""
+    overflow: bool = False
+    """Whether the loss scale was too large and has been lowered."""
+    bad: tuple[int, ...] = ()
+    """The micro-batches of this process whose loss was not finite, or that were left out: their numbers in the epoch,
+    from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the previous epoch (tail="carry")."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """dict, the fields by name, without `overflow` and `bad` if these are False and empty."""
+        held = self._asdict()
+        return {name: value for name, value in held.items() if name not in _SPECIAL or value}
+
+
+_SPECIAL = ("overflow", "bad")
+
+
+def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool) -> int:
+    """Return the number of windows in a row without a finite gradient; raise an error if there are too many.
+
+    A window does not count if all its weights are 0, or if it overflowed and the loss scale was lowered.
+
+    Args:
+        record (UpdateRecord): the record of the last window.
+        skipped_in_a_row (int): the number before that.
+        at_once (bool): whether the first one ends the run.
+    """
+    if not record.samples or record.overflow:
+        return skipped_in_a_row
+    if not record.skipped:
+        return 0
+    if at_once:
+        which = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
+        raise_not_finite(f"window {record.step} in epoch {record.epoch}{which}")
+    if skipped_in_a_row + 1 >= SKIPPED_IN_A_ROW:
+        raise RuntimeError(
+            f"For '{_OWNER}', the gradients of {skipped_in_a_row + 1} windows in a row were not finite. "
+            "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
+        )
+    return skipped_in_a_row + 1
+
+
+def raise_not_finite(window: str) -> NoReturn:
+    """Raise the error of ``nonfinite="raise"``."""
+    raise FloatingPointError(
+        f"For '{_OWNER}', the gradient of {window} is not finite. nonfinite='skip_micro' leaves out such "
+        "micro-batches, 'skip_window' skips their window."
+    )

@@ -1,0 +1,331 @@
+"""A run of the driver, from one micro-batch to the next: data, window, record, callbacks, states."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.train import Callback
+
+from .. import _check
+from ..engine.ends import Sizes, planned, windows_by_epoch, windows_in_run
+from ..network.as_found import start_training
+from ..network.generators import draw_apart
+from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
+from ..ranks.heartbeat import exchange, heartbeat
+from ..ranks.parallel import gather, is_first, total
+from ..saving.checkpoint import save_trained
+from ..saving.checkpointer import NO_WISHES, Checkpointer, find_together
+from .bad_batches import BadBatches
+from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
+from .data import Data, Position
+from .evaluation import Evaluation
+from .record import UpdateRecord, check_skipped
+from .state import RunState
+from .window import Ended, OpenWindow
+
+_log = logging.getLogger("ms_accum")
+_OWNER = "train_process"
+SAME_ON_ALL = "Give all ranks the same arguments; what only rank 0 shows is for 'report'."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run has been asked for: the arguments of `train_process`, checked and resolved once."""
+
+    epochs: int
+    """The number of epochs."""
+    before: int
+    """The number that is added to epoch numbers, `initial_epoch`."""
+    data: Data
+    sizes: Sizes | None
+    """The sizes of windows; None: each batch is a window."""
+    ends: Callable[[Iterable, int], Iterable]
+    """Marks in an epoch's batches where windows end; also gets the micro-batches that the first one contains."""
+    micro_batch_size: int | None
+    tail: str
+    settings: dict[str, Any]
+    """The settings of the driver that must be equal in a resumed run."""
+    callbacks: Sequence[Callback]
+    states: Checkpointer | None
+    """Saves the training states."""
+    evaluate: Evaluation | None
+    bad_batches: BadBatches | None
+    """Writes micro-batches that are not finite to a folder."""
+    ckpt_path: str | None
+    """Where the model is saved, as given."""
+    saved_at: Any
+    """The same as an absolute path."""
+
+
+class Run:
+    """One call of `train_process`.
+
+    Args:
+        network (Cell): the user's network.
+        window (OpenWindow): the open window.
+        plan (Plan): what to do.
+    """
+
+    def __init__(self, network: nn.Cell, window: OpenWindow, plan: Plan):
+        self._network = network
+        self._window = window
+        self._plan = plan
+        self._group = window.group
+        self._state = RunState(network, window)
+        self._step_begun = False
+        self._left_out = 0
+        self.at = Position()
+        """Position, of the run in its data."""
+
+    def train(self) -> None:
+        """Train, and save the model."""
+        plan = self._plan
+        self._open()
+        with ExitStack() as closing:
+            self._begin(closing)
+            self._train_epochs()
+            if plan.ckpt_path is not None and is_first(self._group):  # before the larger state: the disk may get full
+                save_trained(self._network, plan.ckpt_path, plan.saved_at)
+
+    def _open(self) -> None:
+        """Prepare the window and the network."""
+        window, sizes, forward = self._window, self._plan.sizes, self._window.objective.forward
+        size = None if sizes is None else sizes.constant or 0
+        if self._plan.tail != "carry" or window.size is None:
+            window.clear()  # an interrupted run may have left micro-batches, which must not enter this run
+        window.open(size)
+        start_training(self._network, forward)
+        if size != 1:
+            window.objective.warn()
+
+    def _begin(self, closing: ExitStack) -> None:
+        """Begin or resume, and begin the callbacks; `closing` ends them and the states."""
+        plan, states = self._plan, self._plan.states
+        if states is not None:
+            closing.enter_context(states.share(self._group))
+        windows = self._find_position()
+        self._calls = closing.enter_context(Callbacks(plan.callbacks, self._facts()))
+        self._calls("on_train_begin", planned=None if windows is None else windows - self.at.windows)
+        if states is not None:
+            take = partial(self._state.take, self.at)
+            closing.enter_context(states.saving_at_the_end(take, self._window))
+        if self.at.windows:
+            warn_about_counters(self._calls.facts.list_callback)
+
+    def _find_position(self) -> int | None:
+        """Find where all ranks begin or resume; return the number of windows of the run, None if it is unknown."""
+        plan, window = self._plan, self._window
+        self.at = self._resume() or plan.data.start(held=window.micro_batches)
+        batches, held = plan.data.batches, self.at.held
+        before = max(0, window.updates - self.at.windows)  # updates before the run: window sizes may depend on them
+        windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, held=held, updates=before)
+        if self._group is not None:
+            facts = windows_facts(window, plan.epochs, batches, plan.sizes, plan.tail, held=held, updates=before)
+            facts |= {"updates before the run": window.updates, "windows before": self.at.windows}
+            facts |= {"epoch to begin with": self.at.epoch, "batches before": self.at.batches}
+            agree(_OWNER, self._group, {**facts, **rate_facts(window.optimizer)})
+            take_from_rank_0(window.objective.forward.get_parameters(), self._group)
+            draw_apart([window.objective.forward], self._group.rank)
+        return windows
+
+    def _resume(self) -> Position | None:
+        """Load the state found by the checkpointer, and return its position; None if there is no state."""
+        plan = self._plan
+        if plan.states is None:
+            return None
+        parameters = self._state.parameters()  # raises an error before training if a state can't be saved
+        settings = {
+            "mini_steps": plan.sizes and plan.sizes.settings,
+            "micro_batch_size": plan.micro_batch_size,
+            **({"initial_epoch": plan.before} if plan.before else {}),
+            "ranks": self._group.size if self._group else 1,
+            **plan.settings,
+        }
+        found = find_together(_OWNER, plan.states, settings, self._group)
+        return None if found is None else self._state.restore(found, parameters, plan.epochs, plan.data)
+
+    def _facts(self) -> Facts:
+        """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
+        plan, objective = self._plan, self._window.objective
+        batches = plan.data.batches
+        if batches is not None and plan.sizes is not None:
+            batches = max(1, windows_in_run(batches, plan.sizes, plan.tail, 1))
+        return Facts(
+            mode="train",
+            train_dataset=plan.data.dataset,
+            epoch_num=plan.epochs,
+            initial_epoch=plan.before,
+            dataset_sink_mode=False,
+            batch_num=batches or UNKNOWN,
+            cur_step_num=self.at.windows,
+            train_dataset_element=None,
+            parallel_mode=ms.get_auto_parallel_context("parallel_mode"),
+            device_number=self.at.ranks,
+            train_network=objective.forward,
+            network=objective.network,
+            loss_fn=objective.loss_fn,
+            optimizer=self._window.optimizer,
+        )
+
+    def _train_epochs(self) -> None:
+        """Train with the remaining epochs."""
+        plan, window, calls = self._plan, self._window, self._calls
+        self._ended_at = time.perf_counter()
+        updates, skipped = window.updates, window.skipped
+        for batches in plan.data.epochs(plan.epochs, self.at):
+            epoch = plan.before + self.at.epoch
+            calls("on_train_epoch_begin", cur_epoch_num=epoch)
+            if not self._stopping():
+                try:
+                    self._train_epoch(plan.ends(batches, window.micro_batches))
+                finally:  # the end of the epoch, its evaluation, and the user after an error may change the weights
+                    window.run_waiting()
+            over = not self._stopping()
+            self.at.check(over)
+            # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
+            calls.epoch_end(None if plan.evaluate is None else plan.evaluate(epoch, calls))
+            if over:
+                self.at.next_epoch()
+            stopping, changing = total([calls.stopping, calls.may_change_parameters], self._group)
+            if plan.states is not None and changing:
+                plan.states.changed()
+            check_drift(_OWNER, self._group, window.optimizer.parameters, window.optimizer)
+            if stopping:
+                break
+        if not self.at.windows and plan.tail == "drop" and not calls.stopping:
+            raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
+        calls("on_train_end")
+        self._warn_unless_updated(updates, skipped)
+        self._warn_of_left_out()
+
+    def _train_epoch(self, micro_batches: Iterable) -> None:
+        plan, window, states = self._plan, self._window, self._plan.states
+        for micro_batch, ends in micro_batches:
+            if not self._step_begun:
+                self._step_begun = True
+                step = self._calls.facts.cur_step_num + 1
+                self._calls("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
+            window.add(micro_batch)
+            if plan.bad_batches is not None:
+                plan.bad_batches.keep(window.micro_batches, micro_batch)
+            heartbeat().beat()
+            self.at.batches += ends or window.size is not None
+            self.at.rows += micro_batch[0].shape[0]
+            if ends:
+                self._end_window()
+            elif states is not None:
+                requests = states.wishes()  # with several ranks, kept until they are summed at the window's end
+                if window.saved_inside:
+                    self._save_if_due(states, True, requests)
+            if self._stopping() and not window.micro_batches:
+                return
+        if window.micro_batches and plan.tail == "flush":
+            self._end_window()
+        elif plan.tail == "drop":
+            window.clear()
+
+    def _end_window(self) -> None:
+        """Update; then the record, the callbacks, and the state, in this order."""
+        window, states, at = self._window, self._plan.states, self.at
+        micro_batches = window.micro_batches
+        requests = states.wishes() if states and self._group else NO_WISHES
+        with nullcontext() if self._group is None else exchange():
+            ended = window.end(requests)
+        at.step += 1
+        at.windows += 1
+        record = self._record(ended, micro_batches)
+        if self._plan.bad_batches is not None:
+            self._plan.bad_batches.window_ended(record, ended.bad)
+        self._step_begun = False
+        self._calls.step_end(record)
+        window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
+        if states is not None:
+            self._save_if_due(states, False, states.wishes() if self._group is None else ended.requests)
+
+    def _record(self, ended: Ended, micro_batches: int) -> UpdateRecord:
+        """Return the record of a window with this number of micro-batches."""
+        now = time.perf_counter()
+        seconds, self._ended_at = now - self._ended_at, now
+        self._left_out += len(ended.bad)
+        before = 0 if self._window.size is None else self.at.batches - micro_batches
+        return UpdateRecord(
+            epoch=self._plan.before + self.at.epoch,
+            step=self.at.step,
+            update=self._window.updates,
+            loss=ended.loss,
+            lr=ended.lr,
+            grad_norm=ended.grad_norm,
+            samples=ended.samples,
+            seconds=seconds,
+            skipped=not ended.updated,
+            overflow=ended.overflow,
+            bad=tuple(before + number for number in ended.bad),
+        )
+
+    def _stopping(self) -> bool:
+        """Return whether to stop inside the epoch; several ranks stop at its end, after they have agreed."""
+        return self._group is None and self._calls.stopping
+
+    def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
+        states.after_micro_batch(self._window.updates, in_window, partial(self._state.take, self.at), requests)
+
+    def _warn_unless_updated(self, updates: int, skipped: int) -> None:
+        """Warn if there were windows since these counts, and all of them were skipped."""
+        count = self._window.skipped - skipped
+        if self._window.updates == updates and count:
+            _log.warning("For 'train_process', all %d windows were skipped, so nothing was learned.", count)
+
+    def _warn_of_left_out(self) -> None:
+        """Say on which ranks micro-batches were left out: rank 0, which reports, does not see those of the others."""
+        if self._group is None or self._window.collaborators.skips is None:
+            return
+        counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]
+        if is_first(self._group) and any(counts):
+            where = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
+            what = "1 micro-batch was" if sum(counts) == 1 else f"{sum(counts):,} micro-batches were"
+            _log.warning("For 'train_process', %s left out, because not finite: %s.", what, where)
+
+
+def epochs_of(last: int, before: int) -> int:
+    """Return the number of epochs of a run that ends with epoch `last` and begins after epoch `before`."""
+    _check.positive_int(_OWNER, "epoch", last)
+    if type(before) is not int or not 0 <= before < last:
+        _check.refuse(ValueError, _OWNER, "initial_epoch", f"an int >= 0 and < {last}, the last epoch", before)
+    return last - before
+
+
+def windows_facts(
+    window: OpenWindow, epochs: int, batches: int | None, sizes: Sizes | None, tail: str, *, held: int, updates: int
+) -> dict[str, Any]:
+    """Return the facts about windows on which ranks must agree: they wait for each other at the end of each."""
+    windows = windows_by_epoch(batches or 0, sizes, tail, epochs, held=held, updates=updates)
+    facts: dict[str, Any] = {"number of windows": sum(windows)}
+    facts |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
+    in_step = window.collaborators.summing.of_micro_batch is not None
+    if in_step or (sizes is not None and sizes.constant is None):
+        # Sizes may depend on the updates, and a skipped window is none. Counted in the dataset: a resumed position has
+        # rank 0's number.
+        facts["number of batches in an epoch"] = batches
+    if in_step:
+        facts |= {f"number of {name}": count for name, count in window.counts.items()}
+    return facts
+
+
+def given_facts(
+    valid_dataset: Any, metrics: Any, eval_every: Any, checkpointer: Checkpointer | None, callbacks: Any
+) -> dict[str, Any]:
+    """Return the facts about the arguments on which ranks must agree: they make the ranks wait for each other."""
+    given = {"valid_dataset": valid_dataset is not None, "checkpointer": checkpointer is not None}
+    given["callbacks"] = bool(callbacks_of(_OWNER, "callbacks", callbacks))
+    facts: dict[str, Any] = {f"'{name}'": "one" if is_given else None for name, is_given in given.items()}
+    facts |= {"'metrics'": sorted(map(str, metrics or ())), "'eval_every'": eval_every}
+    return facts if checkpointer is None else {**facts, **checkpointer.facts}

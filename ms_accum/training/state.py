@@ -1,0 +1,123 @@
+"""What a training state of a run contains, and how a run is resumed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mindspore import nn
+
+from ..engine.collaborators import OWNERS
+from ..network.hyper_parameters import parameters_in, settings_of
+from ..network.parameters import without
+from ..saving.model_record import CheckpointError
+from ..saving.state_folder import Found
+from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
+from .data import Data, Position
+from .window import OpenWindow
+
+SETTING = "setting"
+"""str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
+
+
+def trained_parameters(network: nn.Cell, optimizer: Any, scheduler: Any = None) -> dict[str, Any]:
+    """Return all Parameters of a network, its optimizer and the scheduler by owner and name.
+
+    Raises:
+        CheckpointError: If two have the same owner and name.
+    """
+    of_network = list(network.get_parameters())
+    settings = settings_of(optimizer)
+    own = without(_parameters_of(optimizer), [*of_network, *settings])
+    parameters = {**_named("network", of_network), **_named("optimizer", own), **_named(SETTING, settings)}
+    # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
+    counters = without(list(parameters_in(scheduler)), parameters.values())
+    named = {f"scheduler.{number}.{counter.name}": counter for number, counter in enumerate(counters)}
+    return {**parameters, **named}
+
+
+def _named(owner: str, parameters: Iterable[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for parameter in parameters:
+        if named.setdefault(f"{owner}.{parameter.name}", parameter) is not parameter:
+            raise CheckpointError(
+                f"Two Parameters of the {owner} are named '{parameter.name}', so a state can't be saved. "
+                "Give one of them another name."
+            )
+    return named
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
+    if hasattr(optimizer, "complete_state"):
+        return list(optimizer.complete_state().values())
+    in_lists = parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])
+    return list({id(parameter): parameter for parameter in [*optimizer.get_parameters(), *in_lists]}.values())
+
+
+class RunState:
+    """The state of a run: everything that training changes, the open window with its counters, and the position.
+
+    Args:
+        network (Cell): the user's network.
+        window (OpenWindow): the driver's window.
+    """
+
+    def __init__(self, network: nn.Cell, window: OpenWindow):
+        self._network = network
+        self._window = window
+
+    def take(self, at: Position) -> TrainingState:
+        """Return the state."""
+        window = self._window
+        accumulators, facts_of_window = window.state()
+        facts = {"at": asdict(at), "window": facts_of_window, **window.counters, **window.collaborators.facts}
+        return capture({**self.parameters(), **accumulators}, facts, writes=window.is_first)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the Parameters that are saved, by name.
+
+        Raises:
+            CheckpointError: If two have the same name, so that a state can't be saved.
+        """
+        window = self._window
+        trained = trained_parameters(window.objective.forward, window.optimizer, window.scheduler)
+        return {**trained, **window.collaborators.state}
+
+    def restore(self, found: Found, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
+        """Load a state into a run of `epochs` epochs, and return its position.
+
+        Args:
+            found (Found): the state.
+            parameters (Mapping): what `parameters` returned.
+            epochs (int): the epochs of the run.
+            data (Data): the data set of the run.
+
+        Raises:
+            CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
+        """
+        facts = found.state.facts
+        at, micro_batches = Position(**facts["at"]), facts["window"]["micro_batches"]
+        if at.begun > epochs:
+            got = f"but got {epochs}: '{found.path}' has begun epoch {at.begun}"
+            raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.begun}, {got}.")
+        warn_about_random_layers(self._network)
+        if not self._window.can_load(micro_batches):
+            who = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
+            raise CheckpointError(
+                f"The state holds {micro_batches} micro-batches of an open window, which {who} can't continue. "
+                "Resume with the settings it was saved with, or from a state between two windows."
+            )
+        parameters = {**parameters, **self._window.accumulators(micro_batches)}
+        if found.changed:
+            restore(found.state, parameters, found.path, leave_out=SETTING, optional=OWNERS)
+        else:
+            restore(found.state, parameters, found.path)
+        self._window.load(facts["window"], facts)
+        self._window.collaborators.load(facts)
+        if not found.changed:
+            return at
+        if self._window.size is None:  # it may contain a part of a batch, and batches may be different now
+            self._window.clear()
+        return data.place(at)

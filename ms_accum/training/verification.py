@@ -1,0 +1,389 @@
+"""Does the accumulated gradient equal that of the large batch, and if not, why?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from .. import _check
+from ..driver import GradientAccumulation
+from ..engine.coupled import CoupledLoss
+from ..layers.dropout import CountedDropout
+from ..loss.columns import numbers_rows
+from ..loss.first_look import one_line
+from ..loss.forms import runnable
+from ..loss.gradients import WithLoss
+from ..loss.reductions import loss_reduction
+from ..network.as_found import left_as_found, synchronously
+from ..network.batch_norm import takes_statistics
+from ..network.generators import random_layers
+from ..network.parameters import as_array
+from .record import UpdateRecord
+
+_OWNER = "verify"
+_SHOWN = 8
+_BATCH_NORM = (
+    "BatchNorm normalizes each micro-batch with its own statistics. batch_to_group_norm or freeze_batch_norm make the "
+    "gradients agree."
+)
+_RANDOM = "Random layers draw other masks for micro-batches than for the large batch; without them the gradients agree."
+_WRONG_BACKWARD = (
+    "The loss averages over rows, but MindSpore's gradient of it sums: its backward is wrong here, as that of "
+    "BCEWithLogitsLoss in PyNative mode. Use graph mode, or reduction='none' and ops.mean."
+)
+_COUPLES = (
+    "The loss couples the rows of a batch: no weights make the gradients of micro-batches add up to the "
+    "large batch's. Use CoupledLoss, or a loss that is a mean or a sum over rows."
+)
+_UNCLEAR = (
+    "The loss is neither a mean nor a sum over rows. The network has too few parameters to say more: if the loss "
+    "averages over something else, give 'weight'; if it couples the rows of a batch, use CoupledLoss."
+)
+_LEAST = 0.02  # weights above this, in parts of 1, are not noise
+Gradient = list[np.ndarray]
+
+
+@_check.documented
+class Verification(NamedTuple):
+    """The result of `verify`. Printed, it is a table of the parameters that differ most."""
+
+    ok: bool
+    """Whether the gradients agree."""
+    diagnosis: str
+    """One sentence: that the gradients agree, or why they differ and what to change."""
+    table: list[tuple[str, float, float]]
+    """For each parameter: its name, the norm of the large batch's gradient, and the relative difference."""
+
+    def __str__(self) -> str:
+        worst = sorted(self.table, key=lambda row: -row[2])[:_SHOWN]
+        width = max([len(name) for name, _, _ in worst], default=0)
+        lines = [f"{name:{width}}  {norm:10.4g}  {difference:10.2g}" for name, norm, difference in worst]
+        head = f"{'parameter':{width}}  {'norm':>10}  {'difference':>10}"
+        left = len(self.table) - len(worst)
+        more = [f"... and {left} parameters with smaller differences"] if left else []
+        return "\n".join([head, *lines, *more, self.diagnosis])
+
+
+def verify(
+    network: nn.Cell,
+    loss_fn: Callable | None,
+    batch: Any,
+    gradient_accumulation_steps: int,
+    *,
+    reduction: str = "mean",
+    weight: Any = None,
+    rtol: float = 1e-3,
+) -> Verification:
+    """Compare the accumulated gradient with that of one large batch, on your network, loss and data.
+
+    The batch is split into this number of micro-batches, the last of which is shorter. Both gradients are those that
+    `GradientAccumulation` would pass to the optimizer. If they differ, `verify` looks for the cause: it freezes
+    BatchNorm, switches off random layers, and solves for the weights with which the gradients of the micro-batches
+    would add up to that of the large batch. The network is not changed.
+
+    Args:
+        network (Cell): the network, as for `GradientAccumulation`.
+        loss_fn (Union[Cell, Callable, None]): the loss, as for `GradientAccumulation`.
+        batch (Union[Tensor, tuple, list, dict]): the columns of one batch.
+        gradient_accumulation_steps (int): the number of micro-batches, at least 2.
+        reduction (str): ``"mean"`` or ``"sum"``, as for `GradientAccumulation`. Default: ``"mean"``.
+        weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch, as for `GradientAccumulation`.
+            Default: ``None``.
+        rtol (float): the largest relative difference that counts as equal; use 0.05 for float16. Default: 1e-3.
+
+    Returns:
+        Verification, with `ok`, `diagnosis` and `table`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If the batch has too few rows, or an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import verify
+        >>> x, y = np.random.RandomState(1).randn(24, 6).astype(np.float32), np.arange(24) % 3
+        >>> found = verify(nn.Dense(6, 3), nn.CrossEntropyLoss(), (Tensor(x), Tensor(y, ms.int32)), 4)
+        >>> print(found.ok, found.diagnosis)
+        True The gradients agree.
+    """
+    steps = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
+    batch = list(batch.values()) if isinstance(batch, Mapping) else batch
+    columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    columns = tuple(each if isinstance(each, Tensor) else Tensor(each) for each in columns)
+    rows = columns[0].shape[0]
+    if any(column.shape[0] != rows for column in columns):
+        rule = "columns with the same number of rows"
+        _check.refuse(ValueError, _OWNER, "batch", rule, sorted({column.shape[0] for column in columns}))
+    if steps < 2 or rows < 2 * steps - 1:
+        rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
+        _check.refuse(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
+    sizes = _sizes(rows, steps)
+    ends = list(accumulate(sizes))
+    pieces = [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, ends)]
+    trial = _Trial(network, loss_fn, columns, pieces, {"reduction": reduction, "weight": weight})
+    return trial.result(_check.positive_number(_OWNER, "rtol", rtol))
+
+
+class _Trial:
+    """Computes gradients, and finds the cause if they differ.
+
+    Args:
+        network (Cell), loss_fn: as for `verify`.
+        whole (tuple): the columns of the large batch.
+        pieces (Sequence[tuple]): the micro-batches.
+        how (dict): other arguments of the driver.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any, whole: tuple, pieces: Sequence[tuple], how: dict[str, Any]):
+        self._network, self._how = network, how
+        hidden = how["reduction"] == "mean" and loss_reduction(loss_fn) == "sum"
+        self._loss_fn = _Unrecognised(loss_fn) if hidden else loss_fn
+        self._whole, self._pieces = whole, pieces
+        self._trained = network.trainable_params()
+        self._losses = _Recorder()
+        self._random: list[nn.Cell] = []  # random layers that do not explain the difference, and are switched off
+
+    def result(self, rtol: float) -> Verification:
+        """Return the result."""
+        expected = self._gradient([self._whole])
+        try:
+            self._run_outside_graphs()
+            found = self._gradient(self._pieces)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            return self._only_large(expected, error)
+        table = _differences(self._trained, expected, found)
+        ok = self._agree(expected, found, rtol)
+        return Verification(ok, "The gradients agree." if ok else self._cause(expected, found, rtol), table)
+
+    def _run_outside_graphs(self) -> None:
+        """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
+        if ms.get_context("mode") == ms.PYNATIVE_MODE and not isinstance(self._loss_fn, CoupledLoss):
+            forward = self._network if self._loss_fn is None else WithLoss(self._network, self._loss_fn)
+            with left_as_found(forward, (), training=True), synchronously():
+                for piece in self._pieces:
+                    forward(*piece)
+
+    def _only_large(self, expected: Gradient, error: Exception) -> Verification:
+        """Return the result if the large batch can be run, but its micro-batches can't."""
+        nothing = [np.full(gradient.shape, np.inf) for gradient in expected]
+        why = "the network or the loss accepts one batch size only, or the loss couples the rows of a batch"
+        if any(map(numbers_rows, self._whole[1:])):
+            why = "the loss couples the rows of a batch, which the labels number"
+        text = f"The large batch can be run, but its micro-batches can't: {why}. Use CoupledLoss. {one_line(error)}"
+        return Verification(False, text, _differences(self._trained, expected, nothing))
+
+    def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = ()) -> Gradient:
+        """Return the gradient that the optimizer gets, read from Momentum's moments; a rate of 0 keeps the weights.
+
+        Args:
+            micro_batches (Sequence[tuple]): one window.
+            off (Sequence[Cell]): layers that behave as in evaluation.
+        """
+        optimizer = nn.Momentum(self._trained, 0.0, 0.9)
+        model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._how)
+        mode = ms.get_context("mode")
+        with ExitStack() as closing:
+            restored = left_as_found(self._network, (), training=True, within=mode, loss_fn=self._loss_fn)
+            closing.enter_context(restored)
+            closing.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            for layer in (*off, *self._random):
+                layer.set_train(False)
+                if getattr(layer, "use_batch_statistics", False):  # a BatchNorm that ignores the mode
+                    closing.callback(setattr, layer, "use_batch_statistics", layer.use_batch_statistics)
+                    layer.use_batch_statistics = False
+            how: Any = {"report": self._losses, "ckpt_path": None}
+            model.train_process(1, list(micro_batches), len(micro_batches), **how)
+        if not model.updates:
+            return [np.full(each.shape, np.nan) for each in self._trained]
+        return [as_array(each).astype(np.float64) for each in optimizer.moments]
+
+    def _agree(self, expected: Gradient, found: Gradient, rtol: float) -> bool:
+        return all(difference <= rtol for _, _, difference in _differences(self._trained, expected, found))
+
+    def _both(self, off: Sequence[nn.Cell] = ()) -> tuple[Gradient, Gradient]:
+        return self._gradient([self._whole], off), self._gradient(self._pieces, off)
+
+    def _cause(self, expected: Gradient, found: Gradient, rtol: float) -> str:
+        if not all(np.isfinite(each).all() for each in (*expected, *found)):
+            return "A gradient is not finite: look for NaN in the data, or lower the loss scale."
+        # A kink of the network may move a gradient more than rounding does, but far less than the layers do.
+        limit = max(rtol, 0.01 * max(difference for _, _, difference in _differences(self._trained, expected, found)))
+        random, normalizing = self._layers()
+        for off, words in (
+            (normalizing, _BATCH_NORM),
+            (random, _RANDOM),
+            ([*random, *normalizing], f"{_BATCH_NORM} {_RANDOM}"),
+        ):
+            if off and self._agree(*self._both(off), limit):
+                return words
+        if random:
+            self._random = random
+            expected, found = self._both()
+        if not self._agree(expected, self._gradient([self._whole]), rtol):
+            return "The gradient of one batch differs from run to run: the network or the loss is random."
+        return self._of_weights(expected, found, rtol)
+
+    def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:
+        """Return the layers that may be the cause: those that draw random numbers, and those that normalize batches."""
+        cells = dict(self._network.cells_and_names())
+        names = [name for name, cell in cells.items() if isinstance(cell, CountedDropout) and cell.p]
+        random = [cells[name] for name in (*random_layers(self._network), *names)]
+        return random, [cell for cell in cells.values() if takes_statistics(cell, training=True)]
+
+    def _of_weights(self, expected: Gradient, found: Gradient, rtol: float) -> str:
+        """Return the diagnosis from what the micro-batches count for in the large batch's gradient."""
+        of_pieces, losses = self._alone(self._pieces)
+        whole, rows = _flat(expected), np.array([piece[0].shape[0] for piece in self._pieces])
+        shares = rows / rows.sum()
+        near = _Near(whole, rtol)
+        factor = float(whole @ _flat(found) / (whole @ whole))
+        means, averages = self._how["reduction"] == "mean", near(of_pieces @ shares)
+        if near(of_pieces.sum(1)) and means and not averages:
+            loss = self._alone([self._whole])[1][0]
+            if abs(loss - losses @ shares) < rtol * abs(loss) < abs(loss - losses.sum()):
+                return _WRONG_BACKWARD
+            return f"The loss sums over rows (off by {factor:.3g}): use reduction='sum', or a loss that averages."
+        if averages and means and self._how["weight"] is None:
+            return f"The accumulated gradient is {factor:.3g} times the large batch's: the window is divided wrongly."
+        pieces, weights = (self._pieces, shares) if averages else self._weights(of_pieces, whole, near)
+        if weights is None:
+            return _UNCLEAR
+        if not len(weights):
+            return _COUPLES
+        if not means:
+            return f"The loss averages over rows (off by {factor:.3g}): use reduction='mean', or a loss that sums."
+        counts = ", ".join(f"{piece[0].shape[0]}" for piece in pieces)
+        shown = ", ".join(f"{weight:.3g}" for weight in weights)
+        return (
+            f"The weights are not what the loss averages over: micro-batches of {counts} rows count {shown} of the "
+            "window. Give 'weight', a function of the columns, such as the number of valid tokens."
+        )
+
+    def _alone(self, pieces: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the gradients of micro-batches, one in each column, and their losses."""
+        self._losses.values = []
+        gradients = np.stack([_flat(self._gradient([piece])) for piece in pieces], 1)
+        return gradients, np.array(self._losses.values)
+
+    def _weights(
+        self, of_pieces: np.ndarray, whole: np.ndarray, near: Callable
+    ) -> tuple[Sequence[tuple], np.ndarray | None]:
+        """Return micro-batches and what each counts for, in parts of 1; nothing for a loss that is no mean; or None.
+
+        With the same number of micro-batches and parameters any loss has a solution. So there must be fewer of them:
+        if necessary only two, halves of the batch. None: even then it is unclear. A solution for several micro-batches
+        must hold for the first two joined as well.
+        """
+        none, pieces = np.empty(0), self._pieces
+        weights, determined = _solved(of_pieces, whole)
+        if not near(of_pieces @ weights):
+            return pieces, none
+        if not determined and len(pieces) > 2:
+            half = len(pieces) >> 1
+            pieces = [_joined(self._pieces[:half]), _joined(self._pieces[half:])]
+            of_pieces = self._alone(pieces)[0]
+            weights, determined = _solved(of_pieces, whole)
+            if not near(of_pieces @ weights):
+                return pieces, none
+        if not determined:
+            return pieces, None
+        if weights.min() < -_LEAST:
+            return pieces, none
+        if len(pieces) > 2 and weights[:2].sum() > _LEAST:
+            apart = of_pieces[:, :2] @ weights[:2] / weights[:2].sum()
+            if not near(self._alone([_joined(pieces[:2])])[0][:, 0] - apart + whole):
+                return pieces, none
+        return pieces, weights
+
+
+def _joined(pieces: Sequence[tuple]) -> tuple:
+    """Return one micro-batch with the rows of several."""
+    return tuple(Tensor(np.concatenate([as_array(c) for c in cs]), cs[0].dtype) for cs in zip(*pieces))
+
+
+class _Near:
+    """Whether a gradient is that of the large batch."""
+
+    def __init__(self, whole: np.ndarray, rtol: float):
+        self._whole, self._limit = whole, rtol * np.abs(whole).max()
+
+    def __call__(self, gradient: np.ndarray) -> bool:
+        return bool(np.abs(gradient - self._whole).max() <= self._limit)
+
+
+def _solved(of_pieces: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return weights that add up to 1 with which the gradients add up to `whole`, and whether only these do."""
+    apart = of_pieces[:, :-1] - of_pieces[:, -1:]
+    first, _, rank, _ = np.linalg.lstsq(apart, whole - of_pieces[:, -1], rcond=1e-4)
+    determined = rank == apart.shape[1] < apart.shape[0]
+    return np.append(first, 1 - first.sum()), bool(determined)
+
+
+class _Recorder:
+    """A reporter that keeps the losses of windows."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def start(self, updates: int | None) -> None:
+        """Do nothing when a run begins."""
+
+    def update(self, record: UpdateRecord) -> None:
+        """Keep the loss of a window."""
+        self.values.append(record.loss)
+
+    def close(self) -> None:
+        """Do nothing when a run has ended."""
+
+
+class _Unrecognised(nn.Cell):
+    """A loss that the driver does not recognise, so that it is not rejected but compared."""
+
+    def __init__(self, loss_fn: Any):
+        super().__init__(auto_prefix=False)
+        self.loss_fn = runnable(loss_fn)
+
+    def construct(self, *columns: Any) -> Any:
+        return self.loss_fn(*columns)
+
+
+def _sizes(rows: int, steps: int) -> list[int]:
+    """Return the rows of micro-batches, the last of which is the shortest; there are at least ``2 * steps - 1`` rows.
+
+    All others are equal if that is possible: each size is compiled.
+    """
+    size = rows // steps + 1
+    if size * (steps - 1) < rows:
+        return [*[size] * (steps - 1), rows - size * (steps - 1)]
+    last = (rows - steps + 1) // steps
+    size, larger = divmod(rows - last, steps - 1)
+    return [*[size + 1] * larger, *[size] * (steps - 1 - larger), last]
+
+
+def _flat(gradient: Gradient) -> np.ndarray:
+    return np.concatenate([each.ravel() for each in gradient])
+
+
+def _differences(parameters: Sequence[Any], expected: Gradient, found: Gradient) -> list[tuple[str, float, float]]:
+    """Return a row of the table for each parameter; differences are relative, but to 1e-3 of the largest at least."""
+    largest = [float(np.abs(each).max(initial=0.0)) for each in expected]
+    floor = max(1e-3 * max(largest), 1e-30)
+    missed = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(expected, found)]
+    norms = [float(np.linalg.norm(each)) for each in expected]
+    return [
+        (parameter.name, norm, miss / max(size, floor))
+        for parameter, norm, miss, size in zip(parameters, norms, missed, largest)
+    ]

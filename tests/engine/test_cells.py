@@ -1,0 +1,424 @@
+"""Do the three Cells work by hand, as in the tutorial, and is only the first one's graph a forward?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, mutate, values
+from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
+from ms_accum.network.state import state
+from reference import digest, gradient_miss, miss
+from ways import Half
+
+
+class ByHand:
+    """The r1.0 tutorial's set-up: the user owns `grad_sum` and `zeros`, and counts the micro-batches."""
+
+    def __init__(self, network, optimizer, *, mean=False, sens=1.0, clip_norm=None):
+        self.optimizer = optimizer
+        self.grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
+        self.weight_sum = state("weight_sum", 0.0, ms.float32) if mean else None
+        self.forward_backward = TrainForwardBackward(
+            network, optimizer, self.grad_sum, sens, weight_sum=self.weight_sum
+        )
+        self.optim = TrainOptim(optimizer, self.grad_sum, weight_sum=self.weight_sum, clip_norm=clip_norm)
+        self.clear = TrainClear(self.grad_sum, zeros, weight_sum=self.weight_sum)
+
+    def window(self, micro_batches):
+        losses = [float(self.forward_backward(*columns).asnumpy()) for columns in micro_batches]
+        updated, _ = self.optim()
+        self.clear()
+        return losses, bool(updated.asnumpy())
+
+
+def slope_by_hand(*, loss_scale=1.0, **options):
+    network = Slope()
+    optimizer = nn.SGD([network.w], 1.0, loss_scale=loss_scale)
+    return network, ByHand(network, optimizer, **options)
+
+
+def test_the_tutorials_loop_sums():
+    network, cells = slope_by_hand()
+    losses, updated = cells.window([micro_batch(1), micro_batch(2), micro_batch(4)])
+    assert (losses, updated) == ([0.0, 0.0, 0.0], True)
+    assert values([network.w]) == [-7.0]
+    cells.window([micro_batch(1)])
+    assert values([network.w]) == [-8.0]
+
+
+def test_the_loss_is_returned_as_it_is():
+    network, cells = slope_by_hand(mean=True, sens=16.0, loss_scale=16.0)
+    network.w.set_data(Tensor([2.0], ms.float32))
+    assert float(cells.forward_backward(*micro_batch(3, rows=4)).asnumpy()) == 6.0
+
+
+def test_with_a_weight_sum_rows_count():
+    network, cells = slope_by_hand(mean=True)
+    cells.window([micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)])
+    assert miss(values([network.w]), [[-2.6]], 1e-6) <= 1
+
+
+@pytest.mark.parametrize("rows", [[1024], [1, 1024], [1024, 4]], ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["rows", "given"])
+def test_weights_do_not_enter_float16(rows, given):
+    """A gradient of 100 times 1,024 rows would be infinite there."""
+    network = Half()
+    cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
+    for count in rows:
+        weight = {"weight": Tensor(float(count), ms.float32)} if given else {}
+        cells.forward_backward(*micro_batch(100.0, 3.0, rows=count), **weight)
+    updated, norm = cells.optim()
+    assert updated.asnumpy() and miss(values([network.w]), [[-100.0, -3.0]], 1e-6) <= 1
+    assert float(norm.asnumpy()) == pytest.approx(10009**0.5) and float(cells.weight_sum.asnumpy()) == sum(rows)
+
+
+def test_a_weight_in_the_loss_is_noticed():
+    network = Half()
+    cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
+    cells.forward_backward.window.weighs_loss = True
+    assert not cells.window([micro_batch(100.0, 3.0, rows=1024)])[1]
+
+
+def test_a_weight_of_the_users():
+    network, cells = slope_by_hand(mean=True)
+    cells.forward_backward(*micro_batch(1), weight=Tensor(3.0, ms.float32))
+    cells.forward_backward(*micro_batch(5), weight=Tensor(1.0, ms.float32))
+    cells.optim()
+    assert values([network.w]) == [-2.0]
+
+
+@pytest.mark.parametrize("mutation", ["no division", pytest.param("no clear", marks=pytest.mark.slow)])
+def test_two_windows_notice(mutation, monkeypatch):
+    mutate(monkeypatch, mutation)
+    network, cells = slope_by_hand(mean=True)
+    for _ in range(2):
+        cells.window([micro_batch(1, rows=4), micro_batch(2, rows=4)])
+    assert miss(values([network.w]), [[-3.0]], 1e-6) >= 100
+
+
+def test_sens_is_taken_out_by_the_optimizers_loss_scale():
+    network, cells = slope_by_hand(sens=1024.0, loss_scale=1024.0)
+    cells.forward_backward(*micro_batch(3))
+    assert values(cells.grad_sum) == [3072.0]
+    updated, norm = cells.optim()
+    assert (bool(updated.asnumpy()), float(norm.asnumpy())) == (True, 3.0)
+    assert values([network.w]) == [-3.0]
+
+
+def test_the_clip_bounds_the_unscaled_window():
+    network, cells = slope_by_hand(sens=64.0, loss_scale=64.0, clip_norm=1.0)
+    cells.window([micro_batch(10), micro_batch(-10)])
+    assert values([network.w]) == [0.0]
+    cells.window([micro_batch(3), micro_batch(2)])
+    assert miss(values([network.w]), [[-1.0]], 1e-6) <= 1
+
+
+def test_a_window_that_is_not_finite_is_skipped():
+    network, cells = slope_by_hand()
+    before = digest(values(cells.optimizer.get_parameters()))
+    assert cells.window([micro_batch(np.nan), micro_batch(1)])[1] is False
+    assert digest(values(cells.optimizer.get_parameters())) == before
+    assert cells.window([micro_batch(1), micro_batch(2)])[1] is True
+    assert values([network.w]) == [-3.0]
+
+
+def test_they_run_in_pynative_too():
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    network, cells = slope_by_hand(mean=True)
+    cells.window([micro_batch(1, rows=3), micro_batch(5, rows=1)])
+    assert values([network.w]) == [-2.0]
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    network = nn.WithLossCell(nn.Dense(2, 3), nn.CrossEntropyLoss(reduction="none"))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    cells = ByHand(network, optimizer)
+    with pytest.raises(ValueError, match="the loss must be a scalar, but got shape"):
+        cells.forward_backward(Tensor(np.zeros((4, 2)), ms.float32), Tensor(np.zeros(4), ms.int32))
+
+
+@pytest.mark.parametrize("sens", [0.0, -1.0, float("inf")])
+def test_a_scale_that_is_not_above_0_is_refused(sens):
+    with pytest.raises(ValueError, match="For 'TrainForwardBackward', 'sens' must be a finite number > 0, but got"):
+        slope_by_hand(sens=sens)
+
+
+@pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_an_update_inside_a_window_is_the_end_of_a_shorter_one(mean):
+    network, cells = slope_by_hand(mean=mean)
+    cells.forward_backward(*micro_batch(3, rows=2))
+    assert cells.optim()[0] and cells.clear()
+    assert values([network.w]) == [-3.0]
+    cells.window([micro_batch(1), micro_batch(1)])
+    assert values([network.w]) == [-4.0 if mean else -5.0]
+
+
+def test_to_clear_twice_is_to_clear_once():
+    network, cells = slope_by_hand(mean=True)
+    cells.forward_backward(*micro_batch(7))
+    assert cells.clear() and cells.clear()
+    cells.window([micro_batch(2)])
+    assert values([network.w]) == [-2.0]
+
+
+@pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_an_update_with_nothing_in_the_window(mean):
+    """With weights there is no mean and no update; the tutorial's sum of nothing is a gradient of zero."""
+    network, cells = slope_by_hand(mean=mean)
+    cells.window([micro_batch(2)])
+    assert cells.optim()[0] != mean
+    assert values([network.w]) == [-2.0]
+
+
+def test_to_update_twice_is_to_update_with_the_sum_twice():
+    network, cells = slope_by_hand()
+    cells.forward_backward(*micro_batch(3, rows=2))
+    assert cells.optim()[0] and cells.optim()[0]
+    assert values([network.w]) == [-6.0]
+
+
+def test_a_weight_that_nothing_sums_is_refused():
+    _, cells = slope_by_hand()
+    with pytest.raises(ValueError, match="'weight' must come with a 'weight_sum', but got none"):
+        cells.forward_backward(*micro_batch(3), weight=7.0)
+
+
+def test_weights_that_one_cell_alone_sums_are_refused():
+    network = Slope()
+    optimizer = nn.SGD([network.w], 1.0)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    TrainForwardBackward(network, optimizer, grad_sum, weight_sum=state("weight_sum", 0.0, ms.float32))
+    with pytest.raises(ValueError, match="For 'TrainOptim', 'weight_sum' must be given, as in the other Cell with"):
+        TrainOptim(optimizer, grad_sum)
+
+
+def test_the_optimizer_of_another_network_is_refused():
+    network, other = Slope(), nn.Dense(2, 2)
+    optimizer = nn.SGD(other.trainable_params(), 1.0)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    said = "'optimizer' must be one of the network's parameters, but got one that has none of them"
+    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {said}"):
+        TrainForwardBackward(network, optimizer, grad_sum)
+    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {said}"):
+        GradientAccumulation(network, None, optimizer)
+
+
+def test_accumulators_of_another_network_are_refused():
+    network = Slope(3)
+    optimizer = nn.SGD([network.w], 1.0)
+    for grad_sum in ((), (Parameter(ops.zeros(2), name="other"),)):
+        with pytest.raises(ValueError, match="For 'TrainForwardBackward', 'grad_sum' must"):
+            TrainForwardBackward(network, optimizer, grad_sum)
+        with pytest.raises(ValueError, match="For 'TrainOptim', 'grad_sum' must"):
+            TrainOptim(optimizer, grad_sum)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_accumulators_stay_out_of_the_models_checkpoint(window, tmp_path):
+    network = nn.Dense(6, 3)
+    names = {parameter.name for parameter in network.get_parameters()}
+    model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
+    data = batches(np.random.RandomState(0), [4, 4])
+    model.train_process(1, data, window, report=(), ckpt_path=str(tmp_path / "model.ckpt"))
+    assert set(ms.load_checkpoint(str(tmp_path / "model.ckpt"))) == names
+    assert {parameter.name for parameter in network.get_parameters()} == names
+
+
+def test_accumulators_are_no_weights_of_the_cells():
+    network = nn.Dense(6, 3)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    cells = ByHand(nn.WithLossCell(network, cross_entropy()), optimizer, mean=True)
+    for cell in (cells.forward_backward, cells.optim, cells.clear):
+        assert not [name for name in cell.parameters_dict() if "grad_sum" in name or "weight_sum" in name]
+        assert {id(p) for p in cell.trainable_params()} <= {id(p) for p in network.trainable_params()}
+
+
+# Parameter groups, in an order that is not the network's
+
+
+class Twins(nn.Cell):
+    """Three layers of one shape, so that a gradient fits a parameter that it does not belong to."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Dense(4, 4, has_bias=False) for _ in range(3))
+
+    def construct(self, x):
+        return self.third(ops.tanh(self.second(ops.tanh(self.first(x)))))
+
+
+def grouped_twins():
+    network = Twins()
+    first, second, third = network.trainable_params()
+    optimizer = nn.SGD([{"params": [third]}, {"params": [first], "lr": 1.0}, {"params": [second]}], 1.0)
+    assert [p.name for p in optimizer.parameters] != [p.name for p in network.trainable_params()]
+    return network, optimizer
+
+
+def window_by_cells(network, optimizer, loss_fn, window):
+    ByHand(nn.WithLossCell(network, loss_fn), optimizer, mean=True).window(window)
+
+
+def window_by_functions(network, optimizer, loss_fn, window, parameters=None):
+    """`parameters` is what to differentiate with respect to: the optimizer's, or by mistake others."""
+    parameters = optimizer.parameters if parameters is None else parameters
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, parameters)
+    accumulator = Accumulator(optimizer, len(window), reduction="mean")
+
+    @ms.jit
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        return ops.depend(loss, accumulator(grads, x.shape[0]))
+
+    for columns in window:
+        train_step(*columns)
+
+
+def seen_by_twins(train, rng, wrong_order=False):
+    """Return by how much the gradients miss that were used, parameter by parameter."""
+    network, optimizer = grouped_twins()
+    window, loss_fn = batches(rng, [8, 8], 4, 4), cross_entropy()
+    parameters = network.trainable_params()
+    expected = values(ms.value_and_grad(forward_of(network, loss_fn), None, parameters)(*joined(window))[1])
+    start = values(parameters)
+    mistake = {"parameters": ms.ParameterTuple(parameters)} if wrong_order else {}
+    train(network, optimizer, loss_fn, window, **mistake)
+    return miss([a - b for a, b in zip(start, values(parameters))], expected, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("train", [window_by_cells, window_by_functions])
+def test_gradients_go_into_the_parameters_they_belong_to(train, rng):
+    assert seen_by_twins(train, rng) <= 1
+
+
+def test_gradients_in_the_networks_order_are_noticed(rng):
+    assert seen_by_twins(window_by_functions, rng, wrong_order=True) >= 100
+
+
+# Random layers
+
+
+class Drop(nn.Cell):
+    """The sum of w * dropout(1): the gradient is the mask, divided by the share that is kept."""
+
+    SIZE = 64
+
+    def __init__(self):
+        super().__init__()
+        ms.set_seed(1)
+        self.w = Parameter(Tensor(np.zeros(self.SIZE), ms.float32), name="w")
+        self.dropout = nn.Dropout(p=0.5)
+        self.set_train()
+
+    def construct(self, x):
+        return ops.reduce_sum(self.dropout(x) * self.w)
+
+
+def drop():
+    network = Drop()
+    return network, ms.value_and_grad(network, None, ms.ParameterTuple([network.w]))
+
+
+ONES = Tensor(np.ones(Drop.SIZE), ms.float32)
+CALLS = 4
+
+
+def separate_masks(calls):
+    _, grad_fn = drop()
+
+    @ms.jit
+    def forward_backward(x):
+        return grad_fn(x)[1]
+
+    return [forward_backward(ONES)[0].asnumpy() for _ in range(calls)]
+
+
+def accumulated_masks(calls):
+    """Return what each micro-batch adds, with the optimizer called after every second one."""
+    network = Drop()
+    cells = ByHand(network, nn.SGD([network.w], 0.0))
+    masks = []
+    for number in range(calls):
+        before = values(cells.grad_sum)[0]
+        cells.forward_backward(ONES)
+        masks.append(values(cells.grad_sum)[0] - before)
+        if number % 2:
+            cells.optim()
+            cells.clear()
+    return masks
+
+
+def unrolled_masks(calls):
+    _, grad_fn = drop()
+
+    @ms.jit
+    def window(x):
+        grads = []
+        for _ in range(CALLS):
+            grads.append(grad_fn(x)[1][0])
+        return grads
+
+    assert calls == CALLS
+    return [mask.asnumpy() for mask in window(ONES)]
+
+
+def masks_of_two_graphs(calls):
+    """A graph for the first micro-batch of each window of two, and another for the second."""
+    _, grad_fn = drop()
+
+    @ms.jit
+    def first(x):
+        return grad_fn(x)[1]
+
+    @ms.jit
+    def second(x):
+        return grad_fn(x)[1]
+
+    return [(second if number % 2 else first)(ONES)[0].asnumpy() for number in range(calls)]
+
+
+def same(masks, others):
+    return all(np.array_equal(mask, other) for mask, other in zip(masks, others))
+
+
+def differ(masks):
+    return len({mask.tobytes() for mask in masks}) == len(masks)
+
+
+def test_dropout_masks_are_those_of_separate_calls():
+    masks = accumulated_masks(CALLS)
+    assert all(set(np.unique(mask)) == {0.0, 2.0} for mask in masks)
+    assert same(masks, separate_masks(CALLS))
+    assert differ(masks)
+
+
+@pytest.mark.parametrize("broken", [unrolled_masks, masks_of_two_graphs])
+def test_repeated_dropout_masks_are_noticed(broken):
+    masks = broken(CALLS)
+    assert not differ(masks)
+    assert not same(masks, separate_masks(CALLS))
+
+
+def test_dropout_in_the_functional_pattern():
+    network, grad_fn = drop()
+    accumulator = Accumulator(nn.SGD([network.w], 1.0), 2)
+
+    @ms.jit
+    def train_step(x):
+        loss, grads = grad_fn(x)
+        return ops.depend(loss, accumulator(grads))
+
+    for _ in range(CALLS):
+        train_step(ONES)
+    assert gradient_miss([-network.w.asnumpy()], [sum(separate_masks(CALLS))]) <= 1
+
+
+def test_dropout_in_the_driver():
+    network = Drop()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
+    model.train_process(1, [ONES] * CALLS, 2, report=(), ckpt_path=None)
+    assert gradient_miss([-network.w.asnumpy()], [sum(separate_masks(CALLS))]) <= 1

@@ -1,0 +1,393 @@
+"""Does a loss that couples the rows of a batch get the gradient of the big batch?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.amp import DynamicLossScaler
+
+from helpers import joined, restore
+from ms_accum import (
+    AccumulatedTrainStep,
+    Checkpointer,
+    CoupledLoss,
+    Ema,
+    GradientAccumulation,
+    NoiseScale,
+    Stopped,
+    TrainForwardBackward,
+)
+from ms_accum.training.coupled import Coupled
+from towers import ROWS, Tempered, Tower, Towers, Whole, info_nce, miss, pairs, seen
+
+pytestmark = pytest.mark.host
+
+
+def triplets(rows, labels):
+    """For all triplets: the distance of those of one class, and a margin, against those of two."""
+    apart = ops.sum(ops.square(ops.expand_dims(rows, 1) - rows), -1)
+    same = ops.cast(ops.expand_dims(labels, 1) == labels, ms.float32)
+    miss = ops.relu(ops.expand_dims(apart, 2) - ops.expand_dims(apart, 1) + 0.5)
+    return ops.mean(miss * ops.expand_dims(same, 2) * (1 - ops.expand_dims(same, 1)))
+
+
+def labelled(rng, rows=ROWS):
+    return [
+        (Tensor(rng.randn(count, 6).astype(np.float32)), Tensor(rng.randint(0, 3, count).astype(np.int32)))
+        for count in rows
+    ]
+
+
+CASES = {
+    "two towers": (Towers, lambda: info_nce, 2, pairs),
+    "labels": (Tower, lambda: triplets, 1, labelled),
+    "a trained temperature": (Towers, Tempered, 2, pairs),
+}
+
+
+@pytest.mark.both
+@pytest.mark.parametrize(
+    "case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")]
+)
+def test_the_gradient_is_that_of_the_big_batch(case, rng):
+    """And that of plain accumulation, the planted fault, is not."""
+    make, loss, columns, data = CASES[case]
+    network, loss_fn, micro_batches = make(), loss(), data(rng)
+    whole = Whole(network, loss_fn, columns)
+    trained = whole.trainable_params()
+    expected, loss = seen(whole, None, [joined(micro_batches)], 1, trained, check="off")
+    found, shown = seen(network, CoupledLoss(loss_fn, columns), micro_batches, 3, trained)
+    plain, _ = seen(whole, None, micro_batches, 3, trained, check="off")
+    assert shown == pytest.approx(loss, rel=1e-6)
+    assert miss(found, expected) < 1 and miss(plain, expected) > 100
+
+
+@pytest.mark.graph
+def test_a_gradient_of_each_micro_batch_alone_is_noticed(rng, monkeypatch):
+    """The planted fault: what is cached is that of the micro-batch's own loss."""
+    network, micro_batches = Towers(), pairs(rng, (4, 4, 4))
+    expected, _ = seen(Whole(network, info_nce), None, [joined(micro_batches)], 1, network.trainable_params())
+    cached = Coupled._cached
+
+    def alone(self, represented, collected):
+        each = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
+        return each[0][0], (gradients for _, (gradients,) in each)
+
+    monkeypatch.setattr(Coupled, "_cached", alone)
+    found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
+    assert miss(found, expected) > 100
+
+
+@pytest.mark.modes
+def test_tails_and_batches_that_are_split_are_smaller_big_batches(rng):
+    network, data = Towers(), pairs(rng, (4, 4, 4))
+    trained = network.trainable_params()
+    start = [each.asnumpy().copy() for each in trained]
+
+    def left(loss_fn, data, mini_steps=None, **options):
+        restore(trained, start)
+        used = network if isinstance(loss_fn, CoupledLoss) else Whole(network, info_nce)
+        model = GradientAccumulation(used, loss_fn, nn.SGD(trained, 0.1), check="off")
+        model.train_process(1, data, mini_steps, report=(), ckpt_path=None, **options)
+        assert model.updates == 2
+        return [each.asnumpy().copy() for each in trained]
+
+    expected = left(None, [joined(data[:2]), data[2]], 1)
+    assert miss(left(CoupledLoss(info_nce, 2), data, 2), expected) < 1
+    split = left(CoupledLoss(info_nce, 2), [joined(data[:2]), data[2]], micro_batch_size=3)
+    assert miss(split, expected) < 1
+    assert miss(left(CoupledLoss(info_nce, 2), data[::2] + data[1:2], 2), expected) > 100
+
+
+@pytest.mark.modes
+def test_windows_are_carried_flushed_and_cleared(rng):
+    network, data = Towers(), pairs(rng)
+    model = GradientAccumulation(
+        network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1), tail="carry"
+    )
+    model.train_process(1, data, 2, report=(), ckpt_path=None)
+    assert (model.updates, model.micro_batches) == (1, 1)
+    assert model.flush() and model.updates == 2
+    model.train_process(1, data, 2, report=(), ckpt_path=None)
+    model.clear()
+    assert model.micro_batches == 0 and not model.flush()
+
+
+@pytest.mark.modes
+def test_windows_of_one_accumulate_nothing(rng):
+    network, data = Towers(), pairs(rng)[:1]
+    found, loss = seen(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
+    expected, other = seen(Whole(network, info_nce), None, data, 1, network.trainable_params())
+    assert miss(found, expected) == 0 and loss == other
+
+
+@pytest.mark.modes
+def test_a_loader_may_use_its_buffers_again(rng):
+    network, data = Towers(), pairs(rng, (4, 4, 4))
+    expected, _ = seen(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
+
+    class Reused:
+        buffers = [column.asnumpy().copy() for column in data[0]]
+
+        def __iter__(self):
+            for columns in data:
+                for buffer, column in zip(self.buffers, columns):
+                    buffer[:] = column.asnumpy()
+                yield tuple(map(Tensor.from_numpy, self.buffers))
+
+        def __len__(self):
+            return 3
+
+    found = seen(network, CoupledLoss(info_nce, 2), Reused(), 3, network.trainable_params(), rows=12)[0]
+    assert miss(found, expected) == 0
+
+
+class Counted(nn.Cell):
+    """Stands for a Dropout whose mask is a function of a counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower(6)
+        self.counter = Parameter(Tensor(0, ms.int32), name="counter", requires_grad=False)
+
+    def construct(self, x):
+        count = ops.assign_add(self.counter, Tensor(1, ms.int32))
+        return self.tower(x * ops.sin(ops.cast(count, ms.float32)))
+
+
+@pytest.mark.modes
+def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
+    network, data = Counted(), labelled(rng)
+    trained = network.trainable_params()
+    by_hand = [(x * float(np.sin(np.float32(count))), labels) for count, (x, labels) in enumerate(data, 1)]
+    expected, _ = seen(Whole(network.tower, triplets, 1), None, [joined(by_hand)], 1, trained)
+    found, _ = seen(network, CoupledLoss(triplets), data, 3, trained)
+    assert int(network.counter.asnumpy()) == 3 and miss(found, expected) < 1
+    ops.assign(network.counter, Tensor(0, ms.int32))
+    monkeypatch.setattr("ms_accum.training.coupled.put_back", lambda kept: None)  # the planted fault
+    found, _ = seen(network, CoupledLoss(triplets), data, 3, trained)
+    assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
+
+
+@pytest.mark.modes
+def test_statistics_of_batch_norm_are_moved_once_by_each_micro_batch(rng):
+    def normalized():
+        ms.set_seed(1)
+        return nn.SequentialCell(nn.Dense(6, 5), nn.BatchNorm1d(5), nn.Dense(5, 4))
+
+    network, other, data = normalized(), normalized(), labelled(rng)
+    with pytest.warns(UserWarning, match="BatchNorm"):
+        seen(network, CoupledLoss(triplets), data, 3, network.trainable_params())
+    with pytest.warns(UserWarning, match="BatchNorm"):
+        seen(Whole(other, triplets, 1), None, data, 3, other.trainable_params(), check="off")
+    pairs = zip(network[1].untrainable_params(), other[1].untrainable_params())
+    assert all(np.array_equal(one.asnumpy(), another.asnumpy()) for one, another in pairs)
+
+
+@pytest.mark.modes
+def test_float16_representations_are_compared_in_float32(rng):
+    network = Towers().to_float(ms.float16)
+    found, loss = seen(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
+    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
+
+
+@pytest.mark.graph
+def test_windows_that_are_not_finite_are_skipped(rng):
+    network, data = Towers(), pairs(rng, (4, 4, 4, 4))
+    data[1] = (data[1][0] * float("nan"), data[1][1])
+    model = GradientAccumulation(network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1))
+    model.train_process(1, data, 2, report=(), ckpt_path=None)
+    assert (model.updates, model.skipped) == (1, 1)
+    assert all(np.isfinite(each.asnumpy()).all() for each in network.trainable_params())
+
+
+@pytest.mark.graph
+def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_path):
+    data = pairs(rng, (4,) * 6)
+
+    def run(folder, stop=None, resume=None):
+        ms.set_seed(1)
+        network = Towers()
+        model = GradientAccumulation(
+            network, CoupledLoss(info_nce, 2), nn.Momentum(network.trainable_params(), 0.1, 0.9)
+        )
+        states = Checkpointer(folder, stop=stop, resume=resume)
+        model.train_process(2, data, 3, report=(), ckpt_path=None, checkpointer=states)
+        return model.updates, [each.asnumpy() for each in network.trainable_params()]
+
+    updates, expected = run(tmp_path / "at once")
+    asked = iter([False] * 4 + [True] * 100)
+    with pytest.raises(Stopped):
+        run(tmp_path / "stopped", stop=lambda: next(asked))
+    again, found = run(tmp_path / "stopped", resume="auto")
+    assert updates == again == 4 and all(np.array_equal(one, other) for one, other in zip(found, expected))
+
+
+@pytest.mark.modes
+def test_an_evaluation_gets_the_loss_of_each_batch(rng):
+    network, data = Towers(), pairs(rng)
+    results = []
+
+    class Keep(ms.train.Callback):
+        def on_eval_end(self, run_context):
+            results.append(run_context.original_args().metrics["eval_loss"])
+
+    model = GradientAccumulation(network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1))
+    model.train_process(1, data, 3, report=Keep(), ckpt_path=None, valid_dataset=data[:1])
+    assert results == pytest.approx([float(Whole(network, info_nce)(*data[0]).asnumpy())], rel=1e-6)
+
+
+def of_a_step(network, loss_fn, optimizer):
+    return AccumulatedTrainStep((network, loss_fn), optimizer)
+
+
+def of_the_cells(network, loss_fn, optimizer):
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    return TrainForwardBackward(nn.WithLossCell(network, loss_fn), optimizer, grad_sum)
+
+
+@pytest.mark.parametrize("make", [of_a_step, of_the_cells])
+def test_only_the_driver_takes_it(make):
+    network = Tower()
+    with pytest.raises(ValueError, match="CoupledLoss. Give it to GradientAccumulation as 'loss_fn'.$"):
+        make(network, CoupledLoss(triplets), nn.SGD(network.trainable_params(), 0.1))
+
+
+@pytest.mark.modes
+def test_called_by_oneself_it_says_where_it_belongs(rng):
+    loss_fn = CoupledLoss(triplets)
+
+    @ms.jit
+    def step(rows, labels):
+        return loss_fn(rows, labels)
+
+    with pytest.raises(RuntimeError, match="^For 'CoupledLoss', the loss needs a .* Give it to GradientAccumulation."):
+        step(*labelled(rng)[0])
+
+
+class WithScale(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.tower, self.scale = Tower(6), Parameter(Tensor(1.0, ms.float32), name="scale")
+
+    def construct(self, x):
+        return self.tower(x), self.scale
+
+
+def of_two(rows, scale, labels):
+    return triplets(rows * scale, labels)
+
+
+def wrong(network=Tower, loss_fn=triplets, columns=1, **options):
+    network = network()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    return GradientAccumulation(network, CoupledLoss(loss_fn, columns), optimizer, **options)
+
+
+class Losses:
+    def __init__(self, network):
+        self.network = network
+
+    def scaled(self, rows, labels):
+        return triplets(rows * self.network.scale, labels)
+
+
+def using_the_networks(rng, how):
+    network = WithScale()
+
+    def scaled(rows, labels):
+        return triplets(rows * network.scale, labels)
+
+    def calling(rows, labels):
+        return scaled(rows, labels)
+
+    def given(scale, rows, labels):
+        return triplets(rows * scale, labels)
+
+    ways = {"a function": scaled, "one that it calls": calling, "a method": Losses(network).scaled}
+    ways["an argument"] = partial(given, network.scale)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
+    model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
+
+
+@pytest.mark.parametrize("how", ["a function", "one that it calls", "a method", "an argument"])
+def test_no_gradient_is_lost_because_a_function_uses_the_networks_parameters(how, rng):
+    with pytest.raises(
+        ValueError, match="'loss_fn' must be a Cell .*but got a function that uses '(network|argument 0)'"
+    ):
+        using_the_networks(rng, how)
+
+
+def saved_inside(rng):
+    states = Checkpointer("states")
+    wrong(tail="carry").train_process(1, labelled(rng), 2, report=(), ckpt_path=None, checkpointer=states)
+
+
+def train(rng, *arguments, **options):
+    wrong(*arguments, **options).train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda rng: CoupledLoss("info_nce"), TypeError, "'loss_fn' must be a Cell or a function, but got str"),
+        (lambda rng: CoupledLoss(CoupledLoss(triplets)), TypeError, "but got CoupledLoss"),
+        (lambda rng: CoupledLoss(triplets, 0), ValueError, "'columns' must be an int >= 1"),
+        (lambda rng: wrong(weight=2), ValueError, "'weight' must be None with a CoupledLoss"),
+        (lambda rng: wrong(reduction="sum"), ValueError, "'reduction' must be 'mean' with a CoupledLoss"),
+        (lambda rng: wrong(lambda: nn.SequentialCell(Tower(), nn.Dropout(p=0.1))), ValueError, "Call replace_dropout"),
+        (lambda rng: train(rng, WithScale, of_two), ValueError, "Make trained numbers parameters"),
+        (
+            lambda rng: train(rng, columns=2),
+            ValueError,
+            "'train_dataset' must be one whose columns the network accepts",
+        ),
+        (saved_inside, ValueError, "'tail' must be 'flush' or 'drop' with a 'checkpointer' and a CoupledLoss"),
+    ],
+)
+def test_wrong_uses_are_refused(make, error, message, rng):
+    with pytest.raises(error, match=message):
+        make(rng)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("name", "value"), [("nonfinite", "skip_micro"), ("noise_scale", NoiseScale())])
+def test_what_looks_at_single_micro_batches_is_refused(name, value):
+    network = Towers()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    with pytest.raises(ValueError, match=f"'{name}' must be the default with a CoupledLoss"):
+        GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, **{name: value})
+
+
+def test_clipping_and_averages_are_those_of_the_big_batch(rng):
+    network, data = Towers(), pairs(rng)
+    trained = network.trainable_params()
+    start = [each.asnumpy().copy() for each in trained]
+
+    def left(network, loss_fn, data, mini_steps, clip_norm):
+        restore(trained, start)
+        ema = Ema(0.5)
+        model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), clip_norm=clip_norm, ema=ema, check="off")
+        model.train_process(2, data, mini_steps, report=(), ckpt_path=None)
+        with ema.applied():
+            averages = [each.asnumpy().copy() for each in trained]
+        return [*averages, *(each.asnumpy().copy() for each in trained)]
+
+    expected = left(Whole(network, info_nce), None, [joined(data)], 1, 0.1)
+    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, 0.1), expected) < 1
+    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, None), expected) > 100
+
+
+@pytest.mark.modes
+def test_a_loss_scale_changes_nothing(rng):
+    network, micro_batches = Towers(), pairs(rng)
+    trained = network.trainable_params()
+    expected, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained)
+    for scale in (256, DynamicLossScaler(64.0, 2, 9)):
+        found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained, loss_scale=scale)
+        assert miss(found, expected) < 1

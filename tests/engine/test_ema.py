@@ -1,0 +1,385 @@
+"""Is the average of the weights the one that its definition says, on the update clock?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from mindspore.train import Callback, Model
+
+from helpers import Slope, micro_batch, values
+from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates, Stopped
+from ms_accum.engine.collaborators import Collaborators
+from reference import miss
+from runs import stop_after
+from test_model_step import dataset
+from ways import WAYS, Half, Root, Trained
+
+DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
+
+
+def expected(weights, decay, warm_up=0):
+    """The average of the weights after each update, by its definition."""
+    average = None
+    for number, each in enumerate(np.asarray(weights, np.float64), 1):
+        factor = min(decay, (number - 1) / number) if number <= max(warm_up, 1) else decay
+        average = each if average is None else factor * average + (1 - factor) * each
+    return average
+
+
+def trained(way, ema, window=2, data=DATA, network=None, **options):
+    """Train window by window; return the weights after each update, and the average."""
+    run = Trained(way, network or Slope(2), window, lr=0.25, ema=ema, **options)
+    seen = []
+    for first in range(0, len(data), window):
+        before = run.updates
+        run.train(data[first : first + window])
+        seen += [run.weights] * (run.updates - before)
+    return seen, ema.state["of.w"].asnumpy()
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("decay", "warm_up"), [(0.75, 0), (0.9, 4), (0.5, 100), (0.0, 0)])
+def test_the_average_is_that_of_the_updates(way, decay, warm_up):
+    seen, average = trained(way, Ema(decay, warm_up))
+    assert len(seen) == 7
+    assert miss([average], [expected(seen, decay, warm_up)], 1e-6, 1e-7) <= 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_average_in_graph_mode(way):
+    test_the_average_is_that_of_the_updates(way, 0.9, 4)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_on_the_micro_batch_clock_is_noticed(way, monkeypatch):
+    step = Ema.after_window
+    monkeypatch.setattr(Ema, "after_window", lambda self, updated: (step(self, updated), step(self, updated))[0])
+    seen, average = trained(way, Ema(0.9))
+    assert miss([average], [expected(seen, 0.9)], 1e-6, 1e-7) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_of_one_are_averaged(way):
+    seen, average = trained(way, Ema(0.75), window=1)
+    assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", WAYS)
+def test_a_skipped_window_changes_nothing(way):
+    bad = [micro_batch(np.nan, 1.0)] * 2
+    ema = Ema(0.75)
+    seen, average = trained(way, ema, data=[*bad, *DATA[:6], *bad])
+    assert len(seen) == 3 == ema.updates
+    assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
+
+
+@pytest.mark.both
+def test_it_is_applied_and_taken_back():
+    ema = Ema(0.75)
+    run = Trained("driver", Slope(2), lr=0.25, ema=ema).train(DATA)
+    before, average = run.weights, ema.state["of.w"].asnumpy()
+    with ema.applied():
+        assert run.weights.tolist() == average.tolist() != before.tolist() and ema.is_applied
+        with pytest.raises(RuntimeError, match="the averages are already applied"), ema.applied():
+            pass
+    assert run.weights.tolist() == before.tolist() and not ema.is_applied
+    with pytest.raises(KeyError), ema.applied():
+        raise KeyError
+    assert run.weights.tolist() == before.tolist()
+    again = Trained("driver", Slope(2), lr=0.25, ema=Ema(0.75)).train(DATA)
+    again.train(DATA)
+    assert run.train(DATA).weights.tolist() == again.weights.tolist()  # training continues from the weights
+
+
+@pytest.mark.host
+def test_weights_that_are_loaded_before_the_first_update_are_averaged():
+    ema = Ema(0.5)
+    run = Trained("accumulator", Slope(2), lr=0.25, ema=ema)
+    ops.assign(run.network.w, run.network.w + 100)
+    run.train(DATA[:2])
+    assert ema.state["of.w"].asnumpy().tolist() == run.weights.tolist()
+
+
+class Looks(Callback):
+    """Keeps the weights that an evaluation sees."""
+
+    def __init__(self, network):
+        self.network, self.seen = network, []
+
+    def on_eval_step_end(self, run_context):
+        self.seen.append(self.network.w.asnumpy().tolist())
+
+
+class Thrice(nn.Cell):
+    """The loss as loss, output and label: what `Model` wants of a network for an evaluation."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        loss = self.network(x)
+        return loss, loss, loss
+
+
+@pytest.mark.both
+def test_evaluations_use_the_average():
+    ema, network = Ema(0.75), Slope(2)
+    model, looks = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema), Looks(network)
+    model.train_process(2, DATA, 2, callbacks=looks, valid_dataset=DATA[:1], report=(), ckpt_path=None)
+    assert (
+        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+    )
+
+
+@pytest.mark.both
+def test_so_do_those_of_model():
+    ema, network = Ema(0.75), Slope(2)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    model, looks = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"}), Looks(network)
+    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), looks], dataset_sink_mode=False)
+    assert (
+        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+    )
+
+
+class Monitor(Callback):
+    """Evaluates by itself after each epoch, or each second step, and saves the best weights, as MindCV's does."""
+
+    def __init__(self, rows, every_step=False):
+        self.rows, self.every_step, self.model = rows, every_step, None
+        self.losses, self.saved, self.names = [], [], []
+
+    def evaluate(self, args):
+        self.losses.append(self.model.eval(self.rows)["loss"])
+        ms.save_checkpoint(args.train_network, "best.ckpt")
+        saved = ms.load_checkpoint("best.ckpt")
+        self.names.append(sorted(saved))
+        self.saved.append(saved["w"].asnumpy().tolist())
+
+    def on_train_step_end(self, run_context):
+        args = run_context.original_args()
+        if self.every_step and args.cur_step_num in range(2, 99, 2):
+            self.evaluate(args)
+
+    def on_train_epoch_end(self, run_context):
+        if not self.every_step:
+            self.evaluate(run_context.original_args())
+
+
+def monitored(*, tail_first=True, own=True, epochs=2, data=DATA, **how):
+    """Train with a callback that evaluates; return it, the Ema, the step, and the weights of a run without it."""
+    plain, runs = Slope(2), []
+    for network, callback in ((plain, None), (Slope(2), Monitor(dataset(DATA[:1]), **how))):
+        ema = Ema(0.75)
+        step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+        evaluates = step.eval_network if own else Thrice(network)
+        model = Model(step, eval_network=evaluates, eval_indexes=[0, 1, 2], metrics={"loss"})
+        callbacks = [FlushTail()]
+        if callback is not None:
+            callback.model = model
+            callbacks.insert(1 if tail_first else 0, callback)
+        model.train(epochs, dataset(data), callbacks=callbacks, dataset_sink_mode=False)
+        runs.append(step)
+    return callback, step, plain.w.asnumpy()
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("tail_first", [True, False])
+def test_a_callback_that_evaluates_by_itself_gets_the_average(tail_first):
+    callback, step, plain = monitored(tail_first=tail_first)
+    average = step.ema.state["of.w"].asnumpy()
+    assert callback.saved[1] == average.tolist() != plain.tolist()
+    assert callback.losses[1] == pytest.approx(float(np.sum(DATA[0][0].asnumpy() * average)), rel=1e-5)
+    assert step.network.w.asnumpy().tolist() == plain.tolist() and not step.ema.is_applied
+    assert all("w" in names and not any("eval" in name for name in names) for names in callback.names)
+
+
+@pytest.mark.host
+def test_training_goes_on_with_the_weights_after_each_evaluation():
+    callback, step, plain = monitored(every_step=True)
+    assert len(callback.saved) == 14 and step.network.w.asnumpy().tolist() == plain.tolist()
+
+
+@pytest.mark.host
+def test_an_evaluation_without_the_average_is_said_once():
+    with pytest.warns(RuntimeWarning, match="evaluated weights that are not averaged.*step.eval_network") as caught:
+        callback, _, plain = monitored(own=False, epochs=3)
+    assert len(caught) == 1 and callback.saved[2] == plain.tolist()
+
+
+@pytest.mark.host
+def test_an_error_after_an_evaluation_restores_the_weights():
+    class Fails(Callback):
+        def on_train_epoch_end(self, run_context):
+            self.model.eval(dataset(DATA[:1]))
+            assert ema.is_applied
+            raise KeyError("a mistake of the user")
+
+    ema, network, callback = Ema(0.75), Slope(2), Fails()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    callback.model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+    with pytest.raises(KeyError):
+        callback.model.train(1, dataset(DATA), callbacks=[FlushTail(), callback], dataset_sink_mode=False)
+    assert not ema.is_applied
+    before = network.w.asnumpy().tolist()
+    callback.model.eval(dataset(DATA[:1]))  # after a run the average is applied for the evaluation alone
+    assert not ema.is_applied and network.w.asnumpy().tolist() == before != ema.state["of.w"].asnumpy().tolist()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("states_last", [True, False])
+def test_a_training_state_has_the_weights_themselves(states_last, tmp_path):
+    network, ema = Slope(2), Ema(0.75)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
+    rows, callback = dataset(DATA), Monitor(dataset(DATA[:1]))
+    callback.model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+    states = SaveStates(Checkpointer(str(tmp_path / "states")), step, rows)
+    callbacks = [FlushTail(), callback, states] if states_last else [states, callback, FlushTail()]
+    callback.model.train(1, rows, callbacks=callbacks, dataset_sink_mode=False)
+    trained_to = network.w.asnumpy().tolist()
+    again = Slope(2)
+    other = AccumulatedTrainStep(again, nn.SGD([again.w], 0.25), 2, ema=Ema(0.75), check="off")
+    SaveStates(Checkpointer(str(tmp_path / "states"), resume="auto"), other, dataset(DATA)).__exit__(KeyError)
+    assert again.w.asnumpy().tolist() == trained_to != callback.saved[0]
+
+
+def test_the_network_of_a_step_is_not_another_cell_of_it():
+    network = Slope(2)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=Ema(0.75))
+    assert step.network is network
+    names = [name for name, _ in step.parameters_and_names()]
+    assert len(names) == len(set(names)) and not any("evaluates" in name for name, _ in step.cells_and_names())
+
+
+@pytest.mark.host
+def test_what_is_trained_are_the_weights_themselves():
+    """What is learned with the averages in their place would be lost at the end of the block."""
+    ema, network = Ema(0.75), Slope(2)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema)
+    model.train_process(1, DATA, 2, report=(), ckpt_path=None)
+    message = "the averages of 'ema' are applied. Leave that block before training"
+    with ema.applied(), pytest.raises(RuntimeError, match=message):
+        model.train_process(1, DATA, 2, report=(), ckpt_path=None)
+    other = Ema(0.5)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=other, check="off")
+    Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
+    with other.applied(), pytest.raises(RuntimeError, match=message):
+        Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
+def test_nor_is_an_open_window_flushed_there(way):
+    ema = Ema(0.75)
+    run = Trained(way, Slope(2), 3, lr=0.25, ema=ema, **({"tail": "carry"} if way == "driver" else {}))
+    monkeypatched_flush = run.system.flush
+    if way != "driver":  # its epochs would end with a flush
+        run.system.flush = lambda: False
+    run.train(DATA[:4])
+    run.system.flush = monkeypatched_flush
+    before = run.weights
+    with ema.applied():
+        with pytest.raises(RuntimeError, match="For 'flush', the averages of 'ema' are applied. Leave that block"):
+            run.system.flush()
+        assert (run.updates, run.system.micro_batches) == (1, 1)
+    assert run.weights.tolist() == before.tolist()
+    assert run.system.flush() and (run.updates, ema.updates) == (2, 2)
+    with ema.applied():
+        assert not run.system.flush()  # no window is open
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", ["cells", "step", "accumulator"])
+def test_updates_that_the_end_of_the_block_discards_are_said(way):
+    """A compiled step can't see that the averages are applied."""
+    ema = Ema(0.75)
+    run = Trained(way, Slope(2), 2, lr=0.25, ema=ema).train(DATA[:4])
+    before = run.weights
+    message = "'applied' must be left before training, but got 2 updates inside the block, which are lost"
+    with pytest.raises(RuntimeError, match=message), ema.applied():
+        run.train(DATA[:4])
+    assert run.weights.tolist() == before.tolist() and not ema.is_applied
+    with ema.applied():
+        pass
+    with pytest.raises(KeyError, match="another error"), ema.applied():
+        run.train(DATA[:4])
+        raise KeyError("another error")
+
+
+def resumed(folder, stop):
+    def make():
+        network = Slope(2)
+        ema = Ema(0.75, warm_up=3)
+        return GradientAccumulation(network, None, nn.Momentum([network.w], 0.25, 0.9), ema=ema), ema
+
+    def train(model, **options):
+        model.train_process(1, DATA, 2, report=(), ckpt_path=None, **options)
+
+    whole, expected = make()
+    train(whole)
+    first, _ = make()
+    with pytest.raises(Stopped):
+        train(first, checkpointer=Checkpointer(folder, stop=stop_after(stop)))
+    again, found = make()
+    train(again, checkpointer=Checkpointer(folder, resume="auto"))
+    return [values(ema.state.values()) for ema in (found, expected)]
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("stop", [3, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 9))])
+def test_a_resumed_run_has_the_same(tmp_path, stop):
+    found, expected = resumed(tmp_path, stop)
+    assert all((one == other).all() for one, other in zip(found, expected))
+
+
+def test_an_average_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Collaborators, "state", property(lambda self: {}))
+    found, expected = resumed(tmp_path, 9)
+    assert not all((one == other).all() for one, other in zip(found, expected))
+
+
+@pytest.mark.host
+def test_parameters_of_float16_are_averaged_in_float32():
+    ema = Ema(0.999)
+    run = Trained("driver", Slope(2, ms.float16), lr=0.25, ema=ema).train(DATA)
+    assert ema.state["of.w"].dtype == ms.float32 and run.updates == 7
+    with ema.applied():
+        assert run.network.w.dtype == ms.float16
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((1.0,), ValueError, "For 'Ema', 'decay' must be a number >= 0 and < 1, but got 1.0"),
+        ((-0.1,), ValueError, "'decay' must be a number >= 0 and < 1"),
+        ((float("nan"),), ValueError, "'decay' must be a number >= 0 and < 1"),
+        (("0.9",), TypeError, "'decay' must be a number >= 0 and < 1, but got '0.9'"),
+        ((0.9, -1), ValueError, "'warm_up' must be an int >= 0, but got -1"),
+        ((0.9, 1.5), ValueError, "'warm_up' must be an int >= 0, but got 1.5"),
+    ],
+)
+def test_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Ema(*arguments)
+
+
+@pytest.mark.host
+def test_it_serves_one_optimizer():
+    ema = Ema(0.9)
+    with pytest.raises(RuntimeError, match="'applied' needs averages"), ema.applied():
+        pass
+    Trained("driver", Root(), ema=ema)
+    with pytest.raises(RuntimeError, match="no average before the first update"), ema.applied():
+        pass
+    with pytest.raises(ValueError, match="'ema' must be a new one for each optimizer, but got one that is in use"):
+        Trained("driver", Half(), ema=ema)
+    with pytest.raises(TypeError, match="'ema' must be an Ema, but got float"):
+        Trained("driver", Half(), ema=0.9)

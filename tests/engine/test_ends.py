@@ -1,0 +1,253 @@
+"""Do windows end where a brute-force count says they do?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+import ms_accum.engine.cells
+from helpers import Slope, micro_batch, mutate, run, slope_driver
+from ms_accum import Accumulator, GradientAccumulation, split_batch, updates_per_epoch
+from ms_accum.engine.ends import is_full, mark_batch_ends, mark_ends
+from reference import windows
+
+SIZES = range(1, 18)
+WINDOWS = range(1, 9)
+EPOCHS = 3
+TAILS = ("flush", "carry", "drop")
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_updates_per_epoch(tail):
+    for size in SIZES:
+        for window in WINDOWS:
+            made, _ = windows(size, window, EPOCHS, tail)
+            expected = [sum(each.epoch == epoch for each in made) for epoch in range(1, EPOCHS + 1)]
+            assert [updates_per_epoch(size, window, tail, epoch=e) for e in range(1, EPOCHS + 1)] == expected
+
+
+def test_updates_per_epoch_of_mnist():
+    assert updates_per_epoch(1875, 4) == 469
+    assert updates_per_epoch(1875, 4, "drop") == updates_per_epoch(1875, 4, "carry") == 468
+    assert updates_per_epoch(1875, 4, "carry", epoch=4) == 469
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((0, 4), ValueError, "'micro_batches' must be an int >= 1, but got 0"),
+        ((4, 0), ValueError, "'mini_steps' must be an int >= 1, but got 0"),
+        ((4, 1.5), TypeError, "'mini_steps' must be an int >= 1"),
+        ((4, True), TypeError, "'mini_steps' must be an int >= 1"),
+        ((4, 2, "keep"), ValueError, "'tail' must be one of 'flush', 'carry', 'drop', but got 'keep'"),
+    ],
+)
+def test_updates_per_epoch_refuses(arguments, error, match):
+    with pytest.raises(error, match=f"For 'updates_per_epoch', {match}"):
+        updates_per_epoch(*arguments)
+
+
+def test_an_epoch_from_which_updates_are_asked_is_checked():
+    with pytest.raises(ValueError, match="'epoch' must be an int >= 1, but got 0"):
+        updates_per_epoch(4, 2, "carry", epoch=0)
+
+
+def test_mark_ends():
+    for size in SIZES:
+        for window in WINDOWS:
+            for held in range(window):
+                ends = [number for number, end in mark_ends(range(size), window, held) if end]
+                made, _ = windows(held + size, window, 1, "drop")
+                assert ends == [each.micro_batches[-1] - held for each in made]
+
+
+def test_the_rule_says_the_same_of_tensors():
+    for count in range(1, 4):
+        assert bool(is_full(Tensor(count), Tensor(2))) is is_full(count, 2)
+
+
+class CountingCells:
+    """Stands for the Cells of the driver: keeps the numbers that the micro-batches carry."""
+
+    made: list = []
+
+    def __init__(self, *arguments, **options):
+        self.clear()
+
+    def add(self, micro_batch, weight):
+        self.held.append(int(micro_batch[0].asnumpy()[0, 0]))
+        return Tensor(0.0)
+
+    def run_waiting(self): ...
+
+    def finish(self): ...
+
+    def end(self, *figures):
+        self.made.append(tuple(self.held))
+        self.clear()
+        return 0.0, Tensor(True), Tensor(0.0)
+
+    def clear(self):
+        self.held = []
+
+
+class Numbered:
+    """A dataset of `size` micro-batches, numbered through all its epochs."""
+
+    def __init__(self, size):
+        self.size, self.next = size, 0
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        for _ in range(self.size):
+            yield NUMBERS[self.next]
+            self.next += 1
+
+
+NUMBERS = [(Tensor(np.array([[number]], np.float32)),) for number in range(EPOCHS * max(SIZES))]
+
+
+@pytest.fixture
+def driver_windows(monkeypatch):
+    """Return a function that runs the real driver on counting Cells: all its windows, and what is left."""
+    for name in ("_Accumulating", "_AtOnce"):
+        monkeypatch.setattr(ms_accum.training.window, name, CountingCells)
+    network = Slope()
+    optimizer = nn.SGD([network.w], 1.0)
+
+    def drive(size, window, epochs, tail):
+        made = CountingCells.made = []
+        model = GradientAccumulation(network, None, optimizer, tail=tail)
+        recorder = run(model, Numbered(size), window, epochs)
+        assert recorder.planned == len(made) == model.updates
+        found = [(record.epoch, numbers) for record, numbers in zip(recorder.records, made)]
+        assert [record.update for record in recorder.records] == list(range(1, len(made) + 1))
+        return found, list(model._window._runner.held)
+
+    return drive
+
+
+@pytest.mark.parametrize(
+    "tail", [tail if tail == "carry" else pytest.param(tail, marks=pytest.mark.slow) for tail in TAILS]
+)
+def test_the_driver_ends_windows_there(driver_windows, tail):
+    for size in SIZES:
+        for window in WINDOWS:
+            for epochs in range(1, EPOCHS + 1):
+                expected = windows(size, window, epochs, tail)
+                if expected[0] or tail == "carry":
+                    assert driver_windows(size, window, epochs, tail) == expected, (size, window, epochs)
+                else:
+                    with pytest.raises(ValueError, match="No window would ever fill"):
+                        driver_windows(size, window, epochs, tail)
+
+
+def test_a_boundary_off_by_one_is_noticed(driver_windows, monkeypatch):
+    mutate(monkeypatch, "one late")
+    with pytest.raises(AssertionError):
+        assert driver_windows(8, 4, 1, "carry") == windows(8, 4, 1, "carry")
+
+
+def test_steps_count_from_1_in_each_epoch():
+    recorder = run(slope_driver(), [micro_batch(1)] * 5, 2, epochs=2)
+    assert [(record.epoch, record.step) for record in recorder.records] == [(e, s) for e in (1, 2) for s in (1, 2, 3)]
+
+
+class CountedSteps:
+    """An Accumulator that is fed ones in a compiled step."""
+
+    def __init__(self, window):
+        parameter = Parameter(Tensor([0.0], ms.float32), name="w")
+        self.accumulator = accumulator = Accumulator(nn.SGD([parameter], 1.0), window)
+        self.one = Tensor([1.0], ms.float32)
+
+        @ms.jit
+        def step(*grads):
+            return accumulator(grads)
+
+        self.step = step
+
+    def windows(self, size, epochs, tail):
+        made, held, number = [], [], 0
+        for epoch in range(1, epochs + 1):
+            for _ in range(size):
+                held.append(number)
+                number += 1
+                if self.step(self.one).asnumpy():
+                    made.append((epoch, tuple(held)))
+                    held = []
+            if tail == "flush" and self.accumulator.flush():
+                made.append((epoch, tuple(held)))
+            if tail == "drop":
+                self.accumulator.clear()
+            held = [] if tail != "carry" else held
+        assert self.accumulator.micro_batches == len(held)
+        self.accumulator.clear()
+        return made, held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_accumulator_ends_windows_there(window):
+    steps = CountedSteps(window)
+    for tail in TAILS:
+        for size in SIZES:
+            # Shorter runs are the beginnings of the longest one.
+            assert steps.windows(size, EPOCHS, tail) == windows(size, window, EPOCHS, tail), (size, tail)
+
+
+def test_the_accumulator_off_by_one_is_noticed(monkeypatch):
+    mutate(monkeypatch, "one late")
+    assert CountedSteps(2).windows(6, 1, "carry") != windows(6, 2, 1, "carry")
+
+
+def test_split_batch_cuts_every_column():
+    images, labels = np.arange(20).reshape(10, 2), np.arange(10)
+    pieces = list(split_batch((images, labels), 4))
+    assert [len(rows) for _, rows in pieces] == [4, 4, 2]
+    assert np.array_equal(np.concatenate([rows for rows, _ in pieces]), images)
+    assert np.array_equal(np.concatenate([rows for _, rows in pieces]), labels)
+
+
+@pytest.mark.parametrize(("rows", "size", "expected"), [(4, 4, [4]), (4, 9, [4]), (4, 1, [1] * 4), (5, 2, [2, 2, 1])])
+def test_split_batch_of_one_tensor(rows, size, expected):
+    assert [piece.shape[0] for (piece,) in split_batch(Tensor(np.zeros((rows, 2))), size)] == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "said"),
+    [
+        (
+            {"x": np.zeros(4)},
+            TypeError,
+            "must be tensors or arrays, but got dict. Give its values: tuple(batch.values()).",
+        ),
+        ([[0.0, 1.0]], TypeError, "must be tensors or arrays, but got list."),
+        ((np.zeros(4), 5), TypeError, "must be tensors or arrays, but got int."),
+        (None, TypeError, "must be tensors or arrays, but got NoneType."),
+        (np.float32(3.0), ValueError, "must be tensors with one row per sample, but got one that is a single number."),
+        (Tensor(3.0), ValueError, "must be tensors with one row per sample, but got one that is a single number."),
+        ((), ValueError, "must be tensors with the same number of rows, but got none."),
+    ],
+    ids=["dict", "lists", "a number beside", "None", "number", "tensor of a number", "nothing"],
+)
+def test_what_is_no_batch_of_tensors_is_refused_in_our_words(batch, error, said):
+    with pytest.raises(error) as caught:
+        split_batch(batch, 2)
+    assert str(caught.value) == f"For 'split_batch', 'batch' {said}"
+
+
+def test_split_batch_refuses():
+    with pytest.raises(ValueError, match="'micro_batch_size' must be an int >= 1, but got 0"):
+        next(split_batch(np.zeros(4), 0))
+    with pytest.raises(ValueError, match=r"'batch' must be tensors with the same number of rows, but got \[3, 4\]"):
+        next(split_batch((np.zeros(4), np.zeros(3)), 2))
+
+
+def test_each_batch_is_a_window_of_its_micro_batches():
+    ends = [(len(rows), end) for (rows,), end in mark_batch_ends([np.zeros(5), np.zeros(2)], micro_batch_size=2)]
+    assert ends == [(2, False), (2, False), (1, True), (2, True)]

@@ -1,0 +1,318 @@
+"""Is the loss scaled without changing what is learned, and lowered where it overflows?"""
+
+from __future__ import annotations
+
+import gc
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, amp, nn
+
+from helpers import Recorder, micro_batch
+from ms_accum import Accumulator, Checkpointer, Ema, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
+from ms_accum.engine import boundary
+from ms_accum.engine.collaborators import Collaborators
+from reference import miss
+from runs import stop_after
+from ways import WAYS, Half, Root, Trained
+
+# Windows of 2 begin with powers of two: so the unit of each, which differs with a loss scale, rounds nothing.
+ROWS = [(1.0, 2.0, 2), (3.0, -1.0, 4), (0.5, 0.25, 1), (-2.0, 1.0, 2), (4.0, 4.0, 4)]
+FIXED = {
+    "a number": lambda: 1024,
+    "StaticLossScaler": lambda: amp.StaticLossScaler(1024),
+    "FixedLossScaleManager": lambda: amp.FixedLossScaleManager(1024.0),
+}
+DYNAMIC = {
+    "DynamicLossScaler": lambda scale=2.0**20, window=3: amp.DynamicLossScaler(scale, 2, window),
+    "DynamicLossScaleManager": lambda scale=2.0**20, window=3: amp.DynamicLossScaleManager(scale, 2, window),
+}
+
+
+def inputs(rows=ROWS):
+    return [micro_batch(a, b, rows=count) for a, b, count in rows]
+
+
+def weights(way, micro_batches=None, **options):
+    return Trained(way, Half(), **options).train(micro_batches or inputs()).weights
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("way", "kind", "clip"),
+    [*((way, "a number", clip) for way in WAYS for clip in (None, 0.5)), *(("cells", kind, None) for kind in FIXED)],
+)
+def test_a_constant_scale_changes_nothing(way, kind, clip):
+    assert weights(way, loss_scale=FIXED[kind](), clip_norm=clip).tolist() == weights(way, clip_norm=clip).tolist()
+
+
+@pytest.mark.parametrize(
+    "way", [way if way == "accumulator" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
+def test_nor_in_graphs(way):
+    data = inputs([(*values, 2) for *values, _ in ROWS])  # one shape is one graph
+    expected = weights(way, data, clip_norm=0.5)
+    assert weights(way, data, clip_norm=0.5, loss_scale=64).tolist() == expected.tolist()
+    dynamic = amp.DynamicLossScaler(64.0, 2, 9)
+    assert weights(way, data, clip_norm=0.5, loss_scale=dynamic).tolist() == expected.tolist()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_a_scale_that_is_not_divided_by_is_noticed(way, monkeypatch):
+    expected = weights(way)
+    unscaled = boundary.Boundary._gradients
+
+    def scaled(self, grad_sum, weight_sum, norm, scale):
+        return unscaled(self, grad_sum, weight_sum, norm, scale * 0 + 1)
+
+    monkeypatch.setattr(boundary.Boundary, "_gradients", scaled)
+    assert miss([weights(way, loss_scale=1024)], [expected], 1e-6) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_of_one_are_scaled_too(way):
+    assert weights(way, window=1, loss_scale=256).tolist() == weights(way, window=1).tolist()
+
+
+def expected_scales(finite, scale, window):
+    """What MindSpore's own DynamicLossScaler makes of it."""
+    scaler = amp.DynamicLossScaler(scale, 2, window)
+    scales = []
+    for each in finite:
+        scaler.adjust(Tensor(each))
+        scales.append(float(scaler.scale_value.asnumpy()))
+    return scales
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", DYNAMIC.values(), ids=DYNAMIC)
+def test_it_is_lowered_until_nothing_overflows(way, make):
+    # In float16 a scale of 65536 overflows with gradients of 1, and 32768 does not.
+    trained = Trained(way, Half(), window=2, loss_scale=make(2.0**18, 3))
+    ones = [micro_batch(1.0, 1.0)] * 2
+    system = trained.system
+    window = getattr(system, "window", None) or getattr(system, "_window", None)
+    dynamic = system.dynamic if way == "cells" else window.collaborators.dynamic
+    scales, finite = [], []
+    for _ in range(10):
+        before = trained.updates
+        trained.train(ones)
+        finite.append(trained.updates > before)
+        scales.append(float(dynamic.value.asnumpy()))
+    assert finite[:7] == [False, False, False, True, True, True, False]
+    assert scales == expected_scales(finite, 2.0**18, 3)
+    assert int(dynamic.overflows.asnumpy()) == finite.count(False)
+    assert trained.weights.tolist() == [-float(sum(finite))] * 2
+
+
+@pytest.mark.host
+def test_the_users_scaler_is_the_one_that_changes():
+    scaler = amp.DynamicLossScaler(2.0**18, 2, 5)
+    Trained("driver", Half(), loss_scale=scaler).train([micro_batch(1.0, 1.0)] * 4)
+    assert float(scaler.scale_value.asnumpy()) == 2.0**16
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "cells", "step"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_nan_in_the_data_does_not_lower_it(way, window):
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    trained = Trained(way, Half(), window=window, loss_scale=scaler)
+    trained.train([micro_batch(1.0, 1.0), micro_batch(np.nan, 1.0), micro_batch(1.0, 1.0), micro_batch(1.0, 1.0)])
+    assert float(scaler.scale_value.asnumpy()) == 64.0 and trained.updates == (3 if window == 1 else 1)
+
+
+@pytest.mark.host
+def test_a_window_in_which_nothing_counts_does_not_lower_it():
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    model = GradientAccumulation(
+        network := Half(), None, nn.SGD([network.w], 1.0), weight=lambda x: 0.0, loss_scale=scaler
+    )
+    model.train_process(1, inputs(), 2, report=(), ckpt_path=None)
+    assert (float(scaler.scale_value.asnumpy()), model.skipped, model.overflows) == (64.0, 3, 0)
+
+
+@pytest.mark.host
+def test_overflows_do_not_end_a_run_and_are_counted_apart():
+    trained = Trained("driver", Half(), window=1, loss_scale=amp.DynamicLossScaler(2.0**30, 2, 500))
+    trained.train([micro_batch(1.0, 1.0)] * 20)
+    records, model = trained.recorder.records, trained.system
+    assert (model.updates, model.skipped, model.overflows) == (5, 15, 15)
+    assert [record.overflow for record in records] == [True] * 15 + [False] * 5
+    with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
+        trained.train([micro_batch(np.nan, 1.0)] * 20)
+    assert model.overflows == 15
+
+
+@pytest.mark.host
+def test_at_1_there_is_nothing_to_lower():
+    trained = Trained("driver", Root(), window=1, loss_scale=amp.DynamicLossScaler(4.0, 2, 500))
+    with pytest.raises(RuntimeError, match="10 windows in a row were not finite"):
+        trained.train([micro_batch(0.0, 1.0)] * 30)  # the loss is finite
+    assert (trained.system.overflows, trained.system.skipped) == (2, 12)
+
+
+@pytest.mark.host
+def test_it_is_constant_inside_a_window():
+    scaler = amp.DynamicLossScaler(8.0, 2, 1)  # grows after each update
+    trained, seen = Trained("step", Half(), window=3, loss_scale=scaler), []
+    for _ in range(7):
+        trained.system(micro_batch(1.0, 1.0)[0])
+        seen.append(float(scaler.scale_value.asnumpy()))
+    assert seen == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
+
+
+class Run:
+    """A run that overflows at its beginning, and whose scale grows later."""
+
+    def __init__(self):
+        scaler = amp.DynamicLossScaler(2.0**18, 2, 3)
+        self.network, self.recorder = Half(), Recorder()
+        self.optimizer = nn.Momentum([self.network.w], 0.1, 0.9)
+        self.model = GradientAccumulation(self.network, None, self.optimizer, loss_scale=scaler, check="off")
+        self.scaler = scaler
+
+    def train(self, states=None):
+        data = [micro_batch(1.0, number / 8) for number in range(9)]
+        self.model.train_process(2, data, 2, report=self.recorder, ckpt_path=None, checkpointer=states)
+        return self
+
+    @property
+    def left(self):
+        held = (self.network.w, *self.optimizer.moments, self.scaler.scale_value)
+        counts = (self.model.updates, self.model.skipped, self.model.overflows)
+        return [each.asnumpy().tolist() for each in held], counts
+
+
+def resumed(folder, stop):
+    with pytest.raises(Stopped):
+        Run().train(Checkpointer(folder, stop=stop_after(stop)))
+    return Run().train(Checkpointer(folder, resume="auto"))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stop", [1, 2, 3, 7, 12])
+def test_a_resumed_run_is_the_same(tmp_path, stop):
+    assert resumed(tmp_path, stop).left == Run().train().left
+
+
+@pytest.mark.host
+def test_a_scale_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+    expected = Run().train().left
+    monkeypatch.setattr(Collaborators, "state", property(lambda self: {}))
+    assert resumed(tmp_path, 7).left != expected
+
+
+@pytest.mark.host
+def test_another_scale_is_another_setting(tmp_path):
+    with pytest.raises(Stopped):
+        Run().train(Checkpointer(tmp_path, stop=stop_after(2)))
+    plain = Run()
+    plain.model = GradientAccumulation(plain.network, None, plain.optimizer, check="off")
+    with pytest.raises(ValueError, match="loss_scale"):
+        plain.train(Checkpointer(tmp_path, resume="auto"))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        (0, ValueError, "'loss_scale' must be a finite number > 0, but got 0"),
+        (-1.0, ValueError, "'loss_scale' must be a finite number > 0, but got -1"),
+        (
+            "dynamic",
+            TypeError,
+            "'loss_scale' must be a number, or a loss scaler or a loss scale manager of mindspore.amp",
+        ),
+        (True, TypeError, "'loss_scale' must be a number"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_refused(way, scale, error, message):
+    with pytest.raises(error, match=message):
+        Trained(way, Half(), loss_scale=scale)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_not_with_the_scale_of_an_optimizer(way):
+    def make(parameters):
+        return nn.SGD(parameters, 1.0, loss_scale=64.0)
+
+    with pytest.raises(ValueError, match="'loss_scale' must be None for an optimizer with loss_scale=64, but got 64"):
+        Trained(way, Half(), make=make, loss_scale=64)
+
+
+@pytest.mark.host
+def test_cells_must_have_the_same():
+    network = Half()
+    optimizer = nn.SGD([network.w], 1.0)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    TrainForwardBackward(network, optimizer, grad_sum, loss_scale=8)
+    with pytest.raises(ValueError, match="'loss_scale' must be 8.0, as in the other Cell with this 'grad_sum'"):
+        TrainOptim(optimizer, grad_sum)
+
+
+@pytest.mark.host
+def test_an_accumulator_that_is_not_told_the_loss_takes_nan_for_an_overflow():
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    trained = Trained("accumulator", Half(), loss_scale=scaler).train([micro_batch(np.nan, 1.0)] * 2)
+    assert (float(scaler.scale_value.asnumpy()), trained.system.overflows) == (32.0, 1)
+    assert isinstance(trained.system, Accumulator) and ms.get_context("mode") == ms.PYNATIVE_MODE
+
+
+@pytest.mark.host
+def test_two_optimizers_do_not_share_one():
+    """The first to end a window would change it inside the other's window."""
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    first = Trained("driver", Half(), loss_scale=scaler)
+    message = "'loss_scale' must be a separate one for each optimizer, but got one that another optimizer uses"
+    with pytest.raises(ValueError, match=message):
+        Trained("accumulator", Half(), loss_scale=scaler)
+    del first
+    gc.collect()
+    assert Trained("accumulator", Half(), loss_scale=scaler).train(inputs()).updates == 3
+
+
+def first_value(x):
+    return x[0, 0]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step"])
+def test_a_window_of_one_that_does_not_count_does_not_lower_it(way):
+    scaler = amp.DynamicLossScaler(64.0, 2, 50)
+    trained = Trained(way, Half(), window=1, loss_scale=scaler, weight=first_value)
+    trained.train([micro_batch(1.0, 1.0), micro_batch(0.0, 1.0), micro_batch(2.0, 1.0)])
+    assert (trained.updates, trained.system.skipped, trained.system.overflows) == (2, 1, 0)
+    assert float(scaler.scale_value.asnumpy()) == 64.0
+
+
+@pytest.mark.host
+def test_a_new_scale_begins_where_the_change_is_allowed(tmp_path):
+    def stopped(folder, run):
+        with pytest.raises(Stopped):
+            run.train(Checkpointer(folder, stop=stop_after(4)))
+        return Checkpointer(folder, resume="auto", allow_config_change=True)
+
+    def plain(**options):
+        run = Run()
+        run.model = GradientAccumulation(run.network, None, run.optimizer, check="off", **options)
+        return run
+
+    without = plain().train(stopped(tmp_path / "dynamic", Run()))
+    assert without.model.updates == 10 - 2 and without.model.loss_scale == 1  # two overflows before the stop
+    run = Run()
+    run.train(stopped(tmp_path / "plain", plain(ema=Ema(0.5))))
+    assert 0 < run.model.overflows == 10 - run.model.updates  # its scale begins anew; the average is left out
+
+
+@pytest.mark.host
+def test_scales_of_several_runs_have_names_of_their_own():
+    made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
+    names = [each.system._window.collaborators.dynamic.value.name for each in made]
+    assert len(set(names)) == 2

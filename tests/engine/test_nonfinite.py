@@ -1,0 +1,429 @@
+"""Does a micro-batch that is not finite stay out of its window, and is it named?"""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore.train import Model
+
+from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
+from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
+from ms_accum.engine import nonfinite
+from ms_accum.results.metrics import MetricsFile
+from ms_accum.training import bad_batches
+from reference import miss
+from runs import stop_after
+from test_model_step import dataset
+from ways import WAYS, Half, Root, Trained
+
+GOOD = [micro_batch(1.0, 4.0, rows=2), micro_batch(3.0, 2.0, rows=5), micro_batch(5.0, 1.0, rows=1)]
+BAD = micro_batch(np.nan, 1.0, rows=3)
+NO_GRADIENT = micro_batch(0.0, 1.0, rows=3)  # of Root: its loss is finite
+
+
+class Endless(nn.Cell):
+    """The mean over rows of w * x; for x = 99 the loss is infinite, and the gradient is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(2), ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
+
+
+class Looked(nn.Cell):
+    """Rows of a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(4, 2)
+
+    def construct(self, x):
+        return ops.mean(self.table(ops.cast(x, ms.int32)))
+
+
+def weights(way, network, micro_batches, window, **options):
+    return Trained(way, network, window, **options).train(micro_batches).weights
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("bad", [BAD, NO_GRADIENT], ids=["loss", "gradient"])
+def test_a_window_is_that_of_its_good_micro_batches(way, reduction, bad):
+    expected = weights(way, Root(), GOOD, 3, lr=0.1, reduction=reduction)
+    mixed = [GOOD[0], bad, *GOOD[1:]]
+    found = weights(way, Root(), mixed, 4, lr=0.1, reduction=reduction, nonfinite="skip_micro")
+    assert miss([found], [expected], 1e-6) <= 1 and np.isfinite(found).all()
+    assert miss([weights(way, Root(), mixed, 4, lr=0.1, reduction=reduction)], [expected], 1e-6) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "step", "cells"])
+def test_a_weight_that_stays_is_noticed(way, monkeypatch):
+    expected = weights(way, Root(), GOOD, 3, lr=0.1)
+    skip = nonfinite.SkipMicro.__call__
+
+    def with_its_weight(self, *args):
+        gradients, _, left_out = skip(self, *args)
+        return gradients, Tensor(1.0), left_out
+
+    monkeypatch.setattr(nonfinite.SkipMicro, "__call__", with_its_weight)
+    found = weights(way, Root(), [GOOD[0], NO_GRADIENT, *GOOD[1:]], 4, lr=0.1, nonfinite="skip_micro")
+    assert miss([found], [expected], 1e-6) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_without_a_good_one_is_skipped(way, reduction, window):
+    def make(parameters):
+        return nn.Momentum(parameters, 0.1, 0.9)  # a gradient of 0 would still move the weights
+
+    trained = Trained(way, Root(), window, reduction=reduction, make=make, nonfinite="skip_micro")
+    trained.train(GOOD[:window])
+    before = [each.asnumpy().copy() for each in trained.optimizer.get_parameters()]
+    trained.train([BAD] * window)
+    assert [each.asnumpy().tolist() for each in trained.optimizer.get_parameters()] == [b.tolist() for b in before]
+    assert trained.updates == 1
+
+
+@pytest.mark.modes
+def test_the_accumulators_never_hold_a_nan():
+    trained = Trained("cells", Root(), 3, nonfinite="skip_micro")
+    for number, columns in enumerate([GOOD[0], BAD, NO_GRADIENT]):
+        loss = trained.add(*columns)
+        held = np.concatenate(
+            [each.asnumpy() for each in (*trained.add.window.grad_sum, trained.add.window.weight_sum[0].reshape(1))]
+        )
+        assert np.isfinite(held).all() and np.isfinite(loss.asnumpy()) == (number == 0)
+    assert held.tolist()[-1] == 2
+
+
+@pytest.mark.host
+def test_they_are_counted_and_named():
+    trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")
+    trained.train([GOOD[0], BAD, GOOD[1], GOOD[2], NO_GRADIENT, BAD, GOOD[0]])
+    assert [record.bad for record in trained.recorder.records] == [(2,), (), (5, 6), ()]
+    assert [record.skipped for record in trained.recorder.records] == [False, False, True, False]
+    assert trained.system.left_out == 3 and trained.system.skipped == 1
+    losses = [record.loss for record in trained.recorder.records]
+    assert np.isfinite(losses[:2]).all() and np.isnan(losses[2])
+
+
+@pytest.mark.host
+def test_a_skipped_window_names_them_too():
+    recorder = Trained("driver", Root(), 2, lr=0.1).train([GOOD[0], BAD, GOOD[1], GOOD[2]]).recorder
+    assert [(record.skipped, record.bad) for record in recorder.records] == [(True, (2,)), (False, ())]
+
+
+@pytest.mark.host
+def test_in_split_batches_they_are_numbered_in_the_batch():
+    model = slope_driver(nonfinite="skip_micro")
+    columns = np.concatenate([np.ones((4, 1)), [[np.nan]], np.ones((1, 1))]).astype(np.float32)
+    records = []
+
+    class Keeps:
+        def start(self, updates): ...
+        def update(self, record):
+            records.append(record)
+
+        def close(self): ...
+
+    model.train_process(
+        1, [(Tensor(columns[:4]),), (Tensor(columns),)], micro_batch_size=2, report=Keeps(), ckpt_path=None
+    )
+    assert [record.bad for record in records] == [(), (3,)]
+
+
+@pytest.mark.host
+def test_metrics_have_what_is_special_only(tmp_path):
+    trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")
+    file = MetricsFile(str(tmp_path / "metrics.jsonl"))
+    data = [GOOD[0], BAD, GOOD[1], GOOD[2]]
+    trained.system.train_process(1, data, 2, report=file, ckpt_path=None)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["bad"] == [2] and not {"bad", "overflow"} & set(lines[1])
+
+
+@pytest.mark.host
+def test_raise_names_the_micro_batch():
+    trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise")
+    message = r"the gradient of window 2 in epoch 1 \(micro-batch 4\) is not finite. nonfinite='skip_micro' leaves"
+    with pytest.raises(FloatingPointError, match=message):
+        trained.train([*GOOD, BAD, *GOOD])
+    assert trained.updates == 1
+
+
+@pytest.mark.host
+def test_raise_lets_a_loss_scale_be_lowered():
+    scaler = amp.DynamicLossScaler(2.0**18, 2, 500)
+    trained = Trained("driver", Half(), 2, nonfinite="raise", loss_scale=scaler)
+    assert trained.train([micro_batch(1.0, 1.0)] * 10).updates == 2
+
+
+@pytest.mark.host
+def test_a_scale_is_lowered_for_micro_batches_that_are_left_out():
+    scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
+    large = micro_batch(4.0, 4.0)
+    trained = Trained("driver", Half(), 2, nonfinite="skip_micro", loss_scale=scaler)
+    trained.train([micro_batch(1.0, 1.0), large, micro_batch(1.0, 1.0), large])
+    assert (trained.updates, trained.system.left_out, trained.system.overflows) == (2, 2, 2)
+    assert float(scaler.scale_value.asnumpy()) == 2.0**13
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "cells", "step"])
+def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
+    trained = Trained(way, Endless(), 2, lr=0.1, nonfinite="skip_micro").train([GOOD[0], micro_batch(99.0, 1.0)])
+    alone = Trained(way, Endless(), 2, lr=0.1).train([GOOD[0]])
+    assert trained.weights.tolist() == alone.weights.tolist() and trained.updates == 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_sparse_gradients_are_refused(way):
+    message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
+    with pytest.raises(ValueError, match=message):
+        Trained(way, Looked(), make=lambda parameters: nn.Adam(parameters, 0.1), nonfinite="skip_micro")
+
+
+@pytest.mark.host
+def test_a_flush_raises_too():
+    trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise", tail="carry")
+    trained.train([*GOOD[:2], BAD])
+    with pytest.raises(FloatingPointError, match="the gradient of the open window is not finite"):
+        trained.system.flush()
+
+
+@pytest.mark.host
+def test_a_flush_of_what_does_not_count_does_not_raise():
+    network = Root()
+    options = {"weight": _first_value, "nonfinite": "raise", "tail": "carry", "check": "off"}
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), **options)
+    model.train_process(1, ZERO, 3, report=(), ckpt_path=None)
+    assert not model.flush() and (model.updates, model.skipped) == (0, 1)
+
+
+def model_of(policy):
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    step = AccumulatedTrainStep((network, cross_entropy()), optimizer, 2, nonfinite=policy)
+    rows = batches(np.random.RandomState(1), [4] * 4)
+    rows[1] = (Tensor(np.full((4, 6), np.nan, np.float32)), rows[1][1])
+    return step, Model(step), dataset(rows)
+
+
+def first_value(x):
+    return x[0, 0]
+
+
+@pytest.mark.host
+def test_flush_tail_does_not_raise_for_a_window_in_which_nothing_counts():
+    network, options = Root(), {"nonfinite": "raise", "weight": first_value, "check": "off"}
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.1), 2, **options)
+    data = dataset([GOOD[0], GOOD[1], micro_batch(0.0, 1.0), micro_batch(0.0, 1.0)])
+    Model(step).train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
+    assert (step.updates, step.skipped) == (1, 1)
+
+
+ZERO = [micro_batch(0.0, 1.0, rows=2), micro_batch(0.0, np.nan, rows=2)]  # weights of 0: one gradient, and one loss
+
+
+def weighed(way, data, window, **options):
+    """Train with `first_value` as weight, and return the weights and what trained them."""
+    network = Root()
+    optimizer = nn.SGD([network.w], 0.1)
+    if way == "driver":
+        system = GradientAccumulation(network, None, optimizer, weight=_first_value, check="off", **options)
+        system.train_process(1, data, window, report=(), ckpt_path=None)
+    elif way == "step":
+        system = AccumulatedTrainStep(network, optimizer, window, weight=first_value, check="off", **options)
+        Model(system).train(1, dataset(data), callbacks=FlushTail(), dataset_sink_mode=False)
+    else:
+        system = Accumulator(optimizer, window, reduction="mean", **options)
+        grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
+
+        def train_step(x):
+            return system(grad_fn(x)[1], first_value(x))
+
+        train_step = ms.jit(train_step) if ms.get_context("mode") == ms.GRAPH_MODE else train_step
+        for (x,) in data:
+            train_step(x)
+        system.flush()
+    return network.w.asnumpy().tolist(), system
+
+
+def _first_value(x):
+    return float(first_value(x).asnumpy())
+
+
+@pytest.mark.modes
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_micro_batch_of_weight_0_is_not_bad(way, window):
+    """Not left out, not counted, and nothing warns of a gradient that is not finite."""
+    data = [each for good in GOOD for each in (good, ZERO[0], ZERO[1])]
+    found, system = weighed(way, data, window, nonfinite="skip_micro")
+    expected = weighed("driver", GOOD, 1)[0]
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert (system.updates, system.left_out, system.skipped) == (3, 0, {1: 6, 2: 2, 3: 0}[window])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["step", "accumulator"])
+def test_a_policy_without_the_weight_is_noticed(way, monkeypatch):
+    skip = nonfinite.SkipMicro.__call__
+    monkeypatch.setattr(
+        nonfinite.SkipMicro, "__call__", lambda self, grads, loss=None, weight=None: skip(self, grads, loss)
+    )
+    assert weighed(way, [GOOD[0], ZERO[0], GOOD[1], ZERO[1]], 4, nonfinite="skip_micro")[1].left_out == 2
+
+
+@pytest.mark.host
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("window", [2, 4])
+def test_windows_in_which_nothing_counts_are_not_said_to_be_bad(window):
+    """The tail, too, that `FlushTail` flushes."""
+    system = weighed("step", [*GOOD, *ZERO, *ZERO, ZERO[0]][: window + 4], window, nonfinite="skip_micro")[1]
+    assert system.left_out == 0 and system.counts[1] == 0 and system.skipped > 0
+
+
+@pytest.mark.host
+def test_what_is_left_out_beside_is_counted():
+    with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped: their gradients were not finite"):
+        system = weighed("step", [GOOD[0], ZERO[0], ZERO[1], micro_batch(1.0, -1.0)], 2, nonfinite="skip_micro")[1]
+    assert (system.updates, system.skipped, system.left_out) == (1, 1, 1)
+
+
+@pytest.mark.host
+def test_flush_tail_raises():
+    step, model, data = model_of("raise")
+    with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
+        model.train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
+    assert step.updates == 0
+
+
+def test_model_leaves_them_out():
+    step, model, data = model_of("skip_micro")
+    model.train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
+    assert (step.updates, step.left_out, step.skipped) == (2, 1, 0)
+
+
+@pytest.mark.host
+def test_a_compiled_step_can_not_raise():
+    network = Slope()
+    with pytest.raises(ValueError, match="'nonfinite' must be 'skip_window' or 'skip_micro', but got 'raise'"):
+        Accumulator(nn.SGD([network.w], 1.0), 2, nonfinite="raise")
+    with pytest.raises(ValueError, match="'nonfinite' must be one of 'skip_window', 'skip_micro', 'raise'"):
+        slope_driver(nonfinite="ignore")
+
+
+def resumed(folder, stop, data):
+    def make():
+        return Trained("driver", Root(), 3, lr=0.1, nonfinite="skip_micro")
+
+    expected = make().train(data)
+    first = make()
+    with pytest.raises(Stopped):
+        first.system.train_process(
+            1, data, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(folder, stop=stop_after(stop))
+        )
+    again = make()
+    states = Checkpointer(folder, resume="auto")
+    again.system.train_process(1, data, 3, report=again.recorder, ckpt_path=None, checkpointer=states)
+    return again, expected
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stop", [1, 2, 4, 5])
+def test_a_resumed_run_is_the_same(tmp_path, stop):
+    again, expected = resumed(tmp_path, stop, [GOOD[0], BAD, GOOD[1], NO_GRADIENT, GOOD[2], GOOD[0]])
+    assert again.weights.tolist() == expected.weights.tolist()
+    assert again.system.left_out == expected.system.left_out == 2
+    assert [record.bad for record in again.recorder.records] == [(2,), (4,)][-len(again.recorder.records) :]
+
+
+# Bad batches in files
+
+
+@pytest.mark.host
+def test_they_are_saved_on_demand(tmp_path):
+    buffer = np.ones((2, 1), np.float32)
+
+    def reused():
+        for value in (1.0, np.nan, 3.0, np.inf):
+            buffer[:] = value
+            yield (buffer,)
+
+    model = slope_driver(save_bad_batches=str(tmp_path / "bad"))
+    model.train_process(1, reused(), 2, report=(), ckpt_path=None)
+    found = {path.name: np.load(path)["arr_0"].tolist() for path in (tmp_path / "bad").iterdir()}
+    assert set(found) == {"epoch-1-window-1-micro-batch-2.npz", "epoch-1-window-2-micro-batch-4.npz"}
+    assert np.isnan(found["epoch-1-window-1-micro-batch-2.npz"]).all()
+    assert found["epoch-1-window-2-micro-batch-4.npz"] == [[np.inf]] * 2
+
+
+@pytest.mark.host
+def test_a_window_whose_losses_are_finite_is_saved_as_a_whole(tmp_path):
+    trained = Trained("driver", Root(), 2, save_bad_batches=tmp_path / "bad")
+    trained.train([GOOD[0], NO_GRADIENT, GOOD[1], GOOD[2]])
+    names = sorted(path.name for path in (tmp_path / "bad").iterdir())
+    assert names == ["epoch-1-window-1-part-1.npz", "epoch-1-window-1-part-2.npz"]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_overflow_of_a_dynamic_scale_is_no_bad_batch(dynamic, tmp_path):
+    """With a fixed scale it is one: nothing is lowered that caused it."""
+    scale = amp.DynamicLossScaler(2.0**17, 2, 1000) if dynamic else 2.0**17
+    trained = Trained("driver", Half(), 2, loss_scale=scale, save_bad_batches=tmp_path / "bad")
+    trained.train([micro_batch(1.0, 1.0)] * 4)
+    assert trained.recorder.records[0].skipped and (tmp_path / "bad").exists() != dynamic
+
+
+@pytest.mark.host
+def test_no_file_is_replaced_and_no_folder_is_made_for_nothing(tmp_path):
+    for _ in range(2):
+        Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "bad").train([BAD, GOOD[0]])
+    assert len(list((tmp_path / "bad").iterdir())) == 2
+    Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "good").train(GOOD)
+    assert not (tmp_path / "good").exists()
+
+
+@pytest.mark.host
+def test_a_folder_that_can_not_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="'save_bad_batches' must be a folder, but got the file"):
+        slope_driver(save_bad_batches=tmp_path / "file")
+    model = slope_driver(save_bad_batches=tmp_path / "file" / "below")
+    with pytest.warns(RuntimeWarning, match="can't be written: Not a directory"):
+        model.train_process(1, [micro_batch(np.nan), micro_batch(1.0)], 1, report=(), ckpt_path=None)
+    assert model.updates == 1
+
+
+@pytest.mark.host
+def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(bad_batches, "MOST", 3)
+    data = [each for _ in range(5) for each in (BAD, GOOD[0])]
+    Trained("driver", Root(), 1, save_bad_batches=tmp_path / "bad").train(data)
+    assert len(list((tmp_path / "bad").iterdir())) == 3
+
+
+def test_the_driver_of_two_columns_leaves_out_in_graphs():
+    ms.set_seed(1)
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
+    model = GradientAccumulation(
+        network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1), nonfinite="skip_micro"
+    )
+    rows = batches(np.random.RandomState(1), [4] * 8)
+    rows[5] = (Tensor(np.full((4, 6), np.nan, np.float32)), rows[5][1])
+    model.train_process(1, rows, 4, report=(), ckpt_path=None)
+    assert (model.updates, model.left_out) == (2, 1)

@@ -1,0 +1,237 @@
+"""Does the size of windows change at their ends, and only there?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from helpers import Recorder, Slope, batches, compiled_step, cross_entropy, micro_batch, slope_driver
+from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
+from ms_accum.engine.ends import Sizes, windows_until
+from runs import stop_after
+
+STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
+DATA = [micro_batch(float(number)) for number in range(1, 17)]
+
+
+def ends_of(size_of, count=16, held=0, tail="flush"):
+    """The numbers of the micro-batches with which windows end, one after the other."""
+    ends, update = [], 0
+    for number in range(1, count + 1):
+        held += 1
+        if held >= size_of(update):
+            ends.append(number)
+            held, update = 0, update + 1
+    return ends + [count] * (held > 0 and tail == "flush")
+
+
+def by_function(update):
+    return [1, 1, 3, 2, 2, 4][min(int(update), 5)]
+
+
+def weights_by_hand(ends, lr=1.0):
+    """The weight of Slope with plain SGD after each window."""
+    weight, first, seen = 0.0, 0, []
+    for end in ends:
+        weight -= lr * float(np.mean(range(first + 1, end + 1)))
+        first = end
+        seen.append(weight)
+    return seen
+
+
+class Dropping(Recorder):
+    def __init__(self, network):
+        super().__init__(lambda: float(network.w.asnumpy()[0]))
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("sizes", [STEPS, by_function], ids=["dict", "function"])
+def test_the_driver(sizes):
+    model = slope_driver()
+    recorder = Dropping(model._network)
+    model.train_process(1, DATA, sizes, report=recorder, ckpt_path=None)
+    expected = ends_of(by_function)
+    assert expected == [1, 2, 5, 7, 9, 13, 16]
+    assert recorder.seen == pytest.approx(weights_by_hand(expected), rel=1e-6)
+    assert recorder.planned == model.updates == len(expected)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
+def test_tails(tail):
+    model = slope_driver(tail=tail)
+    recorder = Recorder()
+    model.train_process(1, DATA[:11], STEPS, report=recorder, ckpt_path=None)
+    expected = ends_of(by_function, 11, tail=tail)
+    assert len(recorder.records) == recorder.planned == len(expected)
+    assert model.micro_batches == (2 if tail == "carry" else 0)
+    model.train_process(1, DATA[:4], STEPS, report=recorder, ckpt_path=None)  # counts on from the updates so far
+    more = {"flush": 1, "drop": 1, "carry": 1}
+    assert recorder.planned == more[tail] and len(recorder.records) == len(expected) + more[tail]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
+@pytest.mark.parametrize("count", [3, 5, 16])
+def test_windows_are_planned(epochs, tail, count):
+    model, recorder = slope_driver(tail=tail), Recorder()
+    model.train_process(epochs, DATA[:count], STEPS, report=recorder, ckpt_path=None)
+    assert recorder.planned == len(recorder.records)
+
+
+@pytest.mark.host
+def test_windows_that_outgrow_an_epoch_are_refused_where_tails_are_dropped():
+    """From the second epoch on nothing would be learned, and nothing said."""
+    with pytest.raises(ValueError, match="No window would ever fill; use a smaller one, or tail='flush'"):
+        slope_driver(tail="drop").train_process(3, DATA[:4], {0: 2, 1: 6}, report=(), ckpt_path=None)
+
+
+def test_nothing_compiles_anew(compiles):
+    model = slope_driver(wait=False)
+    model.train_process(1, DATA, {0: 2, 1: 3}, report=(), ckpt_path=None)
+    before = len(compiles)
+    model.train_process(1, DATA, {0: 2, 3: 4, 5: 2, 7: 1, 9: 3}, report=(), ckpt_path=None)
+    assert len(compiles) == before > 0
+
+
+def functional(sizes):
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    accumulator = Accumulator(optimizer, sizes, reduction="mean")
+    return network, accumulator, compiled_step(network, cross_entropy(), accumulator, optimizer)
+
+
+def in_graph(updates):
+    return ms.ops.where(updates >= 2, 3, 1) + ms.ops.where(updates >= 3, -1, 0) + ms.ops.where(updates >= 5, 2, 0)
+
+
+@pytest.mark.parametrize("sizes", [STEPS, in_graph], ids=["dict", "function"])
+def test_the_accumulator(sizes, compiles):
+    _, accumulator, step = functional(sizes)
+    ends, held = [], []
+    before = None
+    for number, (x, y) in enumerate(batches(np.random.RandomState(1), [4] * 16), 1):
+        step(x, y)
+        ends += [number] * accumulator.updated
+        held.append(accumulator.accumulate_step)
+        before = before or len(compiles)
+    assert ends == [1, 2, 5, 7, 9, 13] and accumulator.micro_batches == 3
+    assert held == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
+
+
+def test_the_step():
+    ms.set_seed(1)
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    step, ends = AccumulatedTrainStep((network, cross_entropy()), optimizer, STEPS), []
+    for number, columns in enumerate(batches(np.random.RandomState(1), [4] * 13), 1):
+        step(*columns)
+        ends += [number] * step.updated
+    assert ends == [1, 2, 5, 7, 9, 13]
+
+
+@pytest.mark.host
+def test_a_skipped_window_keeps_its_size():
+    data = [micro_batch(np.nan), *DATA]
+    model, recorder = slope_driver(), Recorder()
+    model.train_process(1, data, {0: 1, 1: 4}, report=recorder, ckpt_path=None)
+    assert [record.samples for record in recorder.records] == [1, 1, 4, 4, 4, 3]
+
+
+def resumed(folder, stop, sizes=STEPS):
+    def make():
+        network = Slope()
+        return GradientAccumulation(network, None, nn.Momentum([network.w], 0.25, 0.9)), network
+
+    def train(model, sizes=sizes, **options):
+        model.train_process(2, DATA, sizes, report=(), ckpt_path=None, **options)
+
+    whole, expected = make()
+    train(whole)
+    with pytest.raises(Stopped):
+        train(make()[0], checkpointer=Checkpointer(folder, stop=stop_after(stop)))
+    again, found = make()
+    train(again, checkpointer=Checkpointer(folder, resume="auto"))
+    assert again.updates == whole.updates
+    return found.w.asnumpy().tolist() == expected.w.asnumpy().tolist(), train, make
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6, 10, 11, 16, 17, 19])
+def test_a_resumed_run_is_the_same(tmp_path, stop):
+    assert resumed(tmp_path, stop)[0]
+
+
+@pytest.mark.host
+def test_other_sizes_are_another_setting(tmp_path):
+    _, train, make = resumed(tmp_path, 3)
+    with pytest.raises(ValueError, match="mini_steps"):
+        train(make()[0], {0: 1, 2: 4}, checkpointer=Checkpointer(tmp_path, resume="auto"))
+
+
+@pytest.mark.host
+def test_a_resumed_loop_has_the_same_sizes():
+    sizes = Sizes("Accumulator", "accumulate_step", STEPS)
+    assert sizes.settings == {"0": 1, "2": 3, "3": 2, "5": 4} and sizes.constant is None
+    assert Sizes("x", "y", by_function).settings == "by_function"
+    assert Sizes("x", "y", {0: 4}).constant == Sizes("x", "y", np.int64(4)).constant == 4
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("make", [lambda sizes: slope_driver().train_process(1, DATA, sizes, report=(), ckpt_path=None),
+                                  lambda sizes: Accumulator(nn.SGD([Slope().w], 1.0), sizes)],
+                         ids=["driver", "accumulator"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [({}, ValueError), ({1: 2}, ValueError), ({0: 0}, ValueError), ({0: 2.5}, TypeError), ({-1: 2, 0: 1}, ValueError),
+     ({0: 1, "2": 3}, ValueError), (0, ValueError), ("4", TypeError), (True, TypeError)],
+)  # fmt: skip
+def test_refused(make, sizes, error):
+    with pytest.raises(error, match="'(mini_steps|accumulate_step)' must be"):
+        make(sizes)
+
+
+@pytest.mark.host
+def test_a_function_that_returns_nonsense_is_refused():
+    with pytest.raises(ValueError, match="'mini_steps' must be an int >= 1, but got 0"):
+        slope_driver().train_process(1, DATA, lambda update: 2 - update, report=(), ckpt_path=None)
+
+
+@pytest.mark.host
+def test_sizes_that_were_given_can_not_be_set():
+    accumulator = Accumulator(nn.SGD([Slope().w], 1.0), STEPS)
+    with pytest.raises(ValueError, match="'accumulate_step' can't be set: it is defined by the update"):
+        accumulator.accumulate_step = 3
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("first", "last", "samples", "rows"), [(1, 4, 1000, 50), (2, 9, 100, 8), (3, 3, 10, 1), (1, 2, 1, 64)]
+)
+def test_a_ramp_is_linear_in_the_samples(first, last, samples, rows):
+    sizes = ramp_up(first, last, samples, micro_batch_size=rows)
+    seen, update = 0, 0
+    size_of = Sizes("x", "y", sizes).of
+    while seen < samples:
+        assert size_of(update) == first + int((last - first) * seen / samples)
+        seen += size_of(update) * rows
+        update += 1
+    assert size_of(update) == last and list(sizes) == sorted(sizes)
+
+
+@pytest.mark.host
+def test_a_ramp_is_checked():
+    with pytest.raises(ValueError, match="For 'ramp_up', 'last' must be >= 4, the size of the first window, but got 2"):
+        ramp_up(4, 2, 100, micro_batch_size=8)
+    with pytest.raises(ValueError, match="'samples' must be an int >= 1"):
+        ramp_up(1, 2, 0, micro_batch_size=8)
+
+
+@pytest.mark.host
+def test_windows_of_micro_batches():
+    assert windows_until(16, by_function, 0) == (6, 3)
+    assert windows_until(3, by_function, 0, held=1) == (2, 2)
+    assert isinstance(Tensor(1), Tensor)

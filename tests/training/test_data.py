@@ -1,0 +1,238 @@
+"""Which datasets, rows and columns does the driver take, and what does it say of others?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from helpers import Slope, run, slope_driver, values
+from ms_accum import GradientAccumulation
+from ms_accum.training import data as batches
+
+pytestmark = pytest.mark.host
+
+
+def rows(*numbers):
+    return [np.full((2, 1), number, np.float32) for number in numbers]
+
+
+# Datasets
+
+
+class Once:
+    """A generator function that counts how often it is called."""
+
+    def __init__(self, times=99):
+        self.calls, self.times = 0, times
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls <= self.times:
+            yield from ((row,) for row in rows(1.0, 2.0, 3.0, 4.0))
+
+
+@pytest.mark.parametrize("shape", [lambda dataset: dataset, lambda dataset: dataset.repeat(1).skip(0)])
+def test_a_generator_is_not_read_before_it_trains(shape):
+    source = Once(times=1)
+    model = slope_driver()
+    recorder = run(model, shape(ds.GeneratorDataset(source, ["x"], shuffle=False)), 4)
+    assert source.calls == 1 and model.updates == 1 and recorder.planned is None
+    assert values([model._network.w])[0] == -2.5
+
+
+def test_a_source_with_a_length_is_asked_for_it():
+    class Source:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, number):
+            return (rows(1.0, 2.0, 3.0, 4.0)[number],)
+
+    assert run(slope_driver(), ds.GeneratorDataset(Source(), ["x"], shuffle=False), 4).planned == 1
+
+
+class Repeats:
+    """Four batches by number that begin again after the last, so there is no IndexError."""
+
+    asked: list
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        self.asked.append(number)
+        if len(self.asked) > 99:
+            raise AssertionError("the epoch does not end")
+        return (rows(1.0, 2.0, 3.0, 4.0)[number % 4],)
+
+
+def test_a_sequence_without_an_index_error_ends_with_its_length():
+    data = Repeats()
+    recorder = run(slope_driver(), data, 4, epochs=2)
+    assert recorder.planned == 2 and [number for number in data.asked if number > 3] == []
+    assert data.asked[-8:] == [0, 1, 2, 3] * 2
+    held = next(batches.Data(data).epochs(1, batches.Position(batches=2)))  # resumed after two batches
+    assert [float(x.asnumpy()[0, 0]) for (x,) in held] == [3.0, 4.0]
+
+
+def test_a_sequence_without_a_length_ends_with_its_index_error():
+    class Source:
+        def __getitem__(self, number):
+            return (rows(1.0, 2.0)[number],)
+
+    model = slope_driver()
+    run(model, Source(), 1)
+    assert model.updates == 2
+
+
+@pytest.mark.parametrize("epoch", [7, "seven", None])
+def test_what_a_source_calls_epoch_is_its_own(epoch):
+    class Source:
+        def __init__(self):
+            self.epoch = epoch
+
+    class Data:
+        source = Source()
+
+        def __iter__(self):
+            return ((row,) for row in rows(1.0, 2.0))
+
+    model = slope_driver()
+    run(model, Data(), 2, epochs=2)
+    assert model.updates == 2 and Data.source.epoch == epoch
+
+
+# Rows
+
+
+def test_dicts_are_rows_whatever_the_order_of_their_keys():
+    network = nn.Dense(1, 1)
+    model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    x, y = rows(1.0, 2.0)
+    seen = []
+    model._window.add = lambda micro_batch: seen.append([float(column.asnumpy()[0, 0]) for column in micro_batch])
+    run(model, [{"x": x, "y": y}, {"y": y, "x": x}], 9)
+    assert seen == [[1.0, 2.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ((np.array(["a", "b"]),), "batches of numbers, but got a column of ndarray, <U1"),
+        ((["a", "b"],), "batches of numbers, but got a column of list, <U1"),
+        ((Tensor(np.array(["a", "b"])),), "batches of numbers, but got a column of strings"),
+        ((np.float32(3.0),), "columns with one row per sample, but got a column that is one number"),
+        ((Tensor(3.0),), "columns with one row per sample, but got a column that is one number"),
+        (({"x": 1},), "batches of numbers, but got a column of dict, object"),
+        ((None,), "batches of numbers, but got a column of NoneType, object"),
+        (([[1.0, 2.0], [3.0]],), "batches of numbers, but got a column of rows that differ in size"),
+        ((np.ones((2, 1), np.float32), 1), "got a column that is one number. Batch the dataset."),
+    ],
+    ids=["array of texts", "texts", "tensor of texts", "number", "tensor of a number", "dict", "None", "ragged", "row"],
+)
+def test_what_is_no_batch_is_refused_in_a_line(batch, said):
+    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as caught:
+        run(slope_driver(), [batch], 1)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dataset", [None, 3])
+def test_what_is_no_dataset_is_refused(dataset):
+    said = f"'train_dataset' must be a dataset, or an iterable of batches, but got {type(dataset).__name__}."
+    with pytest.raises(TypeError, match=said):
+        run(slope_driver(), dataset, 1)
+
+
+def test_dicts_of_other_keys_are_refused():
+    with pytest.raises(ValueError, match=r"dicts with the keys 'x', but got one with \['z'\]"):
+        run(slope_driver(), [{"x": rows(1.0)[0]}, {"z": rows(1.0)[0]}], 2)
+
+
+# Columns
+
+
+class TwoLabels(nn.Cell):
+    def construct(self, output, first, second):
+        return ops.mean(ops.square(output - first) + ops.square(output - second))
+
+
+@pytest.mark.modes
+def test_a_loss_may_take_several_labels():
+    """As much as a network that returns its loss itself."""
+
+    class Whole(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.network, self.loss = nn.Dense(1, 1), TwoLabels()
+
+        def construct(self, x, first, second):
+            return self.loss(self.network(x), first, second)
+
+    data, left = [tuple(rows(1.0, 2.0, 5.0))] * 4, []
+    for whole in (False, True):
+        ms.set_seed(3)
+        network = Whole()
+        parts = (network, None) if whole else (network.network, network.loss)
+        model = GradientAccumulation(*parts, nn.SGD(network.trainable_params(), 0.1), check="off")
+        run(model, data, 2)
+        left.append([array.tolist() for array in values(network.trainable_params())])
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "columns", "said"),
+    [
+        (
+            nn.MSELoss(),
+            1,
+            "2 columns: the data, and what 'loss_fn' takes in addition to the output, but got 1: Float32 [2, 1].",
+        ),
+        (
+            nn.MSELoss(),
+            3,
+            "2 columns: the data, and what 'loss_fn' takes in addition to the output, but got 3: Float32 [2, 1] and",
+        ),
+        (TwoLabels(), 2, "3 columns: the data, and what 'loss_fn' takes in addition to the output, but got 2"),
+        (lambda output, label, weight=1.0: ops.mean(output), 4, "2 columns: the data, and what"),
+    ],
+)
+def test_another_number_of_columns_is_refused_in_a_line(loss_fn, columns, said):
+    network = nn.Dense(1, 1)
+    model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1), check="off")
+    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as caught:
+        run(model, [tuple(rows(*range(columns)))], 1)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+class Returns(Slope):
+    """Returns more than its loss."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def construct(self, x):
+        loss = super().construct(x)
+        return {"tuple": (loss, x), "dict": {"loss": loss}}[self.what]
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("what", ["tuple", "dict"])
+def test_a_network_that_returns_more_than_its_loss_is_refused(what):
+    network = Returns(what)
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
+    with pytest.raises((TypeError, RuntimeError), match="the network must return only its loss, but got several"):
+        run(model, [(rows(1.0)[0],)], 1)
+
+
+def test_the_mutant_that_counts_by_reading_is_noticed(monkeypatch):
+    monkeypatch.setattr(batches, "_has_to_be_read", lambda dataset: False)
+    source = Once()
+    run(slope_driver(), ds.GeneratorDataset(source, ["x"], shuffle=False), 4)
+    assert source.calls > 1
