@@ -436,9 +436,12 @@ class Side:
         with (folder / "output.txt").open("w") as output:
             self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
 
+    def wait(self):
+        self._process.wait()
+
     def results(self):
-        """Wait, and return the results of all ranks; a RuntimeError if the case failed."""
-        if self._process.wait():
+        """Return the results of all ranks; a RuntimeError if the case failed."""
+        if self._process.returncode:
             lines = (self._folder / "output.txt").read_text(encoding="utf-8", errors="replace").split("\n")
             raise RuntimeError("\n".join(["", *lines[-30:]]))
         results = [json.loads((self._folder / f"{rank}.json").read_text("utf-8")) for rank in range(self._ranks)]
@@ -467,6 +470,8 @@ def compare(name, old, new, mutation):
         for each in folders:
             each.mkdir()
         sides = [Side(name, old, folders[0]), Side(name, new, folders[1], mutation)]
+        for side in sides:
+            side.wait()  # before the folder is removed, also if one fails
         try:
             results = [side.results() for side in sides]
         except RuntimeError as error:
