@@ -1,0 +1,34 @@
+"""Does a micro-batch pass through as few functions, files and classes as it should?"""
+
+from __future__ import annotations
+
+import pytest
+
+from walk import THIRD_END, WAYS, walk
+
+# What is allowed at most. `python tests/walk.py --list` shows what it is, and where.
+BOUNDS = {
+    "driver": {"stops": 61, "files": 26, "rooms": 43, "classes": 25},
+    "accumulator": {"stops": 18, "files": 6, "rooms": 13, "classes": 6},
+    "step": {"stops": 23, "files": 9, "rooms": 16, "classes": 10},
+}
+
+pytestmark = pytest.mark.host
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_walk_is_short(way):
+    counts = walk(way).counts
+    too_many = {name: count for name, count in counts.items() if count > BOUNDS[way][name]}
+    assert not too_many, f"{way} has {too_many}, more than {BOUNDS[way]}: see python tests/walk.py {way} --list"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_walk_is_the_same_each_time(way):
+    first, second = walk(way), walk(way)
+    assert first.calls == second.calls and first.classes == second.classes
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_micro_batch_inside_a_window_has_a_shorter_walk(way):
+    assert 0 < len(walk(way, watched=THIRD_END - 1).stops) < len(walk(way).stops)
