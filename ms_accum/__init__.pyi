@@ -27,9 +27,9 @@ from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .results.tensorboard import TensorBoardLog as TensorBoardLog
-from .saving.checkpoint import CheckpointError as CheckpointError
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
+from .saving.model_file import CheckpointError as CheckpointError
 from .train_step import AccumulatedTrainStep as AccumulatedTrainStep
 from .verification import Verification as Verification
 from .verification import verify as verify

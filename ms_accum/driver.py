@@ -26,9 +26,9 @@ from .ranks.agreement import agree, facts_of
 from .ranks.parallel import AUTO, check_together, group_of, is_first, total
 from .ranks.reduction import summing
 from .run import SAME_ON_ALL, Ways, begin_run, epochs_of, given_facts, windows_facts
-from .saving.checkpoint import check_path, save_trained
-from .saving.checkpointer import NO_WISHES, Checkpointer
-from .saving.files import fixed
+from .saving.checkpointer import NO_REQUESTS, Checkpointer
+from .saving.files import absolute
+from .saving.model_file import check_path, save_trained
 from .saving.run_state import RunState
 from .saving.trained import Trained
 from .window.batches import Data
@@ -206,7 +206,7 @@ class GradientAccumulation:
         check_together("train_process", self._group, windows, splits_in_step=self._in_step and sizes is None)
         self._window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
-        saved_at = None if ckpt_path is None else fixed(ckpt_path)  # a callback may change the working directory
+        saved_at = None if ckpt_path is None else absolute(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
             given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             counts: Any = {"held": self.micro_batches, "updates": self.updates}
@@ -248,7 +248,7 @@ class GradientAccumulation:
         if total([self.micro_batches], self._group) == [0]:
             return False
         check_not_applied("flush", self.ema)
-        ended = self._end(NO_WISHES)
+        ended = self._end(NO_REQUESTS)
         if ended.figures[3]:  # else all weights are 0, and nothing is not finite
             self._window.counters.skips.flushed(ended.updated, ended.overflow)
         return ended.updated
@@ -302,8 +302,8 @@ class GradientAccumulation:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
         return self._numerics.left_out
 
-    def _end(self, wishes: Sequence[float]) -> Ended:
-        ended = self._window.end(wishes)
+    def _end(self, requests: Sequence[float]) -> Ended:
+        ended = self._window.end(requests)
         if ended.updated:
             self._trained.step()
         return ended

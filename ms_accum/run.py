@@ -20,7 +20,7 @@ from .numerics.sizes import Sizes
 from .ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from .ranks.heartbeat import exchange, heartbeat
 from .ranks.parallel import Group, gather, is_first, total
-from .saving.checkpointer import NO_WISHES, Checkpointer, find_together
+from .saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from .saving.run_state import RunState
 from .saving.trained import Trained
 from .window.batches import Data, Position
@@ -141,9 +141,9 @@ class Run:
             if ends:
                 self._end_window()
             elif self._states is not None:
-                wishes = self._states.wishes()  # with several ranks, kept until they are summed at the window's end
+                requests = self._states.requests()  # with several ranks, kept until they are summed at the window's end
                 if self._window.saved_inside:
-                    self._save_if_due(True, wishes)
+                    self._save_if_due(True, requests)
             if self._stopping() and not self._window.micro_batches:
                 return
         if self._window.micro_batches and self._ways.tail == "flush":
@@ -168,9 +168,9 @@ class Run:
     def _end_window(self) -> None:
         at, states, group = self.at, self._states, self._ways.group
         held = self._window.micro_batches
-        wishes = states.wishes() if states and group else NO_WISHES
+        requests = states.requests() if states and group else NO_REQUESTS
         with nullcontext() if group is None else exchange():
-            ended = self._ways.end(wishes)
+            ended = self._ways.end(requests)
         at.step, at.windows = at.step + 1, at.windows + 1
         self._left_out += len(ended.bad)
         now = time.perf_counter()
@@ -182,7 +182,7 @@ class Run:
         self._calls.step_end(record)
         self._window.counters.skips.add(record)
         if states is not None:
-            self._save_if_due(False, states.wishes() if group is None else ended.wishes)
+            self._save_if_due(False, states.requests() if group is None else ended.requests)
 
     def _record(self, ended: Ended, seconds: float, held: int) -> UpdateRecord:
         """Return the record of a window with this number of micro-batches."""
@@ -192,10 +192,10 @@ class Run:
         epoch, skipped = self._before + at.epoch, not ended.updated
         return UpdateRecord(epoch, at.step, counters.updates, *ended.figures, seconds, skipped, ended.overflow, bad)
 
-    def _save_if_due(self, in_window: bool, wishes: Any) -> None:
+    def _save_if_due(self, in_window: bool, requests: Any) -> None:
         if self._states is not None:
             updates, take = self._window.counters.updates, partial(self._ways.saved.take, self.at)
-            self._states.after_micro_batch(updates, in_window, take, wishes)
+            self._states.after_micro_batch(updates, in_window, take, requests)
 
 
 def epochs_of(last: int, before: int) -> int:
@@ -221,14 +221,17 @@ def begin_run(
     """Return the run, at its beginning or where it resumes; `closing` closes its callbacks and states."""
     how = {"mini_steps": sizes and sizes.settings, **how, "ranks": ways.group.size if ways.group else 1}
     if states is not None:
-        closing.enter_context(states.share(ways.group))
+        closing.enter_context(states.for_group(ways.group))
     at, windows = _begin(ways, epochs, data, sizes, states, how)
     facts = _facts_of(ways, data, epochs, sizes, at)
     facts["initial_epoch"] = how.get("initial_epoch", 0)
     calls = closing.enter_context(Callbacks(called, facts))
     calls("on_train_begin", planned=None if windows is None else windows - at.windows)
     if states is not None:
-        closing.enter_context(states.saving_at_the_end(partial(ways.saved.take, at), ways.window))
+        take = partial(ways.saved.take, at)
+        closing.enter_context(
+            states.saving_at_the_end(take, can_save=lambda: ways.window.is_whole and not ways.window.lost)
+        )
     return Run(ways, at, calls, states=states, evaluate=evaluate, before=facts["initial_epoch"])
 
 

@@ -154,7 +154,7 @@ def flushed(group):
 
 
 def stopped_at_tails(group):
-    """No window fills; the last rank wishes to stop once, in the second epoch."""
+    """No window fills; the last rank asks to stop once, in the second epoch."""
     asked = count(1)
     states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: group.rank == group.size - 1 and next(asked) == 6)
     model = driver_of(network_of())
@@ -172,7 +172,7 @@ def bad_on_one_rank(group):
     model = driver_of(network_of())
     before = []
     window = model._window.end
-    model._window.end = lambda *wishes: before.append(left_of(model)["digest"]) or window(*wishes)
+    model._window.end = lambda *requests: before.append(left_of(model)["digest"]) or window(*requests)
     train(model, data, epochs=1)
     return {"digests": [*before, left_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
 

@@ -14,7 +14,7 @@ from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
 from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
-from ..saving.model_record import DEFAULT
+from ..saving.model_file import DEFAULT
 from ..window.ends import updates_per_epoch
 from .report import Hint, Opening, progress, show
 from .settings import Settings

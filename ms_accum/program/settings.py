@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from ..saving.model_record import DEFAULT
+from ..saving.model_file import DEFAULT
 from ..window.ends import share
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, Before

@@ -11,8 +11,8 @@ from mindspore import nn
 from ..numerics.collaborators import OWNERS
 from ..window.batches import Data, Position
 from ..window.open_window import OpenWindow
-from .model_record import CheckpointError
-from .state_folder import Found
+from .checkpointer import FoundState
+from .model_file import CheckpointError
 from .trained import SETTING, Trained
 from .training_state import TrainingState, capture, restore, warn_about_random_layers
 
@@ -43,11 +43,11 @@ class RunState:
         """
         return self._trained.parameters()
 
-    def put_back(self, found: Found, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
+    def put_back(self, found: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.
 
         Args:
-            found (Found): the state.
+            found (FoundState): the state.
             parameters (Mapping): what `parameters` returned.
             epochs (int): the epochs of the run.
             data (Data): the data set of the run.

@@ -10,7 +10,7 @@ from mindspore import nn
 from ..network.hyper_parameters import parameters_in, settings_of
 from ..network.parameters import without
 from ..numerics.collaborators import NONE, Numerics
-from .model_record import CheckpointError
+from .model_file import CheckpointError
 
 SETTING = "setting"
 """str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""

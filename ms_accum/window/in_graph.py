@@ -88,9 +88,9 @@ class Notes:
         """Set whether this rank flushes, on the host."""
         self._set([float(flushes), *self._now[1:]])
 
-    def request(self, wishes: Sequence[float]) -> None:
+    def request(self, requests: Sequence[float]) -> None:
         """Set this rank's requests to stop and to save, on the host; they are sent when the next window ends."""
-        self._set([self._now[0], *wishes])
+        self._set([self._now[0], *requests])
 
     def _set(self, own: list[float]) -> None:
         if own != self._now:
@@ -103,11 +103,11 @@ class Notes:
 
     def requests(self) -> list[float] | None:
         """Return all ranks' requests at the last window's end, once; None if only some ranks were in a flush."""
-        _, flushing, *wishes = self.sums.asnumpy().tolist()
+        _, flushing, *requests = self.sums.asnumpy().tolist()
         if flushing not in (0, self.ranks):
             return None
         ops.assign(self.sums, Tensor(np.zeros(4), ms.float32))
-        return wishes
+        return requests
 
 
 @ms.jit_class

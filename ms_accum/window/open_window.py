@@ -32,7 +32,7 @@ class Ended(NamedTuple):
     """Whether the optimizer was called, that is, the gradient was finite."""
     figures: tuple[float, float, float, int]
     """Its loss, learning rate, norm and samples, as in an `UpdateRecord`."""
-    wishes: Sequence[float]
+    requests: Sequence[float]
     """The requests to stop and to save at its end, summed over the ranks."""
     overflow: bool = False
     """Whether the loss scale was too large."""
@@ -126,17 +126,17 @@ class OpenWindow:
             with self._running():
                 self._cells.run_waiting()
 
-    def end(self, wishes: Sequence[float] = ()) -> Ended:
+    def end(self, requests: Sequence[float] = ()) -> Ended:
         """Update with the window and open the next one. The window's loss is that of all ranks."""
         alone = self._group is None
         wanted = not alone or self._numerics.dynamic is not None
         weights = self._weight.in_units(self._loss.weight) if self._shares and self.size else None
         with self._running():
-            figures = (lambda: [*self._figures(), *wishes]) if wanted else None
+            figures = (lambda: [*self._figures(), *requests]) if wanted else None
             lr, updated, norm, *summed = self._cells.end(figures, weights)
         bad = tuple(self._loss.bad)
         if summed and not alone:
-            total, weights, samples, *wishes = summed[0].asnumpy().tolist()
+            total, weights, samples, *requests = summed[0].asnumpy().tolist()
             self._loss.load([total, weights, samples])
         shown = (self._loss.mean, lr, float(norm.asnumpy()), self._loss.samples)
         self._forget()
@@ -148,7 +148,7 @@ class OpenWindow:
             norm = shown[2] / (1 if self._weight.weighs else rows)
             self._numerics.noise.window_ended(norm, rows, counts=self.counters.updated and not bad)
         before, self._overflows = self._overflows, self._numerics.overflows
-        return Ended(self.counters.updated, shown, wishes, self._overflows > before, bad)
+        return Ended(self.counters.updated, shown, requests, self._overflows > before, bad)
 
     def _show_first(self, noise: NoiseScale) -> None:
         """Let it read the accumulators after the window's first micro-batch, unless that does not count."""
