@@ -26,6 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 
 from .. import _check
@@ -243,7 +244,6 @@ def _invalid(path: str, fault: str) -> CheckpointError:
 
 
 def _tensors_of_ckpt(path: str) -> list[tuple[str, tuple[int, ...], str]]:
-    from google.protobuf.message import DecodeError
     from mindspore.train.checkpoint_pb2 import Checkpoint
 
     content = Path(path).read_bytes()
@@ -336,9 +336,8 @@ def has_shape(value: Any, shape: Any) -> bool:
 
     Args:
         value (Any): the value.
-        shape (Any): a type; a range, for an int in it; None; a function that returns whether a value will do; a list or
-            a dict of shapes, for a list of this length, or a dict with these names; a tuple of shapes, one of which
-            must fit.
+        shape (Any): a type; a range, for an int in it; None; a function that returns whether a value will do; a list of
+            shapes, or ``[shape, ...]`` for any length; a dict of shapes; a tuple of shapes, one of which must fit.
     """
     if isinstance(shape, tuple):
         return any(has_shape(value, choice) for choice in shape)
@@ -349,7 +348,11 @@ def has_shape(value: Any, shape: Any) -> bool:
             and all(has_shape(value[name], inner) for name, inner in shape.items())
         )
     if isinstance(shape, list):
-        return isinstance(value, list) and len(value) == len(shape) and all(map(has_shape, value, shape))
+        if not isinstance(value, list):
+            return False
+        if shape[-1] is ...:
+            return all(has_shape(item, shape[0]) for item in value)
+        return len(value) == len(shape) and all(map(has_shape, value, shape))
     if isinstance(shape, range):
         return type(value) is int and value in shape
     if isinstance(shape, type):
@@ -375,7 +378,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 16 and all(map(_is_number, value))
+    return has_shape(value, [_is_number, ...]) and len(value) <= 16
 
 
 # Every record has exactly these fields. Those of untrusted files are printed, and used as sizes.

@@ -207,28 +207,8 @@ def _is_random_state(value: Any) -> bool:
     return is_random_state(value)
 
 
-def _is_score(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return has_shape(value, _NUMBER) and not math.isnan(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return has_shape(value, _NUMBER) and math.isfinite(value)
-
-
-def _is_share(value: Any) -> bool:
-    return has_shape(value, _NUMBER) and 0 <= value < 1
-
-
-def _is_not_negative(value: Any) -> bool:
-    return has_shape(value, _NUMBER) and value >= 0
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(has_shape(number, COUNT) for number in value)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 _WINDOW = {"micro_batches": COUNT, "loss": [_NUMBER, _NUMBER, COUNT], "unit": (_NUMBER, None)}
@@ -251,23 +231,22 @@ _FACTS: dict[str, Any] = {
         "held": _PLACE,
         "random": (_is_random_state, None),
     },
-    "window": (_WINDOW, {**_WINDOW, "bad": _are_counts}),
+    "window": (_WINDOW, {**_WINDOW, "bad": [COUNT, ...]}),
     "random": _is_random_state,
     "noise": (
         None,
         {
             "every": range(1, 2**53),
-            "decay": _is_share,
-            **dict.fromkeys(("variance", "square"), _is_finite),
+            **dict.fromkeys(("decay", "variance", "square"), _is_number),
             **dict.fromkeys(("samples", "rows", "windows", "seen", "left_out"), COUNT),
-            "first": ([_is_not_negative, COUNT], None),
+            "first": ([_is_number, COUNT], None),
         },
     ),
     "config": dict,
     "planned": COUNT,
-    "best": [(_is_score, None), (str, None)],
+    "best": [(_is_number, None), (str, None)],
     "scored": bool,
-    "kept": _are_texts,
+    "kept": [str, ...],
 }
 
 

@@ -833,7 +833,7 @@ CRAFTED = {
     "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
     "noise of no number": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
     "noise that is never sampled": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
-    "a first norm below 0": lambda facts: {**facts, "noise": {**NOISE, "first": [-1.0, 4]}},
+    "a first norm that is no number": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
     "less noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
     "a NumPy state beyond its numbers": lambda facts: {
         **facts,
