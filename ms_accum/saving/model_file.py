@@ -236,7 +236,10 @@ def tensors_of(path: str) -> list[tuple[str, tuple[int, ...], str]]:
     Raises:
         CheckpointError: If it is damaged, or not a checkpoint.
     """
-    return _tensors_of_safetensors(path) if _format(path) == "safetensors" else _tensors_of_ckpt(path)
+    tensors = _tensors_of_safetensors(path) if _format(path) == "safetensors" else _tensors_of_ckpt(path)
+    if not tensors:
+        raise CheckpointError(f"'{path}' is not a checkpoint: it contains no parameters.")
+    return tensors
 
 
 def _invalid(path: str, fault: str) -> CheckpointError:
@@ -269,8 +272,8 @@ def _tensors_of_ckpt(path: str) -> list[tuple[str, tuple[int, ...], str]]:
     except (DecodeError, UnicodeDecodeError) as error:  # by the implementation: while it is parsed, or a text is read
         raise _invalid(path, "it can't be parsed") from error
     message.DiscardUnknownFields()
-    if not tensors or message.ByteSize() != len(content):
-        raise _invalid(path, "it contains other data" if tensors else "it contains no parameters")
+    if message.ByteSize() != len(content):
+        raise _invalid(path, "it contains other data")
     return list(tensors.values())
 
 
@@ -296,8 +299,8 @@ def _tensors_of_safetensors(path: str) -> list[tuple[str, tuple[int, ...], str]]
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise _invalid(path, f"it can't be parsed ({first_line(error)})") from error
     of_mindspore = metadata.get("format") == "ms"
-    if not tensors or (of_mindspore and set(metadata) - _METADATA):
-        raise _invalid(path, "it contains other data" if tensors else "it contains no parameters")
+    if of_mindspore and set(metadata) - _METADATA:
+        raise _invalid(path, "it contains other data")
     if crc is not None and (metadata["crc_num"] != str(crc) or not of_mindspore):
         raise _invalid(path, "its checksum does not match")
     sealed = _in_metadata(metadata)
