@@ -56,8 +56,7 @@ from ms_accum.results.diagnosis import Answers
 from ms_accum.results.report_file import place_of, write_page
 from ms_accum.results.report_page import Subject, page
 from ms_accum.results.series import FILE, Metrics, read
-from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
-from ms_accum.saving.model_record import read_record
+from ms_accum.saving.model_file import CheckpointError, differences, load_model, load_parameters, read_record
 from ms_accum.zoo import DataError, create_dataset
 from ms_accum.zoo.data.classes import class_names
 from ms_accum.zoo.recipes import RECIPES, dataset_for

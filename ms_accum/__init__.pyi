@@ -27,9 +27,9 @@ from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .results.tensorboard import TensorBoardLog as TensorBoardLog
-from .saving.checkpoint import CheckpointError as CheckpointError
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
+from .saving.model_file import CheckpointError as CheckpointError
 from .training.evaluation import evaluate as evaluate
 from .training.loop import ResumableLoop as ResumableLoop
 from .training.loop import SaveStates as SaveStates

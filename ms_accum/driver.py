@@ -18,9 +18,9 @@ from .network import checks
 from .program.report import called_in
 from .ranks.agreement import agree, facts_of
 from .ranks.parallel import AUTO, check_together, group_of, is_first, total
-from .saving.checkpoint import check_path
-from .saving.checkpointer import NO_WISHES, Checkpointer
-from .saving.files import fixed
+from .saving.checkpointer import NO_REQUESTS, Checkpointer
+from .saving.files import absolute
+from .saving.model_file import check_path
 from .training.bad_batches import BadBatches
 from .training.data import Data
 from .training.evaluation import evaluation_of
@@ -208,7 +208,7 @@ class GradientAccumulation:
         check_together("train_process", self._group, windows, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
-        saved_at = None if ckpt_path is None else fixed(ckpt_path)  # a callback may change the working directory
+        saved_at = None if ckpt_path is None else absolute(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
             given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             batches, held, updates = Data(train_dataset).batches, window.micro_batches, window.updates
@@ -256,7 +256,7 @@ class GradientAccumulation:
         if total([self.micro_batches], self._group) == [0]:
             return False
         check_not_applied("flush", self.ema)
-        ended = self._window.end(NO_WISHES)
+        ended = self._window.end(NO_REQUESTS)
         skipped = not (ended.updated or ended.overflow) and ended.samples > 0  # else all weights are 0
         if self._window.raises and skipped:
             raise_not_finite("the open window")

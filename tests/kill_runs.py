@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ms_accum.saving.checkpoint_file import open_state
+from ms_accum.saving.training_state import open_state
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("--model=mlp", "--batch_size=512", "--mini_steps=1", "--epochs=1000000", "--save_every=2", "--keep_best")

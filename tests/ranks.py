@@ -29,6 +29,7 @@ from ms_accum import (
 )
 from ms_accum.ranks import parallel
 from ms_accum.training.evaluation import evaluate_together
+from ms_accum.training.state import RunState
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
@@ -154,7 +155,7 @@ def flushed(group):
 
 
 def stopped_at_tails(group):
-    """No window fills; the last rank wishes to stop once, in the second epoch."""
+    """No window fills; the last rank asks to stop once, in the second epoch."""
     asked = count(1)
     states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: group.rank == group.size - 1 and next(asked) == 6)
     model = driver_of(network_of())
@@ -172,7 +173,7 @@ def bad_on_one_rank(group):
     model = driver_of(network_of())
     before = []
     window = model._window.end
-    model._window.end = lambda *wishes: before.append(left_of(model)["digest"]) or window(*wishes)
+    model._window.end = lambda *requests: before.append(left_of(model)["digest"]) or window(*requests)
     train(model, data, epochs=1)
     return {"digests": [*before, left_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
 
@@ -252,7 +253,7 @@ def adam_driver(zero):
 
 
 def complete_state_of(model):
-    state = model._trained.parameters()
+    state = RunState(model._network, model._window).parameters()
     return {name: parameter.asnumpy().tolist() for name, parameter in state.items()}
 
 
@@ -274,7 +275,7 @@ def sharded(group):
     train(again, own_data(group), epochs=3, checkpointer=saved)
     plain = adam_driver(zero=False)
     train(plain, own_data(group), epochs=3)
-    kept = [own for own in models[1]._trained.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
+    kept = [own for own in models[1]._window.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
     return {
         "plain": states[0],
         "sharded": states[1],

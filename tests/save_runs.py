@@ -18,8 +18,8 @@ from mindspore import nn
 
 from ms_accum import Checkpointer
 from ms_accum.saving import training_state
-from ms_accum.saving.checkpoint import CheckpointError, load_parameters, save_model
 from ms_accum.saving.files import remove_leftovers
+from ms_accum.saving.model_file import CheckpointError, load_parameters, save_model
 from ms_accum.training.data import Position
 
 SIZE = 500

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from ms_accum import inspect as inspection
 from ms_accum.program.main import CHECKPOINT, OK, USAGE, run
-from ms_accum.saving.checkpoint import save_model
-from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
+from ms_accum.saving.model_file import save_model
+from ms_accum.saving.training_state import VERSION, state_digest
 from programs import one_line, train
 
 pytestmark = pytest.mark.host
@@ -44,7 +44,7 @@ def parameters(lines):
 
 
 def save_state(path, arrays, content):
-    text = json.dumps({"version": STATE_VERSION, **content})
+    text = json.dumps({"version": VERSION, **content})
     save_file(arrays, path, metadata={"facts": text, "sha256": state_digest(arrays, text)})
 
 

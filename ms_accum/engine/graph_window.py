@@ -198,7 +198,7 @@ class GraphWindow:
             closed = self.window.close(figures, notes)
         else:
             closed = self.window.close_at_once(gradients, weight, figures, notes)
-        if notes is None:
+        if self.notes is None:
             self._count(closed[0], closed[1], None)
         else:
             self._count(closed[0], closed[1], closed[3][0] > 0)

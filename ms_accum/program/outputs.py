@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..saving.files import check_inside
-from ..saving.model_record import DEFAULT, copy_model, keep_previous, previous_of, sidecar
+from ..saving.model_file import DEFAULT, copy_model, keep_previous, previous_of, sidecar
 from .main import DISK, USAGE, Failure, exit_code
 from .settings import AUTO, METRICS, RUNS, Settings, best_of, ema_of
 

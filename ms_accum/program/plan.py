@@ -15,7 +15,7 @@ from ..fitting.trials import on_host
 from ..ranks.parts import Part
 from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
-from ..saving.model_record import DEFAULT
+from ..saving.model_file import DEFAULT
 from .report import Hint, Opening, progress, show
 from .settings import Settings
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..saving.model_record import CheckpointError
+from ..saving.model_file import CheckpointError
 from . import outputs
 from .flags import AUTO, Before, place
 from .main import CHECKPOINT, USAGE, Failure
@@ -82,7 +82,7 @@ def _newest_first(folder: str | None) -> Iterator[str]:
 
 def _readable(paths: Iterator[str]) -> Iterator[tuple[str, Any]]:
     """Yield the paths and the flags of undamaged states; why others can't be read is said when they are resumed."""
-    from ..saving.checkpoint_file import open_state  # imports NumPy, before which signals must be blocked
+    from ..saving.training_state import open_state  # imports NumPy, before which signals must be blocked
 
     for path in paths:
         try:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..engine.ends import share
-from ..saving.model_record import DEFAULT
+from ..saving.model_file import DEFAULT
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, Before
 from .main import USAGE, Failure

@@ -20,11 +20,9 @@ from ..fitting.found_before import FoundBefore
 from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
 from ..results.metrics import MetricsFile, logged
 from ..results.tensorboard import TensorBoardLog
-from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
-from ..saving.checkpointer import Checkpointer, Stopped
+from ..saving.checkpointer import Checkpointer, FolderInUse, StateFolder, Stopped
 from ..saving.files import remove_leftovers
-from ..saving.model_record import remove_model, write_record
-from ..saving.state_folder import FolderInUse, StateFolder
+from ..saving.model_file import CheckpointError, check_folder, check_name, remove_model, save_model, write_record
 from . import outputs
 from .main import CHECKPOINT, DISK, USAGE, Failure, exit_code, quiet
 from .plan import in_percent, reporters, words_of

@@ -14,7 +14,7 @@ from typing import Any, Callable, TextIO
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..saving.files import fixed, of_its_own
+from ..saving.files import absolute, break_hard_link
 
 # The line of a window has "update", that of an evaluation "updates": those before it.
 _EVALUATION = '"updates": '
@@ -35,7 +35,7 @@ class MetricsFile(Callback):
 
     def __init__(self, path: str, kept: Callable[[], int] = lambda: 0):
         self._given, self._kept = path, kept
-        self._path = fixed(path)
+        self._path = absolute(path)
         self._file: TextIO | None = None
         self._writes = False
         self._epoch = self._updates = 0
@@ -71,7 +71,7 @@ class MetricsFile(Callback):
 
     def _open(self, windows: int) -> None:
         """Open the file after the lines that are kept; these are never removed, not even temporarily."""
-        of_its_own(self._path)
+        break_hard_link(self._path)
         if os.path.exists(self._path) and stat.S_ISFIFO(os.stat(self._path).st_mode):
             raise OSError("it is a pipe, whose reader the run would wait for")
         resumes = bool(windows) and os.path.exists(self._path)

@@ -15,7 +15,7 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..ranks.parallel import is_first, own_group
-from ..saving.files import fixed
+from ..saving.files import absolute
 from .metrics import numbers_of
 
 _OWNER = "TensorBoardLog"
@@ -58,7 +58,7 @@ class TensorBoardLog(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._given = os.fspath(_check.instance(_OWNER, "folder", folder, (str, os.PathLike), "a path"))
-        self._folder = fixed(self._given)
+        self._folder = absolute(self._given)
         if find_spec("tensorboardX") is None:
             raise ImportError(f"'{_OWNER}' needs tensorboardX. Run: pip install tensorboardX")
         self._file: Any = None

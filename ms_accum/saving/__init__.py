@@ -1,5 +1,1 @@
-"""What survives a run?
-
-Provides: models as checkpoints, training states and their folder, the `Checkpointer`, and resuming a run.
-Imports `network`, `ranks`, `layers`, `numerics` and `window`.
-"""
+"""What survives a run: models, training states and their folder, and how a run resumes."""

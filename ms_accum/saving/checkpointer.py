@@ -1,4 +1,4 @@
-"""When is a training state saved, and may a run resume from it?"""
+"""When a training state is saved, in which folder, which ones are kept, and from which one a run resumes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,188 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
+
+from filelock import FileLock, Timeout
 
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.parallel import Group
-from .checkpoint_file import state_digest
-from .files import as_given, fixed, write_whole
-from .model_record import CheckpointError
-from .state_folder import AUTO, Found, StateFolder
-from .training_state import TrainingState, write
+from .files import absolute, as_given, remove_leftovers, write_whole
+from .model_file import CheckpointError
+from .training_state import TrainingState, read, state_digest, write
 
 _OWNER, _NOTES = "Checkpointer", "notes"
-_STATE = "state to resume from"
-NO_WISHES = (0.0, 0.0)
+_AUTO = "auto"
+_DIGITS = 8
+NO_REQUESTS = (0.0, 0.0)
 """No request to stop, and no request to save because `minutes` have passed."""
 
 
 class Stopped(Exception):
     """Raised when a run has stopped on request; its training state is saved."""
+
+
+class FolderInUse(RuntimeError):
+    """Raised when another run is using the folder."""
+
+
+class FoundState(NamedTuple):
+    """A state from which a run can resume."""
+
+    state: TrainingState
+    path: str
+    passed_over: Sequence[str] = ()
+    """Why newer states could not be read."""
+    changed: Sequence[str] = ()
+    """The settings that differ from those of the state."""
+
+    @property
+    def epochs_done(self) -> int | None:
+        """Optional[int], the number of epochs that the state has finished; None inside an epoch or a window."""
+        at = self.state.facts["at"]
+        if self.state.facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
+            return None
+        return at["epoch"] - (at["batches"] == 0)
+
+    @property
+    def position(self) -> str:
+        """str, the position of the state in its run."""
+        done = self.epochs_done
+        if done is None:
+            at = self.state.facts["at"]
+            return f"epoch {at['epoch']}, {at['batches']:,} batches of it"
+        return f"{done} epoch{'s' * (done != 1)} done"
+
+
+class StateFolder:
+    """A folder of training states, used by one run at a time.
+
+    Args:
+        owner (str): the name used in error messages.
+        path (str): the path of the folder.
+    """
+
+    def __init__(self, owner: str, path: str | os.PathLike[str]):
+        self._owner = owner
+        self._given = os.fspath(path)
+        self._path = Path(absolute(path))
+        self._lock = FileLock(str(self._path / ".lock"))
+        self._own: list[Path] = []  # the states of this run, oldest first; others are never removed
+
+    def open(self) -> None:
+        """Create the folder and lock it.
+
+        Raises:
+            RuntimeError: If another run is using it, or the file of the lock is another file, which would be emptied.
+        """
+        self._make_and_lock()
+        remove_leftovers(self._path)
+        self._own = []
+
+    def make_again(self) -> None:
+        """Create the folder and lock it once more, if it was removed while the run was using it.
+
+        Raises:
+            RuntimeError: If another run is using it by now.
+        """
+        self._path.mkdir(parents=True, exist_ok=True)
+        if self._lock.is_locked and not os.path.exists(self._lock.lock_file):
+            self._lock.release(force=True)
+            self._make_and_lock()
+
+    def _make_and_lock(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        lock = Path(self._lock.lock_file)
+        if lock.is_file() and lock.stat().st_size:
+            rule = f"'{lock}' must be the empty file of a lock"
+            raise RuntimeError(f"For '{self._owner}', {rule}, but got {lock.stat().st_size} bytes. Remove it.")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise FolderInUse(f"For '{self._owner}', another run is using the folder '{self.named()}'.") from error
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        self._lock.release()
+
+    def clear(self) -> None:
+        """Remove all states.
+
+        Raises:
+            RuntimeError: If another run is using the folder.
+        """
+        if self._path.is_dir():
+            self.open()
+            try:
+                for path in self._states():
+                    path.unlink()
+            finally:
+                self.close()
+
+    def named(self, name: str = "") -> str:
+        """Return the path of a file in the folder, or of the folder itself, as the user gave it."""
+        folder = as_given(str(self._path), self._given)
+        return os.path.join(folder, name) if name else folder
+
+    def holds(self, path: str) -> bool:
+        """Return whether a state is in this folder."""
+        return Path(path).resolve().parent == self._path.resolve()
+
+    def newest(self) -> FoundState | None:
+        """Return the newest undamaged state in the folder; None if it has no states.
+
+        Raises:
+            CheckpointError: If it has states, but none that can be read.
+        """
+        faults: list[str] = []
+        for path in self._states():
+            name = self.named(path.name)
+            try:
+                return FoundState(read(name), name, faults)
+            except CheckpointError as error:
+                faults.append(str(error))
+        if faults:
+            raise CheckpointError(faults[0])
+        return None
+
+    @property
+    def own(self) -> list[str]:
+        """list[str], the names of the run's own states, oldest first."""
+        return [path.name for path in self._own]
+
+    def adopt(self, found: FoundState, *, continues: bool) -> None:
+        """Treat the resumed state and the best one before it as this run's own.
+
+        If the run `continues` the newest state, all that its run kept before it are: who names a state begins a branch.
+        """
+        if self.holds(found.path):
+            facts = found.state.facts
+            resumed = Path(found.path).name
+            own = {resumed, facts["best"][1], *(facts["kept"] if continues else ())}
+            self._own = [path for path in reversed(self._states()) if path.name in own and path.name <= resumed]
+
+    def next_path(self) -> Path:
+        """Return the path of the next state."""
+        newest = next(iter(self._states()), None)
+        number = 1 if newest is None else int(newest.stem[-_DIGITS:]) + 1
+        return self._path / f"state-{number:0{_DIGITS}}.safetensors"
+
+    def add(self, path: Path, keep: int, best: str | None) -> None:
+        """Add a state to the run's own states, and remove those of them that are neither the newest nor the best."""
+        self._own.append(path)
+        kept = self._own[-keep:]
+        for old in self._own[:-keep]:
+            if old.name == best:
+                kept.insert(0, old)
+            else:
+                with suppress(OSError):  # already removed, or not removable: this must not end the run
+                    old.unlink()
+        self._own = kept
+
+    def _states(self) -> list[Path]:
+        """Return the paths of the states, newest first."""
+        return sorted(self._path.glob(f"state-{'[0-9]' * _DIGITS}.safetensors"), reverse=True)
 
 
 class Checkpointer:
@@ -96,14 +259,17 @@ class Checkpointer:
         self._seconds = None if minutes is None else 60 * _check.positive_number(_OWNER, "minutes", minutes)
         self._keep = _check.positive_int(_OWNER, "keep", keep)
         self._score = score
+        self._resume: str | None = None
+        self._resume_path = ""
         if resume is not None:
             _check.instance(_OWNER, "resume", resume, (str, os.PathLike), "a path, 'auto' or None")
-        self._given = None if resume is None else os.fspath(resume)
-        self._resume = self._given if self._given in (None, AUTO) else fixed(self._given)
+            self._resume = os.fspath(resume)
+            self._resume_path = absolute(resume)
         self._config = dict(config or {})
         self._allow_config_change = allow_config_change
         self._stop = stop
-        self._notes, self._at_end = dict(notes or {}), at_end
+        self._notes = dict(notes or {})
+        self._at_end = at_end
         self._writes = True
         self.resumed: list[str] = []
         """list[str], lines about the state from which the run resumed."""
@@ -114,10 +280,10 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         minutes = None if self._seconds is None else self._seconds / 60
-        shown = {"every": self._every, "minutes": minutes, "keep": self._keep, "resume": self._given}
+        shown = {"every": self._every, "minutes": minutes, "keep": self._keep, "resume": self._resume}
         return f"Checkpointer({self._states.named()!r}, {', '.join(f'{name}={shown[name]!r}' for name in shown)})"
 
-    def share(self, group: Group | None) -> Checkpointer:
+    def for_group(self, group: Group | None) -> Checkpointer:
         """Let only rank 0 write. The other ranks read, and take part in computing the score."""
         self._writes = group is None or group.rank == 0
         return self
@@ -125,19 +291,21 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         if self._writes:
             self._states.open()
-        self._at = time.monotonic()
-        self._updates = 0
-        self._can_save = True
+        self._saved_at = time.monotonic()
+        self._planned_updates = 0  # the updates of the last state that `every` or `minutes` planned
+        self._has_failed = False  # whether the last attempt to write a state has failed
         self._is_saved = False  # whether the current state is saved, and scored if there is a score
         self._stopping = False  # whether a stop was requested
         self.best = None
-        self._best_file: str | None = None
+        self._best_name: str | None = None
         return self
 
     def __exit__(self, *error: object) -> None:
         self._states.close()
 
-    def find(self, config: Mapping[str, Any]) -> Found | None:
+    # The state to resume from
+
+    def find(self, config: Mapping[str, Any]) -> FoundState | None:
         """Return the state to resume from.
 
         Args:
@@ -151,20 +319,20 @@ class Checkpointer:
         if found is None:
             self.resumed = [f"nothing: no state in '{self._states.named()}'"] if self._resume else []
             return None
-        before = {name: value for name, value in found.state.facts["config"].items() if name != _NOTES}
+        facts = found.state.facts
+        before = {name: value for name, value in facts["config"].items() if name != _NOTES}
         changed = changes(before, self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
                 f"For '{_OWNER}', '{found.path}' belongs to a run with other settings: {', '.join(changed)}. "
                 "Give 'allow_config_change' to resume anyway."
             )
-        facts = found.state.facts
-        self._updates = facts["planned"]
-        self._states.adopt(found, continues=self._resume == AUTO)
-        self.best, self._best_file = facts["best"]
-        is_scored = self._score is None or facts.get("scored", True)
+        self._states.adopt(found, continues=self._resume == _AUTO)
+        self._planned_updates = facts["planned"]
+        self.best, self._best_name = facts["best"]
+        is_scored = self._score is None or facts["scored"]
         self._is_saved = not changed and is_scored and self._states.holds(found.path)
-        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {found.place}", *changed]
+        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {found.position}", *changed]
         return found._replace(changed=changed)
 
     def settings(self) -> Mapping[str, Any]:
@@ -185,9 +353,17 @@ class Checkpointer:
         found = self._found()
         return found.epochs_done if found else None
 
-    def _found(self) -> Found | None:
-        resume = self._resume
-        return self._states.find(resume if resume in (None, AUTO) else as_given(resume, self._given or resume))
+    def _found(self) -> FoundState | None:
+        if self._resume is None:
+            return None
+        if self._resume == _AUTO:
+            return self._states.newest()
+        path = as_given(self._resume_path, self._resume)
+        if not os.path.isfile(path):
+            raise CheckpointError(f"'{path}' is not a file. Give a training state, or 'auto'.")
+        return FoundState(read(path), path)
+
+    # When to save
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -195,14 +371,14 @@ class Checkpointer:
         score = "none" if self._score is None else "given"
         return {"'every' of the checkpointer": self._every, "'score' of the checkpointer": score}
 
-    def wishes(self) -> list[float]:
+    def requests(self) -> list[float]:
         """Return the requests to stop, and to save because `minutes` have passed, as numbers that ranks can sum."""
         self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
-        late = self._seconds is not None and time.monotonic() - self._at >= self._seconds
+        late = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
         return [float(self._stopping), float(late)]
 
     def after_micro_batch(
-        self, updates: int, in_window: bool, take: Callable[[], TrainingState], wishes: Sequence[float]
+        self, updates: int, in_window: bool, take: Callable[[], TrainingState], requests: Sequence[float]
     ) -> None:
         """Save a state if it is due.
 
@@ -210,30 +386,73 @@ class Checkpointer:
             updates (int): updates so far.
             in_window (bool): whether a window is open.
             take (Callable): returns the state.
-            wishes (Sequence[float]): the requests of this process, or their sum over the ranks, which stop together.
+            requests (Sequence[float]): the requests of this process, or their sum over the ranks, which stop together.
 
         Raises:
             Stopped: If a stop was requested; the state is saved.
         """
-        stop, late = wishes
+        stop, late = requests
         self._is_saved = False
         path = None
-        passed = updates - self._updates
-        by_count = self._every is not None and passed >= self._every
-        if not in_window and (by_count or late):  # before a stop, which would shift this moment and all later ones
-            # After an error at a planned update this is a later one, and those that follow stay where they were.
-            planned = updates - passed % self._every if self._every is not None and by_count else updates
-            path = self._save_scored(take, planned)
+        if not in_window:  # before a stop, which would shift this moment and all later ones
+            passed = updates - self._planned_updates
+            if self._every is not None and passed >= self._every:
+                # After an error at a planned update this is a later one, and those that follow stay where they were.
+                path = self._save_scored(take, planned=updates - passed % self._every)
+            elif late:
+                path = self._save_scored(take, planned=updates)
         if stop:
             raise Stopped(f"the training state is in '{path or self.save(take())}'")
+
+    @contextmanager
+    def saving_at_the_end(self, take: Callable[[], TrainingState], *, can_save: Callable[[], bool]) -> Iterator[None]:
+        """Save at the end of the block, also after an error.
+
+        Args:
+            take (Callable): returns the state.
+            can_save (Callable): returns whether this process has a state that it can save after an error.
+        """
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception:
+            if not self._has_failed and can_save():
+                try:
+                    self.save(take())
+                except Exception as error:  # a warning, so that the run's own error is not hidden
+                    _check.warn(f"the state of the failing run is not saved: {error}")
+            raise
+        try:
+            if self._at_end is not None:
+                self._at_end()
+        except Exception:
+            if can_save():
+                with suppress(Exception):  # the smaller files failed; the state may be on another disk
+                    self.rescued = self.save(take())
+            raise
+        self.save_at_the_end(take)
+
+    def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
+        """Save the state at the end of a run, unless it is already saved."""
+        if not self._is_saved:
+            self._save_scored(take)
+
+    def changed(self) -> None:
+        """Save again at the end: a callback may have changed Parameters since the last state."""
+        self._is_saved = False
+
+    # How
 
     def _save_scored(self, take: Callable[[], TrainingState], planned: int | None = None) -> Path:
         """Compute the score, then save: the score may draw random numbers. Return the path of the state."""
         score = math.nan if self._score is None else float(self._score())
-        self._updates = self._updates if planned is None else planned
-        better = not math.isnan(score) and (self.best is None or score > self.best)
-        self.best = score if better else self.best
-        path = self.save(take(), better, scored=self._score is not None)
+        if planned is not None:
+            self._planned_updates = planned
+        is_best = not math.isnan(score) and (self.best is None or score > self.best)
+        if is_best:
+            self.best = score
+        path = self.save(take(), is_best, scored=self._score is not None)
         self._is_saved = True
         return path
 
@@ -249,82 +468,54 @@ class Checkpointer:
             OSError: If it can't be written; existing files are unchanged.
         """
         if not self._writes:
-            self._at = time.monotonic()
+            self._saved_at = time.monotonic()
             return Path(self._states.named())
         self._states.make_again()
         path = self._states.next_path()
-        self._best_file = path.name if best else self._best_file
-        config = {**self._config, **({_NOTES: self._notes} if self._notes else {})}
-        own = {"config": config, "planned": self._updates, "best": [self.best, self._best_file], "scored": scored}
-        own["kept"] = self._states.own  # a resumed run removes these, too
-        state = TrainingState(state.arrays, {**state.facts, **own})
+        if best:
+            self._best_name = path.name
+        facts = {
+            **state.facts,
+            "config": {**self._config, **({_NOTES: self._notes} if self._notes else {})},
+            "planned": self._planned_updates,
+            "best": [self.best, self._best_name],
+            "scored": scored,
+            "kept": self._states.own,  # a resumed run removes these, too
+        }
         size = sum(array.nbytes for array in state.arrays.values())
-        self._can_save = False  # unless it succeeds
-        write_whole(path, size, partial(write, state))
-        self._can_save = True
-        self._at = time.monotonic()
-        self._states.add(path, self._keep, self._best_file)
+        self._has_failed = True  # unless it succeeds
+        write_whole(path, size, partial(write, TrainingState(state.arrays, facts)))
+        self._has_failed = False
+        self._saved_at = time.monotonic()
+        self._states.add(path, self._keep, self._best_name)
         return Path(self._states.named(path.name))
 
-    @contextmanager
-    def saving_at_the_end(self, take: Callable[[], TrainingState], window: Any) -> Iterator[None]:
-        """Save at the end of the block, also after an error, unless saving has failed or the window was lost."""
-        try:
-            yield
-        except Stopped:
-            raise
-        except Exception:
-            if self._can_save and not window.lost and window.is_whole:
-                self._save_after_error(take)
-            raise
-        try:
-            if self._at_end is not None:
-                self._at_end()
-        except Exception:
-            if window.is_whole:
-                with suppress(Exception):  # the smaller files failed; the state may be on another disk
-                    self.rescued = self.save(take())
-            raise
-        self.save_at_the_end(take)
 
-    def changed(self) -> None:
-        """Save again at the end: a callback may have changed Parameters since the last state."""
-        self._is_saved = False
-
-    def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
-        """Save the state at the end of a run, unless it is already saved."""
-        if not self._is_saved:
-            self._save_scored(take)
-
-    def _save_after_error(self, take: Callable[[], TrainingState]) -> None:
-        """Save if possible; otherwise warn, so that the run's own error is not hidden."""
-        try:
-            self.save(take())
-        except Exception as error:
-            _check.warn(f"the state of the failing run is not saved: {error}")
-
-
-def find_together(owner: str, states: Checkpointer, config: Mapping[str, Any], group: Group | None) -> Found | None:
+def find_together(
+    owner: str, states: Checkpointer, config: Mapping[str, Any], group: Group | None
+) -> FoundState | None:
     """Return the state from which all ranks resume; None if there is none.
 
     Raises:
         CheckpointError: If this rank can't read it, or it belongs to a run with other settings.
         RuntimeError: If another rank has another state, or can't read it.
     """
-    remedy = {_STATE: "Give all ranks access to the files of rank 0."}
+    name = "state to resume from"
+    remedy = {name: "Give all ranks access to the files of rank 0."}
     try:
         found = states.find(config)
     except CheckpointError as error:
         with suppress(RuntimeError):  # that this rank is not like the others is its own error, which says more
-            agree(owner, group, {_STATE: f"an error ({error})"}, remedy)
+            agree(owner, group, {name: f"an error ({error})"}, remedy)
         raise
-    agree(owner, group, {_STATE: None if found is None else _words_of(found)} if group else {}, remedy)
+    if group is not None:
+        agree(owner, group, {name: None if found is None else _description(found.state)}, remedy)
     return found
 
 
-def _words_of(found: Found) -> str:
-    digest = state_digest(found.state.arrays, json.dumps(found.state.facts, sort_keys=True))
-    return f"one after {found.state.facts['updates']:,} updates with the digest {digest[:12]}"
+def _description(state: TrainingState) -> str:
+    digest = state_digest(state.arrays, json.dumps(state.facts, sort_keys=True))
+    return f"one after {state.facts['updates']:,} updates with the digest {digest[:12]}"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

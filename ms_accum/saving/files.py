@@ -1,4 +1,4 @@
-"""How is a file written completely or not at all?"""
+"""Write files completely or not at all, and nothing outside of a run's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Callable
 _STAGING = ".saving-"
 
 
-def fixed(path: str | os.PathLike[str]) -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """Return a path that still names the same file if the program changes its working directory."""
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
@@ -23,7 +23,7 @@ def fixed(path: str | os.PathLike[str]) -> str:
 def as_given(path: str, given: str | os.PathLike[str]) -> str:
     """Return the path that the user gave for `path`, as long as it names the same file; else `path` itself."""
     given = os.path.expanduser(os.fspath(given))
-    return given if fixed(given) == path else path
+    return given if absolute(given) == path else path
 
 
 def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
@@ -85,8 +85,8 @@ def check_inside(folder: str | os.PathLike[str], *paths: str | os.PathLike[str])
             raise OSError(f"'{path}' can't be written: it leads to '{target}', out of its folder. Remove the link.")
 
 
-def of_its_own(path: str | os.PathLike[str]) -> None:
-    """Give a file that is going to be changed in place a content of its own, if it has a second name (a hard link).
+def break_hard_link(path: str | os.PathLike[str]) -> None:
+    """Give a file that is going to be changed in place a content of its own, if it has a second name.
 
     Raises:
         OSError: If it can't be written; it is unchanged.

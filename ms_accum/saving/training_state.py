@@ -1,27 +1,42 @@
-"""What is in a training state, and how is it written and read?"""
+"""Training states: captured from a run, written to a file with one digest, read again, and restored.
+
+A state is a safetensors file: its arrays are the Parameters, and its metadata are the other facts as JSON, with a
+SHA-256 of both. Programs read states before they import MindSpore, so it is imported where Parameters are used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields
-from typing import Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import _check
 from ..network.generators import is_random_state, random_layers, random_state, set_random_state
 from ..network.parameters import as_array
-from ..training.data import Position
-from .checkpoint import differences_of, shortened
-from .checkpoint_file import STATE_VERSION as VERSION
-from .checkpoint_file import kind_of, open_state, state_digest
-from .model_record import CheckpointError
+from .model_file import (
+    COUNT,
+    CheckpointError,
+    differences_of,
+    first_line,
+    has_shape,
+    metadata_of,
+    parsed_json,
+    shortened,
+)
 
-Rule = Callable[[Any], bool]
+if TYPE_CHECKING:
+    from mindspore import nn
+
+VERSION = 4
+# The types of safetensors that a state may contain, all of which NumPy has.
+_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 
 
 class TrainingState(NamedTuple):
@@ -33,17 +48,21 @@ class TrainingState(NamedTuple):
     """Everything else, in types that JSON supports."""
 
 
+# From a run, and into one
+
+
 def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any], *, writes: bool = True) -> TrainingState:
     """Return the state, including that of the random number generators.
 
     With ``writes=False``, on a rank that does not write it, only what is gathered from all ranks is read.
     """
-    if not writes:
-        for parameter in parameters.values():
-            if hasattr(parameter, "take_part"):
-                parameter.take_part()
-        parameters = {}
-    arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
+
+    arrays = {}
+    for name, parameter in parameters.items():
+        if writes:
+            arrays[name] = as_array(parameter)
+        elif hasattr(parameter, "take_part"):
+            parameter.take_part()
     return TrainingState(arrays, {**facts, "random": random_state(), "version": VERSION})
 
 
@@ -67,27 +86,46 @@ def restore(
     Raises:
         CheckpointError: If arrays and Parameters do not match.
     """
-    both = [{name.partition(".")[0] for name in named} for named in (state.arrays, parameters)]
-    left = {leave_out, *(owner for owner in optional if (owner in both[0]) != (owner in both[1]))}
-    arrays, parameters = (
-        {name: each for name, each in named.items() if name.partition(".")[0] not in left}
-        for named in (state.arrays, parameters)
-    )
-    expected = {name: kind_of(as_array(parameter)) for name, parameter in parameters.items()}
-    wrong = differences_of(expected, {name: kind_of(array) for name, array in arrays.items()})
+    from mindspore import Tensor, ops
+
+
+    on_one_side = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
+    left_out = {leave_out, *on_one_side.intersection(optional)}
+    arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in left_out}
+    parameters = {name: parameter for name, parameter in parameters.items() if _owner_of(name) not in left_out}
+    expected = {name: _kind_of(as_array(parameter)) for name, parameter in parameters.items()}
+    wrong = differences_of(expected, {name: _kind_of(array) for name, array in arrays.items()})
     if wrong:
         raise CheckpointError(f"'{source}' belongs to another run: {shortened(wrong)}.")
     for name, parameter in parameters.items():
-        _put(parameter, arrays[name])
+        if hasattr(parameter, "put"):  # sharded over the ranks
+            parameter.put(arrays[name])
+        else:
+            # `assign`, because a compiled graph does not see `set_data`.
+            ops.assign(parameter, Tensor(arrays[name]).astype(parameter.dtype))
     set_random_state(state.facts["random"])
 
 
-def _put(parameter: Any, array: np.ndarray) -> None:
-    if hasattr(parameter, "put"):  # sharded over the ranks
-        parameter.put(array)
-    else:
-        # `assign`, because a compiled graph does not see `set_data`.
-        ops.assign(parameter, Tensor(array).astype(parameter.dtype))
+def warn_about_random_layers(network: nn.Cell) -> None:
+    """Warn, once for a resumed network, that the state of its random layers is not accessible in MindSpore."""
+
+    names = random_layers(network)
+    if names:
+        _check.warn(
+            f"Random layers restart in a resumed run ({', '.join(names[:3])}), so it is not bit-identical to an "
+            "uninterrupted run. With replace_dropout it is.",
+        )
+
+
+def _owner_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _kind_of(array: np.ndarray) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+# The file
 
 
 def write(state: TrainingState, path: str) -> None:
@@ -101,122 +139,120 @@ def read(path: str) -> TrainingState:
     """Read a state.
 
     Raises:
-        CheckpointError: If the file is not a state, is damaged, or is of another version.
+        CheckpointError: If the file is not a state, is damaged, of another version, or has facts that no run has.
     """
-    arrays, facts = open_state(path)
-    wrong = wrong_facts(facts)
+    state = open_state(path)
+    wrong = _wrong_facts(state.facts)
     if wrong:
         raise CheckpointError(f"'{path}' is not a training state that a run can resume: {shortened(wrong)}.")
+    return state
+
+
+def open_state(path: str) -> TrainingState:
+    """Read a state whose facts are not checked.
+
+    Raises:
+        CheckpointError: If the file is not a state, is damaged, or is of another version.
+    """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"'{path}' is not a training state: it is not a file.")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if not _is_state(metadata) or any(file.get_slice(name).get_dtype() not in _TYPES for name in file.keys()):
+                raise CheckpointError(f"'{path}' is not a training state.")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except CheckpointError:
+        raise
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        raise CheckpointError(f"'{path}' is not a training state: {first_line(error)}.") from error
+    if state_digest(arrays, metadata["facts"]) != metadata["sha256"]:
+        raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not match.")
+    facts = parsed_json(metadata["facts"])
+    if not isinstance(facts, dict) or facts.get("version") != VERSION:
+        raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
     return TrainingState(arrays, facts)
 
 
-def warn_about_random_layers(network: nn.Cell) -> None:
-    """Warn, once for a resumed network, that the state of its random layers is not accessible in MindSpore."""
-    names = random_layers(network)
-    if names:
-        _check.warn(
-            f"Random layers restart in a resumed run ({', '.join(names[:3])}), so it is not bit-identical to an "
-            "uninterrupted run. With replace_dropout it is.",
-        )
+def is_state(path: str) -> bool:
+    """Return whether a file is a training state; it may be damaged."""
+    return _is_state(metadata_of(path))
 
 
-def wrong_facts(facts: Mapping[str, Any]) -> list[str]:
-    """Return which facts are missing or invalid; a SHA-256 detects damage, but not a crafted file."""
-    wrong = [name for name, fits in _RULES.items() if name not in facts or not fits(facts[name])]
-    wrong += [name for name, fits in _OPTIONAL.items() if name in facts and not fits(facts[name])]
-    if not wrong and not _fits_the_counters(facts["at"], facts["updates"] + facts["skipped"]):
-        wrong = ["at"]
-    return [_in_words(name, facts) for name in wrong]
+def _is_state(metadata: Mapping[str, str]) -> bool:
+    return set(metadata) == {"facts", "sha256"}
 
 
-def _fits_the_counters(at: Mapping[str, Any], windows: int) -> bool:
-    """Return whether a position does not say more than there was."""
-    total = at["batches"] if at["total"] is None else at["total"]
-    return at["step"] <= at["windows"] <= windows and at["batches"] <= total
+def state_digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
+    """Return the SHA-256 of a training state."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {_kind_of(arrays[name])}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
 
 
-def _in_words(name: str, facts: Mapping[str, Any]) -> str:
-    return f"'{name}' is wrong" if name in facts else f"'{name}' is missing"
+# The facts: a digest finds damage, but not what somebody has made up
+
+_PLACE = range(2**31)  # MindSpore's data sets count in 32 bits
+_NUMBER = (float, COUNT)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
+def _is_random_state(value: Any) -> bool:
 
-
-def _is_place(value: Any) -> bool:
-    """Return whether a value is a count that MindSpore's data sets, which count in 32 bits, can reach."""
-    return _is_count(value) and value < 2**31
+    return is_random_state(value)
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is float or _is_count(value)
+    return has_shape(value, _NUMBER) and not math.isnan(value)
 
 
-def _is_score(value: Any) -> bool:
-    return _is_number(value) and not math.isnan(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _or_none(rule: Rule) -> Rule:
-    return lambda value: value is None or rule(value)
-
-
-def _list_of(*rules: Rule) -> Rule:
-    """Return the rule for a list with one element for each of these rules."""
-    return lambda value: (
-        isinstance(value, list) and len(value) == len(rules) and all(fits(each) for fits, each in zip(rules, value))
-    )
-
-
-def _dict_of(**rules: Rule) -> Rule:
-    """Return the rule for a dict with exactly these names, and values that follow their rules."""
-    return lambda value: (
-        isinstance(value, dict) and set(value) == set(rules) and all(fits(value[name]) for name, fits in rules.items())
-    )
-
-
-def _is_finite(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
-
-
-_POSITION = {
-    **{field.name: _or_none(_is_place) for field in fields(Position)},
-    **dict.fromkeys(("batches", "step", "held"), _is_place),
-    **dict.fromkeys(("rows", "windows"), _is_count),
-    **dict.fromkeys(("epoch", "ranks"), lambda value: _is_place(value) and value > 0),
-    "random": _or_none(is_random_state),
+_WINDOW = {"micro_batches": COUNT, "loss": [_NUMBER, _NUMBER, COUNT], "unit": (_NUMBER, None)}
+_FACTS: dict[str, Any] = {
+    "version": COUNT,
+    "updates": COUNT,
+    "skipped": COUNT,
+    "updated": bool,
+    "skips": COUNT,
+    "at": {
+        "first": (_PLACE, None),
+        "epoch": range(1, 2**31),
+        "batches": _PLACE,
+        "rows": COUNT,
+        "step": _PLACE,
+        "windows": COUNT,
+        "size": (_PLACE, None),
+        "total": (_PLACE, None),
+        "ranks": range(1, 2**31),
+        "held": _PLACE,
+        "random": (_is_random_state, None),
+    },
+    "window": (_WINDOW, {**_WINDOW, "bad": [COUNT, ...]}),
+    "random": _is_random_state,
+    "noise": (
+        None,
+        {
+            "every": range(1, 2**53),
+            **dict.fromkeys(("decay", "variance", "square"), _is_number),
+            **dict.fromkeys(("samples", "rows", "windows", "seen", "left_out"), COUNT),
+            "first": ([_is_number, COUNT], None),
+        },
+    ),
+    "config": dict,
+    "planned": COUNT,
+    "best": [(_is_number, None), (str, None)],
+    "scored": bool,
+    "kept": [str, ...],
 }
-_is_window = _dict_of(
-    micro_batches=_is_count,
-    loss=_list_of(_is_number, _is_number, _is_count),
-    unit=_or_none(_is_number),
-    bad=lambda value: isinstance(value, list) and all(map(_is_count, value)),
-)
-_is_noise = _dict_of(
-    every=lambda value: _is_count(value) and value > 0,
-    decay=lambda value: _is_number(value) and 0 <= value < 1,
-    **dict.fromkeys(("variance", "square"), _is_finite),
-    **dict.fromkeys(("samples", "rows", "windows", "seen", "left_out"), _is_count),
-    first=_or_none(_list_of(lambda value: _is_number(value) and value >= 0, _is_count)),
-)
-_RULES: dict[str, Rule] = {
-    "version": _is_count,
-    "updates": _is_count,
-    "skipped": _is_count,
-    "updated": lambda value: isinstance(value, bool),
-    "skips": _is_count,
-    "at": _dict_of(**_POSITION),
-    "window": lambda value: _is_window({"bad": [], **value} if isinstance(value, dict) else value),
-    "random": is_random_state,
-    "noise": _or_none(_is_noise),
-    "config": lambda value: isinstance(value, dict),
-    "planned": _is_count,
-    "best": _list_of(_or_none(_is_score), _or_none(_is_text)),
-}
-_OPTIONAL: dict[str, Rule] = {
-    "scored": lambda value: isinstance(value, bool),
-    "kept": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-}
+
+
+def _wrong_facts(facts: Mapping[str, Any]) -> list[str]:
+    """Return which facts are missing or invalid."""
+    wrong = [f"'{name}' is missing" for name in _FACTS if name not in facts]
+    wrong += [f"'{name}' is wrong" for name in _FACTS if name in facts and not has_shape(facts[name], _FACTS[name])]
+    if wrong:
+        return wrong
+    at = facts["at"]
+    is_within_epoch = at["total"] is None or at["batches"] <= at["total"]
+    is_within_run = at["step"] <= at["windows"] <= facts["updates"] + facts["skipped"]
+    return [] if is_within_epoch and is_within_run else ["'at' is wrong"]

@@ -15,8 +15,8 @@ from ..engine.noise_scale import NoiseScale
 from ..network import checks
 from ..ranks.agreement import agree
 from ..ranks.parallel import Group, is_first
-from ..saving.checkpoint import CheckpointError
 from ..saving.checkpointer import Checkpointer, find_together
+from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .callbacks import warn_about_counters
 from .data import Position
@@ -115,7 +115,7 @@ class ResumableLoop:
         return self._at.batches
 
     def __enter__(self) -> ResumableLoop:
-        self._states.share(self._group).__enter__()
+        self._states.for_group(self._group).__enter__()
         try:
             # Also because rank 0 may still be writing the state to resume.
             agree("ResumableLoop", self._group, self._states.facts)
@@ -169,22 +169,22 @@ class ResumableLoop:
         epoch = _check.positive_int("after_micro_batch", "epoch", epoch)
         batches = _check.count("after_micro_batch", "batches", batches)
         self._at.epoch, self._at.batches = epoch, batches
-        in_window, wishes = int(self._window.micro_batches.asnumpy()) > 0, self._states.wishes()
+        in_window, requests = int(self._window.micro_batches.asnumpy()) > 0, self._states.requests()
         if self._window.notes is not None:
-            self._after_micro_batch_of_ranks(self._window.notes, in_window, wishes)
+            self._after_micro_batch_of_ranks(self._window.notes, in_window, requests)
         else:
-            self._states.after_micro_batch(self._updates, in_window, self._take, wishes)
+            self._states.after_micro_batch(self._updates, in_window, self._take, requests)
 
-    def _after_micro_batch_of_ranks(self, notes: Notes, in_window: bool, wishes: Sequence[float]) -> None:
+    def _after_micro_batch_of_ranks(self, notes: Notes, in_window: bool, requests: Sequence[float]) -> None:
         """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
 
         Not while some ranks flush: their data are over, so their positions differ.
         """
-        notes.request(wishes)
+        notes.request(requests)
         together = None if in_window else notes.requests()
         if together is not None:
             self._states.after_micro_batch(self._updates, False, self._take, together)
-            notes.request((wishes[0], 0.0))  # what was late may have been saved
+            notes.request((requests[0], 0.0))  # what was late may have been saved
 
     @property
     def _updates(self) -> int:

@@ -22,8 +22,8 @@ from ..network.generators import draw_apart
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from ..ranks.heartbeat import exchange, heartbeat
 from ..ranks.parallel import gather, is_first, total
-from ..saving.checkpoint import save_trained
-from ..saving.checkpointer import NO_WISHES, Checkpointer, find_together
+from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
+from ..saving.model_file import save_trained
 from .bad_batches import BadBatches
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
 from .data import Data, Position
@@ -111,13 +111,13 @@ class Run:
         """Begin or resume, and begin the callbacks; `closing` ends them and the states."""
         plan, states = self._plan, self._plan.states
         if states is not None:
-            closing.enter_context(states.share(self._group))
+            closing.enter_context(states.for_group(self._group))
         windows = self._find_position()
         self._calls = closing.enter_context(Callbacks(plan.callbacks, self._facts()))
         self._calls("on_train_begin", planned=None if windows is None else windows - self.at.windows)
         if states is not None:
             take = partial(self._state.take, self.at)
-            closing.enter_context(states.saving_at_the_end(take, self._window))
+            closing.enter_context(states.saving_at_the_end(take, can_save=lambda: self._window.can_save))
         if self.at.windows:
             warn_about_counters(self._calls.facts.list_callback)
 
@@ -223,7 +223,7 @@ class Run:
             if ends:
                 self._end_window()
             elif states is not None:
-                requests = states.wishes()  # with several ranks, kept until they are summed at the window's end
+                requests = states.requests()  # with several ranks, kept until they are summed at the window's end
                 if window.saved_inside:
                     self._save_if_due(states, True, requests)
             if self._stopping() and not window.micro_batches:
@@ -237,7 +237,7 @@ class Run:
         """Update; then the record, the callbacks, and the state, in this order."""
         window, states, at = self._window, self._plan.states, self.at
         micro_batches = window.micro_batches
-        requests = states.wishes() if states and self._group else NO_WISHES
+        requests = states.requests() if states and self._group else NO_REQUESTS
         with nullcontext() if self._group is None else exchange():
             ended = window.end(requests)
         at.step += 1
@@ -249,7 +249,7 @@ class Run:
         self._calls.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
         if states is not None:
-            self._save_if_due(states, False, states.wishes() if self._group is None else ended.requests)
+            self._save_if_due(states, False, states.requests() if self._group is None else ended.requests)
 
     def _record(self, ended: Ended, micro_batches: int) -> UpdateRecord:
         """Return the record of a window with this number of micro-batches."""

@@ -11,8 +11,8 @@ from mindspore import nn
 from ..engine.collaborators import OWNERS
 from ..network.hyper_parameters import parameters_in, settings_of
 from ..network.parameters import without
-from ..saving.model_record import CheckpointError
-from ..saving.state_folder import Found
+from ..saving.checkpointer import FoundState
+from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .data import Data, Position
 from .window import OpenWindow
@@ -85,11 +85,11 @@ class RunState:
         trained = trained_parameters(window.objective.forward, window.optimizer, window.scheduler)
         return {**trained, **window.collaborators.state}
 
-    def restore(self, found: Found, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
+    def restore(self, found: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.
 
         Args:
-            found (Found): the state.
+            found (FoundState): the state.
             parameters (Mapping): what `parameters` returned.
             epochs (int): the epochs of the run.
             data (Data): the data set of the run.

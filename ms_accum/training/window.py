@@ -294,8 +294,10 @@ class OpenWindow:
             _check.refuse(ValueError, "train_process", "tail", rule, "'carry'", remedy)
 
     @property
-    def is_whole(self) -> bool:
-        """bool, whether this process can save the state now, without the other ranks."""
+    def can_save(self) -> bool:
+        """bool, whether this process has a state that it can save after an error, without the other ranks."""
+        if self.lost:
+            return False
         return self.saved_inside or not (self.micro_batches or checks.is_sharded(self.optimizer))
 
     def _forget(self) -> None:

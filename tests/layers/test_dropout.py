@@ -15,7 +15,7 @@ from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, repl
 from ms_accum.layers import dropout
 from ms_accum.layers.dropout import Place
 from ms_accum.network.generators import draw_apart
-from ms_accum.saving.checkpoint import load_model, save_model
+from ms_accum.saving.model_file import load_model, save_model
 from reference import gradient_miss
 
 pytestmark = pytest.mark.host

@@ -11,7 +11,7 @@ from mindspore import Tensor, mint, nn
 
 from ms_accum import evaluate
 from ms_accum.loss.reductions import check_loss, loss_reduction
-from ms_accum.training.window_loss import WindowLoss
+from ms_accum.training.window import WindowLoss
 
 
 def loss_of(*terms, summing=False):

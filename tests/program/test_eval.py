@@ -13,9 +13,8 @@ from cifar_files import write_cifar10
 from idx_files import write_mnist
 from model_zoo import LeNet5
 from ms_accum.program.main import CHECKPOINT, DATA, OK, USAGE
-from ms_accum.saving import model_record
-from ms_accum.saving.checkpoint import save_model
-from ms_accum.saving.model_record import read_record, sidecar, write_record
+from ms_accum.saving import model_file
+from ms_accum.saving.model_file import read_record, save_model, sidecar, write_record
 from programs import closing, evaluate, one_line, plan, train
 
 MNIST = ("--data_path=mnist", "--epochs=1", "--batch_size=16", "--mini_steps=2", "--ckpt_path=mnist.safetensors")
@@ -130,5 +129,5 @@ def test_the_record_of_another_model_is_noticed(models, capfd):
 
 def test_a_damaged_record_is_a_checkpoint(models, capfd):
     path = Path(sidecar("digits.ckpt"))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "record": {"version": model_record.VERSION}}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "record": {"version": model_file.VERSION}}))
     assert "'batch_size' is missing" in refused(capfd, "--ckpt_path=digits.ckpt", code=CHECKPOINT)

@@ -14,8 +14,8 @@ import eval as evaluation
 from model_zoo import MLP
 from model_zoo.data.classes import class_names
 from ms_accum.program.main import DISK, OK, TRAINING, USAGE
-from ms_accum.saving.checkpoint import save_model
 from ms_accum.saving.files import remove_leftovers
+from ms_accum.saving.model_file import save_model
 from programs import closing, evaluate, one_line, plan, process
 
 LINE = {"epoch": 1, "update": 1, "loss": 2.25, "lr": 0.04, "grad_norm": 0.5, "samples": 128, "seconds": 1.0}

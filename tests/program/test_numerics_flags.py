@@ -10,8 +10,7 @@ from mindspore import nn
 
 from ms_accum.fitting.rates import rate_by_update
 from ms_accum.program.main import CHECKPOINT, OK, TRAINING, USAGE
-from ms_accum.saving.checkpoint import load_parameters
-from ms_accum.saving.model_record import read_record
+from ms_accum.saving.model_file import load_parameters, read_record
 from programs import QUICK, closing, evaluate, metrics, one_line, plan, settings_of, train
 
 pytestmark = pytest.mark.host

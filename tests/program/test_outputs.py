@@ -17,7 +17,7 @@ from ms_accum.program import outputs, steps
 from ms_accum.program.main import CHECKPOINT, DISK, OK, USAGE, Failure
 from ms_accum.program.signals import TERMINATED
 from ms_accum.saving import training_state
-from ms_accum.saving.model_record import DEFAULT, read_record, sidecar
+from ms_accum.saving.model_file import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
 
 RUN = ("--model=mlp", "--epochs=1", "--batch_size=512", "--mini_steps=3")  # one update

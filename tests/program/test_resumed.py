@@ -15,7 +15,7 @@ from idx_files import write_mnist
 from ms_accum.program import resumed, steps
 from ms_accum.program.main import CHECKPOINT, DATA, OK, USAGE, Failure
 from ms_accum.program.signals import TERMINATED
-from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
+from ms_accum.saving.training_state import VERSION, state_digest
 from programs import one_line, plan, settings_of, train
 
 STATE = "runs/001/states/state-00000001.safetensors"
@@ -38,7 +38,7 @@ FLAGS = {
 def save(flags, path=STATE):
     """Write a state that has nothing but flags."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    text = json.dumps({"version": STATE_VERSION, "config": {"notes": {"flags": flags}}})
+    text = json.dumps({"version": VERSION, "config": {"notes": {"flags": flags}}})
     arrays = {"a": np.zeros(2, np.float32)}
     save_file(arrays, path, metadata={"facts": text, "sha256": state_digest(arrays, text)})
 
@@ -157,7 +157,7 @@ def test_a_state_without_flags_gives_none():
     """Of an earlier version."""
     os.makedirs(os.path.dirname(STATE))
     for config in ({}, {"notes": {}}, {"notes": 3}, 3):
-        text = json.dumps({"version": STATE_VERSION, "config": config})
+        text = json.dumps({"version": VERSION, "config": config})
         arrays = {"a": np.zeros(2, np.float32)}
         save_file(arrays, STATE, metadata={"facts": text, "sha256": state_digest(arrays, text)})
         assert settings_of("--resume").before.flags == {}

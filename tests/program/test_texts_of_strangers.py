@@ -32,9 +32,9 @@ from ms_accum.program.main import OK, USAGE, Failure, lasting_streams, run
 from ms_accum.program.report import Lines, say, show
 from ms_accum.ranks.member import last_words
 from ms_accum.ranks.relay import complain
-from ms_accum.saving.checkpoint import CheckpointError, load_model, load_parameters
-from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
 from ms_accum.saving.checkpointer import changes
+from ms_accum.saving.model_file import CheckpointError, load_model, load_parameters
+from ms_accum.saving.training_state import VERSION, state_digest
 from programs import evaluate, train
 
 pytestmark = pytest.mark.host
@@ -70,7 +70,7 @@ def ckpt(path, *, name=NASTY, kind="Float32", dims=(1,), content=bytes(4)):
 
 
 def state(path, *, array="network.w", **content):
-    text = json.dumps({"version": STATE_VERSION, **content})
+    text = json.dumps({"version": VERSION, **content})
     arrays = {array: np.zeros(1, np.float32)}
     save_file(arrays, path, metadata={"facts": text, "sha256": state_digest(arrays, text)})
     return str(path)

@@ -14,7 +14,7 @@ from model_zoo import ResNet18
 from model_zoo.data.cifar import RECORD
 from ms_accum.program.main import DATA, OK, USAGE
 from ms_accum.saving import training_state
-from ms_accum.saving.checkpoint import save_model
+from ms_accum.saving.model_file import save_model
 from programs import ROOT, closing, evaluate, metrics, one_line, plan, process, train
 
 CONFIG = f"--config={ROOT / 'configs' / 'cifar10_resnet18.yaml'}"

@@ -31,8 +31,7 @@ from ms_accum import UpdateRecord
 from ms_accum.program.main import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
 from ms_accum.program.signals import TERMINATED
 from ms_accum.saving import training_state
-from ms_accum.saving.checkpoint import load_parameters, save_model
-from ms_accum.saving.model_record import read_record
+from ms_accum.saving.model_file import load_parameters, read_record, save_model
 from programs import QUICK, ROOT, closing, evaluate, metrics, one_line, plan, process, settings_of, train
 
 DIGITS = [32] * 44 + [29]  # the rows of the micro-batches of an epoch of the embedded digits

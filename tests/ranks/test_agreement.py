@@ -15,7 +15,7 @@ from ms_accum.engine.ends import planned, sizes_of, windows_by_epoch
 from ms_accum.network.hyper_parameters import hyper_parameters, rates_of
 from ms_accum.ranks import agreement, parallel
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.training.trained import Trained
+from ms_accum.training.state import trained_parameters
 
 SAME = "all ranks must have the same"
 DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"
@@ -354,9 +354,9 @@ def test_a_sharded_state_has_the_names_and_shapes_of_the_whole_one(kind):
         return kind(parameters, 0.1, 0.9) if kind is nn.Momentum else kind(parameters)
 
     network = program.network_of()
-    plain = Trained(network, make(network.trainable_params())).parameters()
+    plain = trained_parameters(network, make(network.trainable_params()))
     sharded = ZeroOptimizer(make, network.trainable_params(), group=Group(0, 2))
-    found = Trained(network, sharded).parameters()
+    found = trained_parameters(network, sharded)
     assert {name: tuple(each.shape) for name, each in found.items()} == {
         name: tuple(each.shape) for name, each in plain.items()
     }

@@ -23,7 +23,7 @@ from ms_accum import (
 )
 from ms_accum.ranks import parallel, reduction
 from ms_accum.ranks.parallel import group_of
-from ms_accum.saving.state_folder import StateFolder
+from ms_accum.saving.checkpointer import StateFolder
 from ms_accum.training.data import Data, Position
 from reference import miss
 from runs import Run, numbers, stop_after
@@ -232,7 +232,7 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
     run = Run()
     with pytest.raises(Exception, match="state-00000001"):
         run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
-    found, parameters = StateFolder("test", tmp_path).find("auto"), run.model._ways.saved.parameters()
+    found, parameters = StateFolder("test", tmp_path).newest(), run.model._ways.saved.parameters()
     run.model._window._group = Group(0, 2)
     with pytest.raises(
         CheckpointError,

@@ -13,7 +13,7 @@ from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum.ranks.parts import Part
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.training.trained import Trained
+from ms_accum.training.state import trained_parameters
 from reference import miss
 
 
@@ -70,7 +70,7 @@ def trained(make):
     optimizer = make(network)
     model = program.GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
     program.train(model, program.all_data([8] * 6), 3)
-    return {name: parameter.asnumpy().tolist() for name, parameter in Trained(network, optimizer).parameters().items()}
+    return {name: parameter.asnumpy().tolist() for name, parameter in trained_parameters(network, optimizer).items()}
 
 
 def groups(parameters):
@@ -100,7 +100,7 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
     monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
     network = program.network_of()
     optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), network.trainable_params(), group=None)
-    assert Trained(network, optimizer).parameters()["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
+    assert trained_parameters(network, optimizer)["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
 
 
 def test_a_name_that_ends_as_another_one_is_not_taken_for_it():

@@ -9,7 +9,7 @@ import pytest
 
 from event_files import curves
 from ms_accum.program.main import OK
-from ms_accum.saving.model_record import read_record
+from ms_accum.saving.model_file import read_record
 from programs import QUICK, lines_of, train_in
 
 FLAGS = (*QUICK, "--save_every=2", "--keep_best")

@@ -292,7 +292,7 @@ def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted)
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state
 
-    monkeypatch.setattr("ms_accum.training.run_state.capture", incomplete)
+    monkeypatch.setattr("ms_accum.training.state.capture", incomplete)
     assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
 
 
@@ -446,7 +446,7 @@ def test_tails_are_updates_too(tmp_path):
 def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
     run = Run()
     window, asked = run.model._window.end, []
-    run.model._window.end = lambda wishes: asked.append(1) or window(wishes)
+    run.model._window.end = lambda requests: asked.append(1) or window(requests)
     with pytest.raises(Stopped):
         run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(asked) == 2))
     assert (run.model.updates, run.model.micro_batches) == (2, 0)
@@ -481,8 +481,8 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, bes
     state = training_state.read(str(stopped))
     with Checkpointer(tmp_path, every=1, keep=2, score=scores(*values)) as states:
         for updates in range(1, 6):
-            states.after_micro_batch(updates, False, lambda: state, states.wishes())
-        states.after_micro_batch(6, True, lambda: state, states.wishes())  # inside a window none is due
+            states.after_micro_batch(updates, False, lambda: state, states.requests())
+        states.after_micro_batch(6, True, lambda: state, states.requests())  # inside a window none is due
         assert states.best == best
     assert names(tmp_path) == [f"state-0000000{number}.safetensors" for number in kept]
 
@@ -812,7 +812,7 @@ CRAFTED = {
     "a number instead of names": lambda facts: {**facts, "kept": 7},
     **{
         f"no {name}": lambda facts, name=name: without(facts, name)
-        for name in training_state._RULES
+        for name in training_state._FACTS
         if name != "version"
     },
     "a count that is none": lambda facts: {**facts, "updates": -1},
@@ -833,7 +833,7 @@ CRAFTED = {
     "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
     "noise of no number": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
     "noise that is never sampled": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
-    "a first norm below 0": lambda facts: {**facts, "noise": {**NOISE, "first": [-1.0, 4]}},
+    "a first norm that is no number": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
     "less noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
     "a NumPy state beyond its numbers": lambda facts: {
         **facts,

@@ -11,6 +11,7 @@ from mindspore import nn
 
 from helpers import batches, compiled_step, cross_entropy, mutate
 from ms_accum import Accumulator, Checkpointer, CheckpointError, ResumableLoop, Stopped
+from ms_accum.saving import training_state
 from reference import digest
 from runs import stop_after
 
@@ -97,11 +98,9 @@ def test_what_a_state_must_hold(tmp_path, whole, forgets):
 @pytest.mark.host
 def test_states_are_saved_on_the_update_clock(tmp_path):
     own = Own().train(tmp_path, every=2, keep=9, resume=None)
-    saved = [
-        Checkpointer(tmp_path, resume=path)._states.find(str(path)) for path in sorted(tmp_path.glob("*.safetensors"))
-    ]
-    assert [found.state.facts["updates"] for found in saved] == [2, 4, 6] and own.accumulator.updates == 6
-    assert [found.state.facts["at"]["batches"] for found in saved] == [6, 3, 0]
+    saved = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert [facts["updates"] for facts in saved] == [2, 4, 6] and own.accumulator.updates == 6
+    assert [facts["at"]["batches"] for facts in saved] == [6, 3, 0]
 
 
 @pytest.mark.host

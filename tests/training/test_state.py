@@ -13,8 +13,8 @@ from mindspore.experimental.optim import lr_scheduler as schedules
 
 from helpers import Recorder, batches, slope_driver, values
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
-from ms_accum.training import trained
-from ms_accum.training.trained import Trained
+from ms_accum.training import state
+from ms_accum.training.state import trained_parameters
 
 pytestmark = pytest.mark.host
 
@@ -48,7 +48,7 @@ def run(make, folder=None, rates=0.1, stop=None, **options):
         model.train_process(1, data, 2, report=(), ckpt_path=None, checkpointer=states)
     except Stopped:
         assert stop
-    return [array.tolist() for array in values(Trained(network, optimizer).parameters().values())]
+    return [array.tolist() for array in values(trained_parameters(network, optimizer).values())]
 
 
 MAKE = {
@@ -82,7 +82,7 @@ def test_a_resumed_run_is_the_same(name, allow, tmp_path):
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
 def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
     expected = run(MAKE[name])
-    monkeypatch.setattr(trained, "_held_by", lambda optimizer: optimizer.get_parameters())
+    monkeypatch.setattr(state, "_held_by", lambda optimizer: optimizer.get_parameters())
     run(MAKE[name], tmp_path, stop=5)
     assert run(MAKE[name], tmp_path)[:2] != expected[:2]
 
@@ -98,13 +98,13 @@ def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
 )
 def test_settings_are_the_optimizers_own(name, settings):
     network = Following()
-    held = Trained(network, MAKE[name](network.trainable_params(), 0.1)).parameters()
+    held = trained_parameters(network, MAKE[name](network.trainable_params(), 0.1))
     assert {key for key in held if key.startswith("setting.")} == {f"setting.{key}" for key in settings}
 
 
 def test_what_mint_keeps_is_no_setting():
     network = nn.Dense(6, 3)
-    held = Trained(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9)).parameters()
+    held = trained_parameters(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9))
     kept = [name for name in held if "momentum" in name]
     assert kept and not any(name.startswith("setting.") for name in kept)
 
@@ -172,7 +172,7 @@ def test_a_scheduler_is_stepped_after_each_update_and_goes_on_where_it_was(name,
 
 def test_a_scheduler_that_is_not_saved_is_missed(tmp_path, monkeypatch):
     rates, _ = scheduled(SCHEDULERS["StepLR"])
-    monkeypatch.setattr(trained, "parameters_in", lambda value: ())
+    monkeypatch.setattr(state, "parameters_in", lambda value: ())
     first, _ = scheduled(SCHEDULERS["StepLR"], tmp_path, stop=7)
     assert first + scheduled(SCHEDULERS["StepLR"], tmp_path)[0] != rates
 

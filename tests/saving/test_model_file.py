@@ -20,7 +20,8 @@ from mindspore import nn
 from mindspore.train.checkpoint_pb2 import Checkpoint
 
 from model_zoo import MLP, LeNet5
-from ms_accum.saving.checkpoint import (
+from ms_accum.saving.files import remove_leftovers
+from ms_accum.saving.model_file import (
     CheckpointError,
     check_folder,
     check_name,
@@ -29,7 +30,6 @@ from ms_accum.saving.checkpoint import (
     load_parameters,
     save_model,
 )
-from ms_accum.saving.files import remove_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 
