@@ -13,9 +13,9 @@ from .fitting.runtime import tune_cpu as tune_cpu
 from .flush_tail import FlushTail as FlushTail
 from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
 from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
+from .layers.batch_norm import pool_batch_norm as pool_batch_norm
 from .layers.dropout import CountedDropout as CountedDropout
 from .layers.dropout import replace_dropout as replace_dropout
-from .layers.pooled import pool_batch_norm as pool_batch_norm
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
 from .numerics.coupled import CoupledLoss as CoupledLoss

@@ -9,8 +9,8 @@ from mindspore import Tensor, ops
 
 from . import _check
 from .fitting.runtime import parameters_around, tune
-from .loss.first_look import check_compiles
-from .loss.reductions import REDUCTIONS
+from .loss.first_micro_batch import check_compiles
+from .loss.known_losses import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import seen, unique_name
 from .numerics.collaborators import numerics_of

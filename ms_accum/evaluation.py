@@ -12,7 +12,7 @@ from mindspore.train.metrics import get_metrics, names
 
 from . import _check
 from .fitting.runtime import tune
-from .loss.forms import runnable
+from .loss.known_losses import runnable
 from .loss.objective import Objective
 from .network.as_found import training_mode
 from .numerics.ema import Ema, averaged
@@ -151,7 +151,7 @@ class Evaluation:
             first = next(iter(next(self._data.epochs(1))), None)
         if first is None:
             _check.VALID.refuse(ValueError, "one that yields batches", "none")
-        self._objective.look_at_valid(first)
+        self._objective.check_valid_batch(first)
 
     def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""

@@ -67,7 +67,7 @@ class FlushTail(Callback):
         self._continue()
         micro_batch = run_context.original_args().get("train_dataset_element")
         if micro_batch is not None:  # in sink mode the host does not have it
-            self._step.look_at(tuple(micro_batch))
+            self._step.check_micro_batch(tuple(micro_batch))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         self._was_trained, ema = self._step.network.training, self._step.ema

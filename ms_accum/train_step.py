@@ -9,11 +9,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from . import _check
 from .accumulator import Accumulator
-from .loss.first_look import check_compiles
-from .loss.forms import runnable
+from .loss.first_micro_batch import check_compiles
 from .loss.gradients import LossAndGradients
-from .loss.objective import Objective
-from .loss.weights import weight_in_graph
+from .loss.known_losses import runnable
+from .loss.objective import Objective, weight_in_graph
 from .network import checks, tree
 from .network.accumulators import loss_scale as scale_of_optimizer
 from .network.accumulators import state, unique_name
@@ -205,9 +204,9 @@ class AccumulatedTrainStep(nn.Cell):
         """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
         return self.accumulator.notes
 
-    def look_at(self, micro_batch: tuple) -> None:
+    def check_micro_batch(self, micro_batch: tuple) -> None:
         """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
-        self._objective.look_at(micro_batch, self.accumulator.accumulate_step == 1, self.optimizer.parameters)
+        self._objective.check_micro_batch(micro_batch, self.accumulator.accumulate_step == 1, self.optimizer.parameters)
 
     @property
     def network(self) -> nn.Cell:

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import ms_accum.window.ends
 import ms_accum.window.in_graph
 from ms_accum import GradientAccumulation
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 from ms_accum.network import tree
 
 

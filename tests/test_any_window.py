@@ -25,7 +25,7 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
 )
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 from ms_accum.loss.window_loss import WindowLoss
 from ms_accum.network.accumulators import new_grad_sum, state, unique_name
 from ms_accum.numerics.loss_scale import DynamicScale

@@ -28,7 +28,8 @@ APP = "app"
 FLOORS = (
     ("network",),
     ("ranks",),
-    ("loss", "fitting", "layers"),
+    ("layers",),
+    ("loss", "fitting"),
     ("numerics",),
     ("engine",),
     ("window",),
@@ -261,7 +262,7 @@ def test_imports_go_down(path):
         (TOP, "_check", "from . import _check"),
         ("network", "tree", "from ..window.ends import is_full"),
         ("network", "tree", "from .. import _check, driver"),
-        ("loss", "weights", "from ..fitting import memory"),
+        ("loss", "objective", "from ..fitting import memory"),
         ("window", "running", "from ..cells import TrainOptim"),
         ("window", "running", "def f():\n    from ..driver import GradientAccumulation"),
         ("window", "running", "import ms_accum.cells"),

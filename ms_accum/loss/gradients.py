@@ -9,7 +9,7 @@ from mindspore import nn
 
 from .. import _check
 from ..network import checks, tree
-from .forms import check_gradient, runnable
+from .known_losses import check_gradient, runnable
 
 _SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _check
-from ..layers.pooled import pooled_of
+from ..layers.batch_norm import pooled_of
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
 from .noise_scale import NoiseScale

@@ -12,8 +12,8 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
+from ..layers.batch_norm import SUMS
 from ..layers.dropout import COUNTER
-from ..layers.pooled import SUMS
 from .checkpoint_file import fault_of
 from .files import as_given, write_whole
 from .model_record import DEFAULT, keep_previous, remove_record, write_record

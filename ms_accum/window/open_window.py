@@ -99,13 +99,13 @@ class OpenWindow:
             )
         check_not_applied("train_process", self._numerics.ema)
         if self._shares and size != self.size:
-            self._weight.share(size or 0)
+            self._weight.set_unit_for(size or 0)
         self.size, self.lost = size, False
         self._overflows = self._numerics.overflows
 
     def add(self, micro_batch: tuple) -> None:
         """Run a micro-batch and add it to the window."""
-        self._objective.look_at(micro_batch, self.size == 1, self._optimizer.parameters)
+        self._objective.check_micro_batch(micro_batch, self.size == 1, self._optimizer.parameters)
         if not self.micro_batches:
             self._first_update.begin()
         weight = self._weight.of(micro_batch)

@@ -9,8 +9,8 @@ from mindspore import Tensor, nn, ops
 
 from helpers import cross_entropy, values
 from ms_accum import CheckpointError, GradientAccumulation, TrainForwardBackward, pool_batch_norm
+from ms_accum.layers.batch_norm import warn_about_batch_norm
 from ms_accum.network.accumulators import new_grad_sum
-from ms_accum.network.batch_norm import warn_about_batch_norm
 from ms_accum.saving.checkpoint import load_model, save_model
 from ms_accum.window.driver_cells import TrainTogether
 from reference import miss
