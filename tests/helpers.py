@@ -137,7 +137,7 @@ MUTATIONS = {
     "no division": [
         (tree, "multiply", _no_division),
         (tree, "multiply_in_place", _no_division),
-        (Weight, "share", lambda weight, micro_batches: None),  # else full windows need none
+        (Weight, "set_unit_for", lambda weight, micro_batches: None),  # else full windows need none
     ],
     "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
     "one late": [(ms_accum.window.ends, "is_full", _one_late), (ms_accum.window.in_graph, "is_full", _one_late)],
