@@ -81,8 +81,11 @@ class ColumnsCheck:
             check_compiles(self._loss_fn, owner=data.owner)
         rows = micro_batch[0].shape[0]
         if of_window and _highest_class(micro_batch[1:]) >= rows:
+            # The loss gets all rows of the window later, but only these in the trial.
             own = np.arange(rows)
-            micro_batch = tuple(Tensor(own, c.dtype) if has_class_numbers(c) else c for c in micro_batch)
+            micro_batch = tuple(
+                Tensor(own, column.dtype) if has_class_numbers(column) else column for column in micro_batch
+            )
         if not can_be_left_as_found(self._forward, trained):
             return False
         same_rows = all(column.shape[0] == rows for column in micro_batch)
@@ -97,7 +100,7 @@ class ColumnsCheck:
                 check_row_numbers(data, micro_batch)
                 return True
             self._check_labels(data, trial.output, micro_batch)
-            error, origin, output = trial.error, trial.origin, trial.output
+            error, origin, output = trial.error, trial.origin, trial.output  # before the trials for a remedy
             remedy = "" if _is_accepted(error) else _remedy(trial, few)
         if error is None:
             self._warn_unless_pairs(data.owner, output, micro_batch[1:])
