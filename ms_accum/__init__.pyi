@@ -17,9 +17,9 @@ from .fitting.rates import scale_learning_rate as scale_learning_rate
 from .fitting.runtime import tune_cpu as tune_cpu
 from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
 from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
+from .layers.batch_norm import pool_batch_norm as pool_batch_norm
 from .layers.dropout import CountedDropout as CountedDropout
 from .layers.dropout import replace_dropout as replace_dropout
-from .layers.pooled import pool_batch_norm as pool_batch_norm
 from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
 from .model_step import FlushTail as FlushTail
 from .ranks.parallel import Group as Group

@@ -14,8 +14,8 @@ from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
 from .engine.nonfinite import SKIP_WINDOW
 from .fitting.runtime import tune
-from .loss.first_look import check_compiles
-from .loss.reductions import REDUCTIONS
+from .loss.first_micro_batch import check_compiles
+from .loss.known_losses import REDUCTIONS
 from .network import checks
 from .network.state import unique_name
 from .ranks.agreement import agree, begin_with, facts_of, take_from_rank_0

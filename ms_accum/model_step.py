@@ -18,10 +18,9 @@ from .engine.graph_window import GraphWindow
 from .engine.loss_scale import own_scale
 from .engine.nonfinite import RAISE, SKIP_WINDOW
 from .fitting.runtime import tune
-from .loss.first_look import check_compiles
-from .loss.forms import runnable
-from .loss.objective import Objective
-from .loss.weights import weight_in_graph
+from .loss.first_micro_batch import check_compiles
+from .loss.known_losses import runnable
+from .loss.objective import Objective, weight_in_graph
 from .network import checks, tree
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, begin_with, facts_of, rate_facts, take_from_rank_0

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import ms_accum.engine.ends
 import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 from ms_accum.network import tree
 
 
@@ -137,7 +137,7 @@ MUTATIONS = {
     "no division": [
         (tree, "multiply", _no_division),
         (tree, "multiply_in_place", _no_division),
-        (Weight, "share", lambda weight, micro_batches: None),  # else full windows need none
+        (Weight, "set_unit_for", lambda weight, micro_batches: None),  # else full windows need none
     ],
     "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
     "one late": [(ms_accum.engine.ends, "is_full", _one_late), (ms_accum.engine.graph_window, "is_full", _one_late)],

@@ -28,7 +28,7 @@ from ms_accum import (
 from ms_accum.engine.boundary import Boundary
 from ms_accum.engine.loss_scale import DynamicScale
 from ms_accum.engine.nonfinite import SkipMicro
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 from ms_accum.network.state import state, unique_name, zeros_like
 from ms_accum.training.window import OpenWindow, WindowLoss, _Accumulating
 from reference import miss
@@ -462,7 +462,7 @@ MUTANTS = {
     "skipped windows count as updates": [(OpenWindow, "end", _counts_all)],
     "all micro-batches count alike": [(Weight, "counted", _one_each)],
     "what is cleared stays": [(_Accumulating, "clear", lambda self: None)],
-    "a unit for ever": [(Weight, "share", lambda self, micro_batches: None), (Weight, "begin", lambda self: None)],
+    "a unit for ever": [(Weight, "set_unit_for", lambda self, micro_batches: None), (Weight, "begin", lambda self: None)],
 }
 # Not a fault: a unit cancels out in float32. It shows that what changes nothing is not taken for one.
 HARMLESS = {"a unit for ever"}

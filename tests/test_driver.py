@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.experimental import optim
 
 import ms_accum.engine.cells
-import ms_accum.loss.weights
+import ms_accum.loss.objective
 from helpers import (
     Recorder,
     Slope,
@@ -130,7 +130,7 @@ def test_whole_batches_are_windows():
 
 
 def test_whole_batches_that_are_not_weighted_are_noticed(monkeypatch):
-    monkeypatch.setattr(ms_accum.loss.weights.Weight, "of", lambda self, micro_batch: 1.0)
+    monkeypatch.setattr(ms_accum.loss.objective.Weight, "of", lambda self, micro_batch: 1.0)
     model = slope_driver()
     run(model, [(Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)], micro_batch_size=2)
     assert miss([seen_gradient(model)], [[4.0]], 1e-5) >= 100
@@ -493,7 +493,7 @@ def test_mixed_precision_is_marked(level):
 @pytest.mark.parametrize("mutant", ["never anew", "in the loss"])
 def test_a_unit_that_stays_or_a_weight_in_the_loss_is_noticed(mutant, monkeypatch):
     if mutant == "never anew":
-        monkeypatch.setattr(ms_accum.loss.weights.Weight, "begin", lambda weight: None)
+        monkeypatch.setattr(ms_accum.loss.objective.Weight, "begin", lambda weight: None)
         network, windows = InHalf(ms.float32), [[256, 256], [1, 1]]
     else:
         monkeypatch.setattr(ms_accum.training.window, "has_half", lambda network: False)

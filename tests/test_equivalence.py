@@ -25,7 +25,7 @@ import reference
 from helpers import batches, compiled_step, cross_entropy, forward_of, joined, mutate, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 from ms_accum.network.state import state
 from reference import digest, gradient_miss, miss
 

@@ -28,7 +28,8 @@ APP = "app"
 FLOORS = (
     ("network",),
     ("ranks",),
-    ("loss", "fitting", "layers"),
+    ("layers",),
+    ("loss", "fitting"),
     ("engine",),
     ("saving",),
     ("training",),
@@ -259,7 +260,7 @@ def test_imports_go_down(path):
         (TOP, "_check", "from . import _check"),
         ("network", "tree", "from ..engine.ends import is_full"),
         ("network", "tree", "from .. import _check, driver"),
-        ("loss", "weights", "from ..fitting import memory"),
+        ("loss", "objective", "from ..fitting import memory"),
         ("training", "window", "from ..driver import GradientAccumulation"),
         ("engine", "window", "def f():\n    from ..driver import GradientAccumulation"),
         ("loss", "objective", "import ms_accum.engine.cells"),

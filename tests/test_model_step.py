@@ -37,7 +37,7 @@ from ms_accum import (
     SaveStates,
     Stopped,
 )
-from ms_accum.loss.weights import Weight, weight_in_graph
+from ms_accum.loss.objective import Weight, weight_in_graph
 from ms_accum.training import window as windows
 from reference import digest, miss
 

@@ -65,8 +65,7 @@ METHODS = {
     ("fitting/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
     ("network/tree.py", "register"): f"{OTHER} of a MultitypeFuncGraph",
     ("fitting/trials.py", "split"): f"{OTHER} of a text",
-    ("loss/first_look.py", "split"): f"{OTHER} of a text",
-    ("loss/first_look.py", "transpose"): f"{OTHER} NumPy's",
+    ("loss/first_micro_batch.py", "split"): f"{OTHER} of a text",
     ("network/generators.py", "view"): f"{OTHER} NumPy's",
 }
 TO_THE_HOST = "asnumpy"

@@ -9,7 +9,7 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from .. import _check
-from ..layers.pooled import PooledStatistics, pooled_of
+from ..layers.batch_norm import PooledStatistics, pooled_of
 from ..network import checks
 from ..ranks.parallel import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing

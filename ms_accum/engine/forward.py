@@ -8,8 +8,8 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..loss.forms import check_gradient
 from ..loss.gradients import WithLoss, scalar
+from ..loss.known_losses import check_gradient
 from ..network import checks, tree
 from ..network.state import untracked
 from .collaborators import Collaborators

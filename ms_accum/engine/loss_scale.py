@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 
 from .. import _check
-from ..loss.first_look import without_logs
+from ..loss.first_micro_batch import without_logs
 from ..network.state import attached, state, unique_name
 from ..ranks.scratch import scratch_folder
 

@@ -1,16 +1,52 @@
-"""How is BatchNorm made to give the same result for micro-batches as for a large batch?"""
+"""BatchNorm under accumulation: the warning about it, and layers that are replaced, frozen, or pooled over a window."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from mindspore import nn
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
+from ..network import tree
+from ..network.state import unique_name
+from ..ranks.parallel import Group, group_of
 from .replaced import forget_graphs, replaced
 
-FLAT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-"""The layers that have Parameters; a BatchNorm3d contains a BatchNorm2d."""
+# Compared by name, because the classes of `mindspore.mint` and of `nn` have no common base.
+_NAMES = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "PooledBatchNorm"}
+_WITH_PARAMETERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)  # a BatchNorm3d contains a BatchNorm2d
+SUMS = "window_sums"
+"""str, the name of the Parameter that `pool_batch_norm` adds to a layer."""
+
+
+def warn_about_batch_norm(network: nn.Cell) -> None:
+    """Warn that BatchNorm normalizes micro-batches, so that accumulation does not equal the large batch."""
+    names = [name for name, cell in network.cells_and_names() if takes_statistics(cell)]
+    if names:
+        _check.warn(
+            f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalize each micro-batch by its own "
+            "statistics, so accumulation does not equal the large batch. With GroupNorm (batch_to_group_norm) it does.",
+            UserWarning,
+        )
+
+
+def takes_statistics(cell: Any, *, training: bool = False) -> bool:
+    """Return whether a Cell is a BatchNorm that uses the statistics of its input, now or in training mode.
+
+    A frozen BatchNorm does not.
+    """
+    if hasattr(cell, "bn2d"):  # nn.BatchNorm3d, whose inner layer is checked instead
+        return False
+    if not _NAMES & {kind.__name__ for kind in type(cell).__mro__}:
+        return False
+    always = getattr(cell, "use_batch_statistics", None)
+    return bool(training or cell.training) if always is None else bool(always)
+
+
+# Layers that normalize a row in the same way in each batch
 
 
 def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
@@ -46,33 +82,27 @@ def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
     """
     owner = "batch_to_group_norm"
     largest = _check.positive_int(owner, "groups", groups)
-    contained(owner, network, "Make a GroupNorm instead.")
-    _check_channels(owner, network)
-    if not replaced(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
-        without(owner, network)
-    return network
-
-
-def _is_batch_norm(cell: Any) -> bool:
-    return isinstance(cell, (*FLAT, nn.BatchNorm3d))
-
-
-def _check_channels(owner: str, network: nn.Cell) -> None:
-    """Raise an error before any layer is replaced."""
-    for name, cell in network.cells_and_names():
+    _check_contains(owner, network, "Make a GroupNorm instead.")
+    for name, cell in network.cells_and_names():  # before any layer is replaced
         if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
             rule = "without a BatchNorm1d of one channel"
             remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
             _check.refuse(ValueError, owner, "network", rule, f"'{name}'", remedy)
+    if not replaced(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
+        _raise_without(owner, network)
+    return network
 
 
 def _group_norm(layer: Any, largest: int) -> nn.Cell:
     flat = getattr(layer, "bn2d", layer)
     channels = flat.num_features
-    divisors = [number for number in range(1, channels + 1) if (channels / number).is_integer() and number <= largest]
-    made = nn.GroupNorm(1 if isinstance(layer, nn.BatchNorm1d) else divisors[-1], channels, flat.eps)
-    made.gamma, made.beta = flat.gamma, flat.beta
-    return made
+    groups = 1
+    if not isinstance(layer, nn.BatchNorm1d):
+        groups = max(number for number in range(1, min(largest, channels) + 1) if channels % number == 0)
+    new = nn.GroupNorm(groups, channels, flat.eps)
+    new.gamma = flat.gamma
+    new.beta = flat.beta
+    return new
 
 
 def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
@@ -106,16 +136,16 @@ def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
     """
     owner = "freeze_batch_norm"
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
-    layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, FLAT)]
+    layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, _WITH_PARAMETERS)]
     if not layers:
-        without(owner, network)
+        _raise_without(owner, network)
     for layer in layers:
         layer.use_batch_statistics = False
     forget_graphs(network)
     return network
 
 
-def contained(owner: str, network: Any, remedy: str) -> None:
+def _check_contains(owner: str, network: Any, remedy: str) -> None:
     """Raise an error if `network` is not a Cell, or is itself a BatchNorm, which can't be replaced in place."""
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if _is_batch_norm(network):
@@ -123,7 +153,197 @@ def contained(owner: str, network: Any, remedy: str) -> None:
         _check.refuse(TypeError, owner, "network", rule, type(network).__name__, remedy)
 
 
-def without(owner: str, network: nn.Cell) -> NoReturn:
-    """Raise the error for a network without BatchNorm."""
+def _is_batch_norm(cell: Any) -> bool:
+    return isinstance(cell, (*_WITH_PARAMETERS, nn.BatchNorm3d))
+
+
+def _raise_without(owner: str, network: nn.Cell) -> NoReturn:
     rule = "one with BatchNorm layers of mindspore.nn"
     _check.refuse(ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call.")
+
+
+# Running statistics of the large batch
+
+
+class PooledBatchNorm(nn.Cell):
+    """A BatchNorm that sums the statistics of micro-batches for `PooledStatistics`, instead of averaging them itself.
+
+    Args:
+        layer (Cell): the `nn.BatchNorm1d` or `nn.BatchNorm2d` whose Parameters it uses.
+
+    Inputs and Outputs as for that layer.
+    """
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.gamma = layer.gamma
+        self.beta = layer.beta
+        self.moving_mean = layer.moving_mean
+        self.moving_variance = layer.moving_variance
+        self.num_features = layer.num_features
+        self.eps = layer.eps
+        self.momentum = layer.momentum
+        self.use_batch_statistics = layer.use_batch_statistics
+        self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
+        # With momentum 1 the kernel writes the statistics of the micro-batch, which it computes anyway. (Its outputs
+        # for them are not set on CPU.) They are in a tuple, so that they are not saved: between calls they are zero.
+        self.own = tuple(
+            Parameter(Tensor(np.zeros(self.num_features, np.float32)), unique_name(name), requires_grad=False)
+            for name in ("own_mean", "own_variance")
+        )
+        self.bn_train = ops.BatchNorm(is_training=True, epsilon=self.eps, momentum=1.0)
+        self.bn_infer = ops.BatchNorm(is_training=False, epsilon=self.eps)
+
+    def construct(self, x: Any) -> Any:
+        if not (self.training or self.use_batch_statistics):
+            return self._infer(x)
+        out = self.bn_train(x, self.gamma, self.beta, *self.own)[0]
+        added = self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features)
+        # The kernel adds 0 times the earlier statistics, so NaN would remain.
+        return ops.depend(out, tree.clear(ops.depend(self.own, added)))
+
+    def _infer(self, x: Any) -> Any:
+        planes = ops.reshape(x, (*x.shape, 1, 1)[:4]) if x.ndim < 4 else x
+        out = self.bn_infer(planes, self.gamma, self.beta, self.moving_mean, self.moving_variance)[0]
+        return ops.reshape(out, x.shape)
+
+    def _add(self, own: Any, count: float) -> Any:
+        """Add the micro-batch's statistics, relative to the running mean: sums of large squares would be imprecise."""
+        mean = own[0] - self.moving_mean
+        # For a single value the kernel's variance is NaN.
+        variance = own[1] * ((count - 1) / count) if count > 1 else ops.zeros_like(mean)
+        row = ops.stack((ops.ones_like(mean), mean, variance + ops.square(mean)))
+        return ops.assign_add(self.window_sums, ops.stop_gradient(row * count))
+
+    def extend_repr(self) -> str:
+        """Return the settings, for `repr`."""
+        return f"num_features={self.num_features}, eps={self.eps}, momentum={1.0 - self.momentum}"
+
+
+@ms.jit_class
+class PooledStatistics:
+    """Updates the running statistics of `PooledBatchNorm` layers once per window. Created by `pool_batch_norm`.
+
+    Args:
+        layers (Sequence[PooledBatchNorm]): the layers.
+        group (Optional[Group]): the ranks that train together; ``None``: a single process.
+    """
+
+    def __init__(self, layers: Sequence[PooledBatchNorm], group: Group | None):
+        self.state: dict[str, Parameter] = {}
+        """Empty: the sums are Parameters of the network, and are saved and restored with it."""
+        self.sums = tuple(layer.window_sums for layer in layers)
+        self.means = tuple(layer.moving_mean for layer in layers)
+        self.variances = tuple(layer.moving_variance for layer in layers)
+        self.parameters = (*self.sums, *self.means, *self.variances)
+        """The Parameters on which the condition of a branch around `after_window` must depend: see `Boundary.touch`."""
+        momenta = np.concatenate([np.full(layer.num_features, layer.momentum) for layer in layers])
+        self.momenta = Tensor(momenta, ms.float32)
+        self.all_reduce = None if group is None else ops.AllReduce()
+
+    def clear(self) -> None:
+        """Discard the sums of an open window."""
+        for sums in self.sums:
+            ops.assign(sums, ops.zeros_like(sums))
+
+    def after_window(self, updated: Any) -> Any:
+        """Update the running statistics if the weights were updated, clear the sums, and return `updated`.
+
+        Call it in a compiled graph after the optimizer, once per window, on all ranks.
+        """
+        sums = ops.depend(ops.cat(self.sums, 1) if len(self.sums) > 1 else self.sums[0] + 0.0, updated)
+        if self.all_reduce is not None:
+            sums = self.all_reduce(sums)
+        means, variances = self._new(updated, *ops.unstack(sums, 0))
+        done = (self._assign(self.means, means), self._assign(self.variances, variances))
+        return ops.depend(updated, tree.clear(ops.depend(self.sums, done)))
+
+    def _new(self, updated: Any, count: Any, first: Any, second: Any) -> Any:
+        mean, variance = tree.flattened(self.means), tree.flattened(self.variances)
+        moved = first / count
+        pooled = ops.relu(second / count - ops.square(moved)) * (
+            count / ops.maximum(count - 1, Tensor(1.0, ms.float32))
+        )
+        # A layer that did not run in the window gives 0 / 0. Non-finite statistics would never become finite again.
+        good = ops.logical_and(ops.isfinite(moved + second), updated)  # relu turns NaN into 0
+        new_mean = mean + self.momenta * moved
+        new_variance = variance + self.momenta * (pooled - variance)
+        return ops.where(good, new_mean, mean), ops.where(good, new_variance, variance)
+
+    def _assign(self, parameters: Any, row: Any) -> Any:
+        values = tree.cast_like(tree.unflattened(row, parameters), parameters)
+        done: tuple = ()
+        for parameter, value in zip(parameters, values):
+            done = (*done, ops.assign(parameter, value))
+        return done
+
+
+_ATTACHED = "_ms_accum_pooled"  # the name under which the network's Parameters have the statistics
+
+
+def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistics:
+    """Compute the running statistics of BatchNorm layers over the complete window, as for a large batch.
+
+    The layers are replaced in place by layers with the same Parameters. Means and variances (within and between
+    micro-batches) are pooled over the window and the ranks, and averaged into the running statistics with the layer's
+    momentum, once per window. Without this function each micro-batch is averaged in, with its own variance. A skipped
+    window does not change the statistics.
+
+    Each micro-batch is still normalized with its own statistics, so the gradient is not exactly that of the large
+    batch. The running statistics are exact only for layers without an earlier BatchNorm, because the inputs of later
+    layers were normalized by micro-batch.
+
+    Call this before you create the driver, the step or the `Accumulator`, which then updates the statistics. For mixed
+    precision call it after `mindspore.amp.auto_mixed_precision`. A saved model contains the sums, which are zero
+    between windows: load a model that was trained with `nn.BatchNorm2d` before this call.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d` or `nn.BatchNorm3d`.
+        group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
+            ``None`` for this process alone. Default: ``"auto"``.
+
+    Returns:
+        PooledStatistics. Call its `after_window(updated)` yourself only in a loop without this package.
+
+    Raises:
+        TypeError: If `network` is not a Cell, or is itself a BatchNorm.
+        ValueError: If the network contains no such layer, or all of them are frozen.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import mindspore as ms
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_accum import pool_batch_norm
+        >>>
+        >>> network = nn.SequentialCell(nn.BatchNorm1d(1, momentum=0.0)).set_train()
+        >>> pooled = pool_batch_norm(network)
+        >>> for rows in ([[1.0], [3.0]], [[5.0], [7.0]]):
+        ...     _ = network(Tensor(np.array(rows), ms.float32))
+        >>> _ = pooled.after_window(Tensor(True))
+        >>> print(network[0].moving_mean.asnumpy(), np.var([1, 3, 5, 7], ddof=1).round(4))
+        [4.] 6.6667
+        >>> print(network[0].moving_variance.asnumpy().round(4))
+        [6.6667]
+    """
+    owner = "pool_batch_norm"
+    _check_contains(owner, network, "Put it into a SequentialCell.")
+    layers = replaced(network, _is_to_be_pooled, lambda layer, number: PooledBatchNorm(layer))
+    if not layers:
+        _raise_without(owner, network)
+    statistics = PooledStatistics(layers, group_of(owner, group))
+    for parameter in network.get_parameters():  # also those of other layers: these may be the only ones trained
+        vars(parameter)[_ATTACHED] = statistics
+    return statistics
+
+
+def pooled_of(parameters: Iterable[Parameter]) -> list[PooledStatistics]:
+    """Return the statistics of the networks to which these Parameters belong."""
+    attached = (vars(parameter).get(_ATTACHED) for parameter in parameters)
+    return list({id(statistics): statistics for statistics in attached if statistics is not None}.values())
+
+
+def _is_to_be_pooled(cell: Any) -> bool:
+    return isinstance(cell, (nn.BatchNorm1d, nn.BatchNorm2d)) and cell.use_batch_statistics is not False

@@ -1,4 +1,4 @@
-"""How does Dropout draw the same masks in a resumed run?"""
+"""Dropout whose masks are the same in a resumed run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ..network.state import state
 from .replaced import replaced
 
 COUNTER = "dropout_counter"
+"""str, the name of the Parameter that a `CountedDropout` adds to a network."""
 # The constants of SplitMix64 (Steele, Lea and Flood 2014): the step, and two factors with the shifts before them.
-_STEP, _LAST_SHIFT = 0x9E3779B97F4A7C15, 31
+_STEP = 0x9E3779B97F4A7C15
+_LAST_SHIFT = 31
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _KINDS = (nn.Dropout, mint.nn.Dropout)
 
@@ -72,8 +74,10 @@ class CountedDropout(nn.Cell):
 
     def __init__(self, p: float = 0.5, *, seed: int = 0, layer: int = 0):
         super().__init__()
-        self.p = _probability(p)
-        self.seed, self.layer = _number("seed", seed, 2**63), _number("layer", layer, 2**31)
+        owner = "CountedDropout"
+        self.p = float(_number_below(1, owner, "p", p, (int, float)))
+        self.seed = int(_number_below(2**63, owner, "seed", seed))
+        self.layer = int(_number_below(2**31, owner, "layer", layer))
         self.place = Place(self.seed, self.layer, 0)
         self.dropout_counter = state(COUNTER, 0, ms.int32)
         self.scale = 1.0 / (1.0 - self.p)
@@ -84,8 +88,8 @@ class CountedDropout(nn.Cell):
             return x
         count = self.dropout_counter + 1  # `assign_add` would return the Parameter, which changes if used twice
         count = ops.depend(count, ops.assign(self.dropout_counter, count))
-        kept = ops.stop_gradient(ops.cast(numbers(self.place, count, x.shape) >= self.least, x.dtype) * self.scale)
-        return x * kept
+        mask = ops.cast(numbers(self.place, count, x.shape) >= self.least, x.dtype)
+        return x * ops.stop_gradient(mask * self.scale)
 
     def draw_apart(self, rank: int) -> None:
         """Draw different masks on each rank; the counter can't contain the rank: all ranks load that of rank 0."""
@@ -140,23 +144,21 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
     if isinstance(network, _KINDS):
         remedy = "Make a CountedDropout instead."
         _check.refuse(TypeError, owner, "network", "one that contains Dropout layers", type(network).__name__, remedy)
-    seed = _number("seed", (ms.get_seed() or 0) if seed is None else seed, 2**63, owner)
-    found = replaced(
-        network,
-        lambda cell: isinstance(cell, _KINDS),
-        lambda cell, layer: CountedDropout(_dropped(cell), seed=seed, layer=layer),
-    )
-    if not found:
+    if seed is None:
+        seed = ms.get_seed() or 0
+    seed = int(_number_below(2**63, owner, "seed", seed))
+
+    def counted(cell: Any, layer: int) -> CountedDropout:
+        # nn.Dropout may have the probability of keeping instead.
+        p = 1.0 - cell.keep_prob if cell.p is None else cell.p
+        return CountedDropout(p, seed=seed, layer=layer)
+
+    if not replaced(network, lambda cell: isinstance(cell, _KINDS), counted):
         rule = "one with nn.Dropout or mint.nn.Dropout layers that are not yet replaced"
         _check.refuse(
             ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
         )
     return network
-
-
-def _dropped(cell: Any) -> float:
-    """Return the probability of dropping; `nn.Dropout` may have that of keeping instead."""
-    return 1.0 - cell.keep_prob if cell.p is None else cell.p
 
 
 def numbers(place: Place, count: Any, shape: tuple) -> Any:
@@ -181,23 +183,19 @@ def _folded(x: Any, shift: Any) -> Any:
 def _words() -> tuple:
     """Return the constants as tensors: a graph can't contain an int above 2**63."""
     (shift, factor), (last_shift, _) = _ROUNDS
-    return tuple(map(_word, (_STEP, shift, factor, last_shift)))
-
-
-def _word(value: int) -> Tensor:
-    return Tensor(np.uint64(value))
+    return tuple(Tensor(np.uint64(value)) for value in (_STEP, shift, factor, last_shift))
 
 
 @ops.constexpr
 def _starts(seed: int, layer: int, rank: int, shape: tuple) -> tuple:
     """Return the start of each row's generator, as a column, and the number of each column, as a row."""
-    here = min(range(len(shape) + 1), key=lambda axis: math.prod(shape[:axis]) + math.prod(shape[axis:]))
+    cut = min(range(len(shape) + 1), key=lambda axis: math.prod(shape[:axis]) + math.prod(shape[axis:]))
     key = np.uint64(0)
     for part in (seed, layer, rank):
         key = _mixed(_numbered(key, np.uint64(part)))
     rows, columns = (
-        _mixed(_numbered(_mixed(key + np.uint64(which)), np.arange(1, count + 1, dtype=np.uint64)))
-        for which, count in enumerate((math.prod(shape[:here]), math.prod(shape[here:])))
+        _mixed(_numbered(_mixed(key + np.uint64(axis)), np.arange(1, count + 1, dtype=np.uint64)))
+        for axis, count in enumerate((math.prod(shape[:cut]), math.prod(shape[cut:])))
     )
     return Tensor(rows[:, None]), Tensor(columns[None] | np.uint64(1))
 
@@ -215,18 +213,11 @@ def _mixed(x: Any) -> Any:
         return x ^ (x >> np.uint64(_LAST_SHIFT))
 
 
-def _probability(p: Any) -> float:
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
-        _check.refuse(TypeError, "CountedDropout", "p", "a number >= 0 and < 1", f"{p!r} ({type(p).__name__})")
-    if not 0 <= p < 1:
-        _check.refuse(ValueError, "CountedDropout", "p", "a number >= 0 and < 1", p)
-    return float(p)
-
-
-def _number(name: str, value: Any, limit: int, owner: str = "CountedDropout") -> int:
-    rule = f"an int >= 0 and < {limit}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
+def _number_below(limit: int, owner: str, name: str, value: Any, kind: Any = Integral) -> Any:
+    """Return a number >= 0 and below the limit, or raise an error."""
+    rule = f"{'an int' if kind is Integral else 'a number'} >= 0 and < {limit}"
+    if isinstance(value, bool) or not isinstance(value, kind):
         _check.refuse(TypeError, owner, name, rule, f"{value!r} ({type(value).__name__})")
-    if not 0 <= int(value) < limit:
+    if not 0 <= value < limit:
         _check.refuse(ValueError, owner, name, rule, value)
-    return int(value)
+    return value

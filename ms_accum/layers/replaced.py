@@ -1,4 +1,4 @@
-"""How is a layer of a network replaced by another, in place?"""
+"""Replaces layers of a network, in place."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ def replaced(network: nn.Cell, wanted: Callable[[Any], bool], make: Callable[[An
         cell = parent._cells[name]
         if id(cell) not in new:
             old.append(cell)  # keeps the object alive, so that its id stays unique
-            new[id(cell)] = _in_place_of(cell, make(cell, len(new)), f"{path}{name}.")
-        _put(parent, name, new[id(cell)])
+            new[id(cell)] = make(cell, len(new)).set_train(cell.training)
+            own = {id(parameter) for parameter in cell.get_parameters()}
+            for parameter in new[id(cell)].get_parameters():
+                if id(parameter) not in own:
+                    parameter.name = f"{path}{name}.{parameter.name}"
+        parent._cells[name] = new[id(cell)]  # with `setattr` MindSpore would add a prefix to the names of Parameters
+        if isinstance(parent, nn.SequentialCell):
+            parent.cell_list = list(parent._cells.values())
     forget_graphs(network)
     return list(new.values())
 
@@ -43,17 +49,3 @@ def _places(
             yield path, cell, name
         elif child is not None:
             yield from _places(child, f"{path}{name}.", seen, wanted)
-
-
-def _in_place_of(old: nn.Cell, cell: nn.Cell, prefix: str) -> nn.Cell:
-    own = {id(parameter) for parameter in old.get_parameters()}
-    for parameter in cell.get_parameters():
-        if id(parameter) not in own:
-            parameter.name = prefix + parameter.name
-    return cell.set_train(old.training)
-
-
-def _put(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
-    parent._cells[name] = cell  # with `setattr` MindSpore would add a prefix to the names of Parameters
-    if isinstance(parent, nn.SequentialCell):
-        parent.cell_list = list(parent._cells.values())

@@ -1,5 +1,6 @@
-"""What is the loss of a micro-batch, and what does it count for?
+"""The loss of a micro-batch, what it counts for, and its gradients.
 
-Provides: the `Objective` of a run, with the weight and the loss of its micro-batches; a Cell for loss and gradients.
-Imports `network` and `ranks`.
+Read `objective` first. `known_losses` has the facts about MindSpore's losses, `first_micro_batch` and `additivity`
+check the first micro-batches, and `window_loss` averages the losses of a window. Imports `network`, `ranks` and
+`layers`.
 """

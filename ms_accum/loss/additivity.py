@@ -1,58 +1,64 @@
-"""Is the loss of a micro-batch the weighted mean of the losses of its parts?"""
+"""Checks whether the loss of a micro-batch is the weighted mean of the losses of its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
-from functools import partial
+from collections.abc import Collection, Hashable
 from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from .. import _check
 from ..network.as_found import can_be_left_as_found, left_as_found, synchronously
-from .averages import why_not_additive
-from .columns import part
 
 # The rounding error of a row's loss depends on the other rows of its batch.
-_TOLERANCE, _TOLERANCE_NARROW = 1e-4, 1e-2
+_TOLERANCE = 1e-4
+_TOLERANCE_NARROW = 1e-2  # for float16 and bfloat16
 _LARGE = 2**14
 
 
 class AdditivityCheck:
-    """Warns if a micro-batch's loss is not the weighted mean of the losses of two parts of it. Nothing is changed.
+    """Warns if rows are not the weight with which the losses of micro-batches add up. Nothing is changed.
 
-    A micro-batch proves something only if its parts distinguish what the loss may divide by: where no label is ignored,
-    each loss seems to divide by the rows. So the check continues with later micro-batches, when one has a new reason
-    for another divisor, such as the first -100 among labels, or a check had no result. It is done at growing distances,
-    at most ten times in a thousand micro-batches. Only the forward is run, in evaluation mode, in PyNative mode, or in
-    a graph if PyNative has no kernel.
+    It compares a micro-batch's loss with the weighted mean of the losses of two parts of it. A micro-batch proves
+    something only if its parts distinguish what the loss may divide by: where no label is ignored, each loss seems to
+    divide by the rows. So the check continues with later micro-batches, when one has a new reason for another divisor,
+    such as the first -100 among labels, or a check had no result. It is done at growing distances, at most ten times in
+    a thousand micro-batches. Only the forward is run, in evaluation mode, in PyNative mode, or in a graph if PyNative
+    has no kernel.
 
     Args:
-        owner (str): the name used in the warning.
+        owner (str): the name used in warnings.
         forward (Cell): returns a micro-batch's loss from its columns.
         weigh (Callable): returns the weight of a micro-batch.
     """
 
     def __init__(self, owner: str, forward: nn.Cell, weigh: Callable[[tuple], float]):
-        self._owner, self._forward, self._weigh = owner, forward, weigh
-        self._micro_batches, self._next = 0, 1
+        self._owner = owner
+        self._forward = forward
+        self._weigh = weigh
+        self._row_shapes: list[tuple] | None = None
+        self._shapes_differ = False
+        self._micro_batches = 0
+        self._next = 1
         self._had_result = False
         self._excluded: set[Hashable] = set()  # reasons that the loss is known not to have
         self.failed = False
         """bool, whether the loss is not a weighted mean; the check is then over."""
 
-    def look_at(self, micro_batch: tuple, trained: Collection[Any]) -> None:
-        """Check a micro-batch with at least two rows, if it can prove something new.
+    def check(self, micro_batch: tuple, trained: Collection[Any]) -> None:
+        """Check a micro-batch, if it can prove something new.
 
         Args:
             micro_batch (tuple): its columns.
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
+        if not self._shapes_differ:
+            self._check_shapes(micro_batch)
         self._micro_batches += 1
         rows = micro_batch[0].shape[0]
-        if self.failed or self._micro_batches < self._next or any(column.shape[0] != rows for column in micro_batch):
+        if self._micro_batches < self._next or rows == 1 or any(column.shape[0] != rows for column in micro_batch):
             return
         cut, differing = self._best_cut(micro_batch)
         if (self._had_result and not differing) or not can_be_left_as_found(self._forward, trained):
@@ -60,110 +66,98 @@ class AdditivityCheck:
         self._next = 2 * self._micro_batches
         self._compare(micro_batch, cut, differing, trained)
 
+    def _check_shapes(self, micro_batch: tuple) -> None:
+        """Warn once about labels whose rows differ in size: the number of rows may then be the wrong weight."""
+        shapes = [column.shape[1:] for column in micro_batch[1:]]
+        if self._row_shapes is None:
+            self._row_shapes = shapes
+        for first, other in zip(self._row_shapes, shapes):
+            if first != other:
+                self._shapes_differ = True
+                _check.warn(
+                    f"For '{self._owner}', labels of the shapes {('rows', *first)} and {('rows', *other)} are weighted "
+                    "by their rows only. If the loss averages over more, give 'weight', the number that it divides by; "
+                    "else check='off'."
+                )
+                return
+
     def _best_cut(self, micro_batch: tuple) -> tuple[int, dict[Hashable, np.ndarray]]:
         """Return where to cut, and for each new reason the amounts that the two parts would count for.
 
         Parts of different sizes also distinguish rows from a plain mean of the parts. A part that counts nothing has no
         loss.
         """
+        amounts: dict[Hashable, np.ndarray] = {}
+        for number, column in enumerate(micro_batch):
+            amounts |= _amounts_of_rows(number, column, self._excluded)
         rows = micro_batch[0].shape[0]
-        new = {
-            reason: count()
-            for number, column in enumerate(micro_batch)
-            for reason, count in _divisors(number, column)
-            if reason not in self._excluded
-        }
-        best: tuple[int, dict] = (max(1, rows >> 2), {})
-        for cut in {max(1, rows >> 2), rows >> 1, rows - max(1, rows >> 2)} if new else ():
-            amounts = {reason: np.array([row[:cut].sum(), row[cut:].sum()]) for reason, row in new.items()}
-            unequal = {
-                reason: two for reason, two in amounts.items() if two.all() and two[0] * (rows - cut) != two[1] * cut
-            }
-            best = max(best, (cut, unequal), key=lambda each: len(each[1]))
-        return best
+        quarter = max(1, rows // 4)
+        best_cut = quarter
+        best: dict[Hashable, np.ndarray] = {}
+        for cut in (quarter, rows // 2, rows - quarter) if amounts else ():
+            differing = {}
+            for reason, amount in amounts.items():
+                first = amount[:cut].sum()
+                second = amount[cut:].sum()
+                if first and second and first * (rows - cut) != second * cut:
+                    differing[reason] = np.array([first, second])
+            if len(differing) > len(best):
+                best_cut = cut
+                best = differing
+        return best_cut, best
 
     def _compare(self, micro_batch: tuple, cut: int, differing: dict, trained: Collection[Any]) -> None:
         """Warn, or exclude the reasons for which the loss of the micro-batch would be another one."""
         rows = micro_batch[0].shape[0]
-        parts = [part(micro_batch, None, cut), part(micro_batch, cut, None)]
+        parts = (part(micro_batch, None, cut), part(micro_batch, cut, None))
+        # The complete micro-batch twice: a loss that is random proves nothing.
         tolerance, losses = _losses(self._forward, (micro_batch, micro_batch, *parts), trained)
-        weights = np.array([self._weigh(each) for each in parts])
-        if len(losses) < 4 or not np.isfinite(losses).all() or losses[0] != losses[1] or not weights.sum():
+        weights = np.array([self._weigh(columns) for columns in parts])
+        if not losses or not np.isfinite(losses).all() or losses[0] != losses[1] or not weights.sum():
             return
-        whole, _, *apart = losses
-        allowed = tolerance * max(abs(whole), *map(abs, apart))
-        expected = float(weights @ apart / weights.sum())
+        whole, _, *of_parts = losses
+        allowed = tolerance * max(map(abs, losses))
+        expected = float(weights @ of_parts / weights.sum())
         if abs(whole - expected) > allowed:
             self.failed = True
             _check.warn(
                 f"For '{self._owner}', the loss of a micro-batch of {rows} rows is {whole:.6g}, but the mean of its "
-                f"parts, {apart[0]:.6g} for {cut} rows and {apart[1]:.6g} for {rows - cut}, weighted by rows is "
+                f"parts, {of_parts[0]:.6g} for {cut} rows and {of_parts[1]:.6g} for {rows - cut}, weighted by rows is "
                 f"{expected:.6g}: windows of uneven micro-batches are not exact. Give 'weight', what the loss divides "
                 "by, or check='off'. A loss that compares the rows of a batch needs CoupledLoss.",
             )
             return
         # If both parts have one loss, any weights give it.
-        self._had_result = self._had_result or rows == 2 or abs(float(np.mean(apart)) - whole) > allowed
-        self._excluded |= {
-            reason for reason, two in differing.items() if abs(two @ apart / two.sum() - whole) > allowed
-        }
+        if rows == 2 or abs(float(np.mean(of_parts)) - whole) > allowed:
+            self._had_result = True
+        for reason, amounts in differing.items():
+            if abs(amounts @ of_parts / amounts.sum() - whole) > allowed:
+                self._excluded.add(reason)
 
 
-def _divisors(number: int, column: Any) -> Iterator[tuple[Hashable, Callable[[], np.ndarray]]]:
-    """Yield reasons for which a loss may divide by another number than the rows, and what counts the rows then.
+def _amounts_of_rows(number: int, column: Tensor, excluded: Collection[Hashable]) -> dict[Hashable, np.ndarray]:
+    """Return what the rows count for if the loss divides by something else; reasons for which they differ.
 
     Integers may be ignored: the lowest or the highest (-100, 0, 255, the number of classes). Floats may be a mask: 0,
     or weights. Large float columns are data.
     """
     kind = str(column.dtype)
-    if not column.size or (not _is_integer(kind) and column.size > _LARGE):
-        return
-    array = column.asnumpy() if kind != "BFloat16" else column.astype(ms.float32).asnumpy()
+    integers = "Int" in kind or kind == "Bool"
+    if not column.size or (not integers and column.size > _LARGE):
+        return {}
+    array = (column.astype(ms.float32) if kind == "BFloat16" else column).asnumpy()
     rows = array.reshape(len(array), -1)
-    if _is_integer(kind):
+    amounts: dict[Hashable, np.ndarray] = {}
+    if integers:
         for value in {int(rows.min()), int(rows.max())}:
-            yield (number, value), partial(_count, rows, value)
+            if (number, value) not in excluded:
+                amounts[number, value] = np.count_nonzero(rows != value, axis=1)
     else:
-        yield (number, 0), partial(_count, rows, 0)
-        yield (number, "sum"), partial(_sum, rows)
-
-
-def _count(rows: np.ndarray, ignored: int) -> np.ndarray:
-    return np.count_nonzero(rows != ignored, axis=1)
-
-
-def _sum(rows: np.ndarray) -> np.ndarray:
-    return np.abs(rows).sum(1, dtype=np.float64)
-
-
-def _is_integer(kind: str) -> bool:
-    return "Int" in kind or kind == "Bool"
-
-
-def warn_about_shapes(owner: str, one: tuple, other: tuple) -> None:
-    """Warn about labels whose rows differ in size: the number of rows may then be the wrong weight."""
-    _check.warn(
-        f"For '{owner}', labels of the shapes {one} and {other} are weighted by their rows only. If the loss averages "
-        "over more, give 'weight', the number that it divides by; else check='off'."
-    )
-
-
-def warn_about_numbers(owner: str) -> None:
-    """Warn about a loss whose labels number the rows of a batch."""
-    _check.warn(
-        f"For '{owner}', the labels number the rows of a batch, so the loss compares the rows of each micro-batch "
-        "only: a window is not one large batch. Use CoupledLoss, or check='off'."
-    )
-
-
-def warn_about_loss(owner: str, loss_fn: Any) -> None:
-    """Warn if the loss of a window is not a mean over its micro-batches."""
-    why = why_not_additive(loss_fn)
-    if why:
-        _check.warn(
-            f"For '{owner}', {type(loss_fn).__name__} is {why}: the loss of a window is not the mean over its "
-            "micro-batches, so accumulation trains another loss than a large batch. Use a loss that is a mean.",
-        )
+        if (number, 0) not in excluded:
+            amounts[number, 0] = np.count_nonzero(rows, axis=1)
+        if (number, "sum") not in excluded:
+            amounts[number, "sum"] = np.abs(rows).sum(1, dtype=np.float64)
+    return {reason: amount for reason, amount in amounts.items() if (amount != amount[0]).any()}
 
 
 def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) -> tuple[float, list[float]]:
@@ -182,3 +176,27 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
         narrow = any(loss.dtype in (ms.float16, ms.bfloat16) for loss in losses)
         return _TOLERANCE_NARROW if narrow else _TOLERANCE, numbers
     return 0.0, []
+
+
+# Parts of a micro-batch
+
+
+def part(micro_batch: tuple, start: int | None, stop: int | None) -> tuple:
+    """Return some rows of a micro-batch. A column that numbers the rows, as contrastive losses need, numbers these."""
+    return tuple(
+        _numbered_again(column[start:stop]) if numbers_rows(column) else column[start:stop] for column in micro_batch
+    )
+
+
+def numbers_rows(column: Tensor) -> bool:
+    """Return whether a column has the number of its own or another row for each row, each once."""
+    return has_class_numbers(column) and bool((np.sort(column.asnumpy()) == np.arange(column.size)).all())
+
+
+def has_class_numbers(column: Tensor) -> bool:
+    """Return whether a column has one integer for each row."""
+    return column.ndim == 1 and "Int" in str(column.dtype)
+
+
+def _numbered_again(column: Tensor) -> Tensor:
+    return Tensor(column.asnumpy().argsort().argsort(), column.dtype)

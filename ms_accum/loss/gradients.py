@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import nn
 
-from .forms import runnable
+from .known_losses import runnable
 
 
 class WithLoss(nn.WithLossCell):

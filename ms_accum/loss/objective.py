@@ -1,24 +1,34 @@
-"""What is trained?"""
+"""The loss of a micro-batch, and what it counts for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, Callable
 
 import mindspore as ms
-from mindspore import nn
+import numpy as np
+from mindspore import Tensor, nn
 
 from .. import _check
-from ..network.batch_norm import warn_about_batch_norm
-from . import columns
-from .additivity import AdditivityCheck, warn_about_loss, warn_about_numbers, warn_about_shapes
-from .first_look import check_compiles, check_numbers, check_taken
-from .forms import check_gradient
+from ..layers.batch_norm import warn_about_batch_norm
+from ..ranks.parallel import Group, gather
+from .additivity import AdditivityCheck, numbers_rows
+from .first_micro_batch import ColumnsCheck, check_row_numbers
 from .gradients import WithLoss
-from .reductions import REDUCTIONS, check_loss
-from .weights import Weight
+from .known_losses import (
+    REDUCTIONS,
+    GraphWeight,
+    check_gradient,
+    check_reduction,
+    divisor_in_graph,
+    divisor_of,
+    row_count,
+    runnable,
+    why_not_additive,
+)
 
-CHECKS = ("first", "off")
+_CHECKS = ("first", "off")
 
 
 class Objective:
@@ -38,40 +48,45 @@ class Objective:
         reduction: str,
         weight: Any,
         check: str,
-        group: Any,
+        group: Group | None,
         of_window: bool = False,
     ):
         self._owner = owner
-        who = _check.TRAIN.owner if owner == "GradientAccumulation" else owner
-        self._data = _check.Argument(who, _check.TRAIN.name)
+        self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
         if isinstance(loss_fn, type):
             name = loss_fn.__name__
             _check.refuse(TypeError, owner, "loss_fn", "an object", f"the class {name}", f"Write {name}().")
-        self.network, self.loss_fn = network, loss_fn
+        self.network = network
+        self.loss_fn = loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
         self.weight = Weight(owner, weight, reduction, loss_fn, group)
         """Weight, the weight of a micro-batch."""
-        self.summing = check_loss(owner, loss_fn, reduction) == "sum"
+        self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, returns a micro-batch's loss from its columns."""
         check_gradient(owner, self.forward)
-        self._columns = columns.taken(loss_fn)
-        self._wanted = _check.one_of(owner, "check", check, CHECKS) == "first"
-        self._tried: set[tuple] = set()
+        checks = _check.one_of(owner, "check", check, _CHECKS) == "first"
         self._of_window = of_window
+        self._columns = ColumnsCheck(network, loss_fn, self.forward, checks)
+        self._accepted: set[tuple] = set()  # the types of columns that need no further check
+        self._additivity: AdditivityCheck | None = None  # until there is nothing left to find out
+        if checks and reduction == "mean" and self.weight.is_guess:
+            self._additivity = AdditivityCheck(owner, self.forward, self.weight.counted)
         self._compares_rows = False  # by labels that are numbers of rows
-        self._warned = False
-        self._to_be_checked = self._wanted and reduction == "mean" and self.weight.is_guess
-        self._additivity = AdditivityCheck(owner, self.forward, self.weight.counted)
-        self._shapes: tuple | None = None
-        self._shapes_differ = False
+        self._has_warned = False
 
     def warn(self) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""
         warn_about_batch_norm(self.network)
-        warn_about_loss(self._owner, self.loss_fn)
+        why = why_not_additive(self.loss_fn)
+        if why:
+            _check.warn(
+                f"For '{self._owner}', {type(self.loss_fn).__name__} is {why}: the loss of a window is not the mean "
+                "over its micro-batches, so accumulation trains another loss than a large batch. Use a loss that is a "
+                "mean.",
+            )
 
     def check_micro_batch(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
         """Reject invalid micro-batches; check with the first ones whether the loss is a weighted mean.
@@ -81,48 +96,164 @@ class Objective:
             alone (bool): whether it is the only one in its window.
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
-        columns.check(self._data, micro_batch, self._columns)
-        self._try(micro_batch, trained)
+        types = tuple([(column.ndim, column.dtype) for column in micro_batch])
+        if types not in self._accepted:
+            compares_rows = self._columns.check(self._data, micro_batch, trained, self._of_window)
+            self._compares_rows = self._compares_rows or compares_rows
+            if all(column.size for column in micro_batch):
+                self._accepted.add(types)
         if self._compares_rows:
-            check_numbers(micro_batch, self._data)
-            if not (alone or self._warned):
-                self._warned = True
-                warn_about_numbers(self._owner)
-        if alone or not self._to_be_checked:
-            return
-        self._look_at_shapes(micro_batch)
-        if micro_batch[0].shape[0] > 1 and not self._additivity.failed:
-            self._additivity.look_at(micro_batch, trained)
-            if self._additivity.failed and any(map(columns.numbers_rows, micro_batch[1:])):
-                self._compares_rows = self._warned = True
+            self._check_row_numbers(micro_batch, alone)
+        if self._additivity is not None and not alone:
+            self._additivity.check(micro_batch, trained)
+            if self._additivity.failed:
+                self._additivity = None
+                self._compares_rows = any(map(numbers_rows, micro_batch[1:]))
+                self._has_warned = True
 
-    def _try(self, micro_batch: tuple, trained: Collection[Any]) -> None:
-        """Reject columns that the network or the loss does not accept; checked once per type of columns."""
-        kinds = tuple((column.ndim, column.dtype) for column in micro_batch)
-        if not self._wanted or kinds in self._tried or not all(column.size for column in micro_batch):
-            return
-        self._tried.add(kinds)
-        if ms.get_context("mode") == ms.GRAPH_MODE:
-            check_compiles(self.loss_fn, owner=self._data.owner)
-        numbered = check_taken(
-            self.network, self.loss_fn, self.forward, micro_batch, trained, self._data, self._of_window
-        )
-        self._compares_rows = self._compares_rows or (numbered and not self._of_window)
+    def _check_row_numbers(self, micro_batch: tuple, alone: bool) -> None:
+        check_row_numbers(self._data, micro_batch)
+        if not (alone or self._has_warned):
+            self._has_warned = True
+            _check.warn(
+                f"For '{self._owner}', the labels number the rows of a batch, so the loss compares the rows of each "
+                "micro-batch only: a window is not one large batch. Use CoupledLoss, or check='off'."
+            )
 
     def check_valid_batch(self, batch: tuple) -> None:
         """Reject an invalid batch of the validation data set."""
-        columns.check(_check.VALID, batch, self._columns)
-        if self._wanted and all(column.size for column in batch):
-            check_taken(self.network, self.loss_fn, self.forward, batch, self.network.trainable_params(), _check.VALID)
+        self._columns.check(_check.VALID, batch, self.network.trainable_params())
 
-    def _look_at_shapes(self, micro_batch: tuple) -> None:
-        """Warn once if the rows of labels differ in size."""
-        shapes = tuple(column.shape[1:] for column in micro_batch[1:])
-        if self._shapes_differ:
-            return
-        if self._shapes is None:
-            self._shapes = shapes
-        others = [(one, other) for one, other in zip(self._shapes, shapes) if one != other]
-        if others:
-            self._shapes_differ = True
-            warn_about_shapes(self._owner, *(("rows", *shape) for shape in others[0]))
+
+class Weight:
+    """Computes the weight of each micro-batch, on the host.
+
+    Args:
+        owner (str): the name used in error messages.
+        weight (Union[None, float, Tensor, Callable]): ``None``, the number that the loss divides by; a number; or a
+            function of the micro-batch's columns that returns one.
+        reduction (str): ``"mean"``, which uses weights, or ``"sum"``, which does not.
+        loss_fn (Union[Cell, Callable, None]): the loss.
+        group (Optional[Group]): the ranks, which use the same unit.
+    """
+
+    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, group: Group | None = None):
+        if weight is not None and reduction == "sum":
+            raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
+        self._owner = owner
+        self._group = group
+        self.weighs = reduction == "mean"
+        """bool, whether gradients are multiplied by weights."""
+        self.unit: float | None = None
+        """Optional[float], the unit in which the graph gets the open window's weights; None before the first one."""
+        self._equal_parts = 0
+        self._tensors: dict[float, Tensor] = {}
+        divisor = divisor_of(loss_fn)
+        self.is_guess = weight is None and divisor is None
+        """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
+        self._weight: float | Callable
+        if weight is None:
+            self._weight = divisor or row_count
+        elif callable(weight) and not isinstance(weight, Tensor):
+            self._weight = weight
+        else:
+            self._weight = _check.positive_number(owner, "weight", _as_number(weight))
+
+    def set_unit_for(self, micro_batches: int) -> None:
+        """Define how the first weight of a window sets its unit, in a single process.
+
+        Args:
+            micro_batches (int): the number of micro-batches of equal weight that add up to 1. 0: the unit is a power of
+                two near the weight of the first micro-batch.
+        """
+        self._equal_parts = micro_batches
+
+    def begin(self) -> None:
+        """Begin a window, with a unit of its own, because weights may differ by orders of magnitude.
+
+        Ranks keep the unit that they agreed on at the first weight: there weights multiply gradients in float32, whose
+        range is large enough for all windows.
+        """
+        if self._group is None:
+            self.unit = None
+
+    def of(self, micro_batch: tuple) -> float:
+        """Return the weight, >= 0, of a micro-batch of the run; the first one of a window defines the unit."""
+        weight = self.counted(micro_batch)
+        if self.weighs and self.unit is None:
+            if not self._equal_parts:
+                self.unit = unit_near(weight, self._group)
+            elif weight:
+                self.unit = self._equal_parts * weight
+        return weight
+
+    def counted(self, micro_batch: tuple) -> float:
+        """Return the weight of any micro-batch."""
+        if not callable(self._weight):
+            return self._weight
+        weight = _as_number(self._weight(*micro_batch))
+        if not (isinstance(weight, (int, float, np.number)) and math.isfinite(weight) and weight >= 0):
+            rule = "a function that returns a finite number >= 0"
+            _check.refuse(ValueError, self._owner, "weight", rule, weight)
+        return float(weight)
+
+    def in_units(self, amount: float) -> float:
+        """Return a weight, or a sum multiplied by weights, in the unit, for float32 arithmetic."""
+        return amount / (self.unit or 1.0)
+
+    def as_tensor(self, weight: float) -> Tensor | None:
+        """Return a weight > 0 for the graph, in its unit; None if gradients are summed without weights.
+
+        Without the unit a loss in float16, multiplied by the number of rows, would overflow. The unit cancels out in
+        sum(w g) / sum(w). Unless `set_unit_for` defines it, it is a power of two, which causes no rounding.
+        """
+        if not self.weighs:
+            return None
+        scaled = self.in_units(weight)
+        if scaled not in self._tensors:
+            if len(self._tensors) >= 1024:
+                self._tensors.clear()
+            self._tensors[scaled] = Tensor(scaled, ms.float32)
+        return self._tensors[scaled]
+
+
+def unit_near(weight: float, group: Group | None) -> float | None:
+    """Return a power of two near a weight; with several ranks, near the largest of their weights.
+
+    Ranks sum their weighted gradients, so they need the same unit. None in a single process if the weight is 0.
+    """
+    own = math.floor(math.log2(weight)) if weight else -math.inf
+    largest = float(gather(np.array([own], np.float32), group).max())
+    if largest == -math.inf:
+        return 1.0 if group else None
+    return 2.0**largest
+
+
+def _as_number(value: Any) -> Any:
+    """Return a Tensor or array with one element as a number, and everything else unchanged."""
+    value = value.asnumpy() if isinstance(value, Tensor) else value
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
+    """Return what computes the weight of micro-batches in a graph, as `Weight` does on the host.
+
+    Args:
+        owner (str): the name used in error messages.
+        weight (Union[None, float, Tensor, Callable]): as for `Weight`; a function is compiled.
+        loss_fn (Union[Cell, Callable, None]): the loss.
+    """
+    if weight is None:
+        return divisor_in_graph(loss_fn)
+    if callable(weight) and not isinstance(weight, Tensor):
+        return GraphWeight(runnable(weight), varies=True)
+    return GraphWeight(_ConstantInGraph(_check.positive_number(owner, "weight", _as_number(weight))), varies=False)
+
+
+@ms.jit_class
+class _ConstantInGraph:
+    def __init__(self, weight: float):
+        self.weight = weight
+
+    def __call__(self, *columns: Any) -> Any:
+        return self.weight

@@ -206,8 +206,8 @@ def _kind(parameter: Parameter) -> str:
 
 def _remedy(wrong: Sequence[str]) -> str:
     """Return what to do if the only difference is what `replace_dropout` or `pool_batch_norm` adds to a network."""
+    from ..layers.batch_norm import SUMS
     from ..layers.dropout import COUNTER
-    from ..layers.pooled import SUMS
 
     for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
         if all(name.endswith(ending) for name in wrong):

@@ -13,7 +13,7 @@ from mindspore.train.metrics import get_metrics, names
 from .. import _check
 from ..engine.ema import Ema, averaged
 from ..fitting.runtime import tune
-from ..loss.forms import runnable
+from ..loss.known_losses import runnable
 from ..loss.objective import Objective
 from ..network.as_found import training_mode
 from ..ranks.agreement import take_from_rank_0

@@ -15,14 +15,12 @@ from mindspore import Tensor, nn
 from .. import _check
 from ..driver import GradientAccumulation
 from ..engine.coupled import CoupledLoss
+from ..layers.batch_norm import takes_statistics
 from ..layers.dropout import CountedDropout
-from ..loss.columns import numbers_rows
-from ..loss.first_look import one_line
-from ..loss.forms import runnable
+from ..loss.first_micro_batch import numbers_rows, one_line
 from ..loss.gradients import WithLoss
-from ..loss.reductions import loss_reduction
+from ..loss.known_losses import loss_reduction, runnable
 from ..network.as_found import left_as_found, synchronously
-from ..network.batch_norm import takes_statistics
 from ..network.generators import random_layers
 from ..network.parameters import as_array
 from .record import UpdateRecord

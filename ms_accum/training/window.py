@@ -148,7 +148,7 @@ class OpenWindow:
             )
         check_not_applied("train_process", self.collaborators.ema)
         if self._shares and size != self.size:
-            self._weight.share(size or 0)
+            self._weight.set_unit_for(size or 0)
         self.size = size
         self.lost = False
         self.skipped_in_a_row = 0

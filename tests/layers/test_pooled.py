@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from helpers import cross_entropy, values
 from ms_accum import CheckpointError, GradientAccumulation, TrainForwardBackward, pool_batch_norm
-from ms_accum.network.batch_norm import warn_about_batch_norm
+from ms_accum.layers.batch_norm import warn_about_batch_norm
 from ms_accum.network.state import zeros_like
 from ms_accum.saving.model_file import load_model, save_model
 from ms_accum.training.window import TrainTogether

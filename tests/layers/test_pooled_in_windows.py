@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from helpers import micro_batch
 from ms_accum import Checkpointer, Stopped, pool_batch_norm
-from ms_accum.layers import pooled
+from ms_accum.layers import batch_norm
 from reference import miss
 from runs import stop_after
 from ways import WAYS, Trained
@@ -81,7 +81,7 @@ def test_windows_of_one(way):
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_without_the_end_of_the_window_they_are_missed(way, monkeypatch):
-    monkeypatch.setattr(pooled.PooledStatistics, "after_window", lambda self, updated: updated)
+    monkeypatch.setattr(batch_norm.PooledStatistics, "after_window", lambda self, updated: updated)
     assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) >= 100
 
 
@@ -122,8 +122,8 @@ def test_a_resumed_run_is_the_same(tmp_path, stop):
 @pytest.mark.host
 def test_statistics_end_with_their_layers():
     gc.collect()
-    before, network = len(pooled._made), Normed()
-    assert len(pooled._made) == before + 1 and pooled.pooled_of(network.trainable_params())
+    before, network = len(batch_norm._created), Normed()
+    assert len(batch_norm._created) == before + 1 and batch_norm.pooled_of(network.trainable_params())
     del network
     gc.collect()
-    assert len(pooled._made) == before
+    assert len(batch_norm._created) == before

@@ -166,7 +166,7 @@ def test_verify_is_one_table(capfd):
 
 @pytest.mark.slow
 def test_verify_fails_with_1(capfd, monkeypatch):
-    monkeypatch.setattr("ms_accum.loss.weights.Weight.counted", lambda self, micro_batch: 1.0)
+    monkeypatch.setattr("ms_accum.loss.objective.Weight.counted", lambda self, micro_batch: 1.0)
     assert train("--verify", "--model=mlp", "--effective_batch=40", "--batch_size=16") == TRAINING
     assert one_line(capfd.readouterr().err) == "the gradients of micro-batches and of one large batch differ"
 

@@ -13,7 +13,7 @@ import ranks_in_step
 from conftest import tried_with_3
 from helpers import micro_batch, slope_driver
 from ms_accum import Accumulator, GradientAccumulation, Group, TrainForwardBackward, TrainOptim, ZeroOptimizer
-from ms_accum.loss.weights import unit_near
+from ms_accum.loss.objective import unit_near
 from reference import miss
 
 KINDS = ("plain", "in step", "zero 1", "zero 2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ms_accum.loss.weights import Weight
+from ms_accum.loss.objective import Weight
 
 
 def test_tensors_of_weights_are_made_once_and_not_kept_without_end():

@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from helpers import cross_entropy, run, values
 from ms_accum import CoupledLoss, GradientAccumulation
-from ms_accum.loss.first_look import check_compiles
+from ms_accum.loss.first_micro_batch import ColumnsCheck, check_compiles
 from reference import digest
 
 RNG = np.random.RandomState(1)
@@ -54,22 +54,22 @@ MISTAKES = {
     "dicts that begin with the label": ({"y": LABELS, "x": IMAGES}, "sparse", "the network accepts", "are swapped"),
     "float64": ((IMAGES.astype(float), LABELS), "sparse", "Float64 [8, 1, 6, 6]", "Yield the data as Float32. "),
     "bytes": (((IMAGES * 255).astype(np.uint8), LABELS), "sparse", "the network", "Yield the data as Float32. "),
-    "channels last": ((IMAGES.transpose(0, 2, 3, 1), LABELS), "sparse", "the network", "channels before height"),
-    "no channel": ((IMAGES[:, 0], LABELS), "sparse", "the network accepts", "an axis for the channel"),
-    "another size": ((IMAGES[:, :, 1:], LABELS), "sparse", "[8, 1, 5, 6]", "MindSpore's error at test_first_look.py:"),
+    "channels last": ((IMAGES.transpose(0, 2, 3, 1), LABELS), "sparse", "but got Float32 [8, 6, 6, 1]", "shape: 6"),
+    "no channel": ((IMAGES[:, 0], LABELS), "sparse", "but got Float32 [8, 6, 6] and", "must be equal to 4"),
+    "another size": ((IMAGES[:, :, 1:], LABELS), "sparse", "[8, 1, 5, 6]", "error at test_first_micro_batch.py:"),
     "float labels": ((IMAGES, LABELS.astype(np.float32)), "sparse", "'loss_fn' accepts with", "labels as Int32. "),
-    "labels in a column": ((IMAGES, LABELS[:, None]), "sparse", "'loss_fn'", "Yield the labels without their last"),
-    "one-hot labels": ((IMAGES, ONE_HOT), "sparse", "output, Float32 [8, 3], but", "labels as class numbers"),
-    "class numbers": ((IMAGES, LABELS), DENSE, "'loss_fn' accepts", "one-hot rows, or make the loss with sparse=True"),
+    "labels in a column": ((IMAGES, LABELS[:, None]), "sparse", "'loss_fn'", "Int32 [8, 1]. MindSpore's"),
+    "one-hot labels": ((IMAGES, ONE_HOT), "sparse", "output, Float32 [8, 3], but", "Float32 [8, 3]. MindSpore's"),
+    "class numbers": ((IMAGES, LABELS), DENSE, "'loss_fn' accepts", "Int32 [8]. MindSpore's"),
     "int64 labels": ((IMAGES, LABELS.astype(int)), nn.CrossEntropyLoss(), "Int64 [8].", "Yield the labels as Int32. "),
     "labels of fewer rows": ((IMAGES, LABELS[:4]), "sparse", "Float32 [8, 1, 6, 6] and Int32 [4]", "MindSpore's error"),
-    "both": ((IMAGES.astype(float), LABELS[:, None]), "sparse", "the network", "as Float32 and the labels without"),
+    "both": ((IMAGES.astype(float), LABELS[:, None]), "sparse", "the network", "Yield the data as Float32. "),
     "of mint": ((LABELS, IMAGES), mint.nn.CrossEntropyLoss(), "the network accepts", "The columns are swapped"),
 }
 
 
 @pytest.mark.parametrize(("batch", "loss_fn", "rule", "remedy"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_said_in_a_line_with_its_remedy(batch, loss_fn, rule, remedy, capfd):
+def test_a_mistake_is_reported_in_one_line(batch, loss_fn, rule, remedy, capfd):
     said = rejected(driver(loss_fn=loss_fn), batch)
     assert said.startswith("For 'train_process', 'train_dataset' must be one whose columns ") and "MindSpore's" in said
     assert rule in said and remedy in said
@@ -268,7 +268,10 @@ def test_numbers_of_rows_of_a_larger_batch_are_rejected_in_a_line(loss):
     with pytest.warns(RuntimeWarning, match=TELLS), pytest.raises(ValueError, match="to 7, but got 15. .* CoupledLoss"):
         run(model, [(IMAGES, ROWS), (IMAGES, ROWS + 8)], 2)
     said = rejected(driver(make(), loss_fn), (IMAGES, ROWS + 8))
-    assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15" in said and "CoupledLoss" in said
+    if loss == "classes":
+        assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15. The loss compares" in said
+    else:  # what the numbers are is not known before one micro-batch was accepted
+        assert "with the network's output, Float32 [8, 3], but got Float32 [8, 1, 6, 6] and Int" in said
 
 
 def test_a_label_that_is_none_is_no_number_of_a_row():
@@ -316,7 +319,7 @@ def test_to_look_changes_nothing():
 @pytest.mark.host
 def test_each_type_of_column_is_looked_at_once(monkeypatch):
     looks = []
-    monkeypatch.setattr("ms_accum.loss.objective.check_taken", lambda *arguments: looks.append(arguments[3][0].dtype))
+    monkeypatch.setattr(ColumnsCheck, "check", lambda self, data, columns, *others: looks.append(columns[0].dtype))
     images = [IMAGES, IMAGES[:5], IMAGES.astype(np.float16).astype(np.float32), IMAGES]
     run(driver(), [(image, LABELS[: len(image)]) for image in images], 2)
     assert looks == [ms.float32]

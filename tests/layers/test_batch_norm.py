@@ -10,7 +10,7 @@ from mindspore import mint, nn
 
 from helpers import batches, cross_entropy, forward_of, joined, run, values
 from ms_accum import GradientAccumulation
-from ms_accum.network.batch_norm import warn_about_batch_norm
+from ms_accum.layers.batch_norm import warn_about_batch_norm
 from reference import miss
 
 pytestmark = pytest.mark.modes

@@ -1,4 +1,4 @@
-"""Is what a micro-batch counts for what MindSpore's losses divide by?"""
+"""Do the known losses divide by what is said of them, and average or sum?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn, ops
 
-from ms_accum.loss.averages import average_of, option_of, why_not_additive
+from ms_accum.loss.known_losses import check_reduction, divisor_of, loss_reduction, option_of, why_not_additive
 
 pytestmark = pytest.mark.host
 ROWS, CLASSES, CUT = 9, 5, 3
@@ -144,29 +144,26 @@ def miss_of(loss_fn, output, labels, count):
 
 @pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
 def test_the_weighted_mean_of_parts_is_the_whole(loss_fn, output, labels, rng):
-    average = average_of(loss_fn)
-    assert average.known
-    assert miss_of(loss_fn, output(rng), labels(rng), average.counted) < 1e-5
+    assert miss_of(loss_fn, output(rng), labels(rng), divisor_of(loss_fn)) < 1e-5
 
 
 def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
     loss_fn, columns = nn.CrossEntropyLoss(ignore_index=0), (Tensor([[0.0]] * 4), Tensor([0, 1, 0, 2], ms.int32))
-    assert average_of(partial(partial(loss_fn))).counted(*columns) == average_of(loss_fn).counted(*columns) == 2
-    assert average_of(partial(loss_fn)).known and not average_of(partial(loss_fn, 1)).known
+    assert divisor_of(partial(partial(loss_fn)))(*columns) == divisor_of(loss_fn)(*columns) == 2
+    assert divisor_of(partial(loss_fn)) is not None and divisor_of(partial(loss_fn, 1)) is None
 
 
 @pytest.mark.parametrize(("loss_fn", "like"), NOT_ON_CPU.values(), ids=NOT_ON_CPU)
 @pytest.mark.parametrize("labels", [classes, numbers])
 def test_what_has_no_kernel_here_divides_by_the_same(loss_fn, like, labels, rng):
-    ours, theirs = average_of(loss_fn), average_of(like)
     columns = (Tensor(scores(rng)), Tensor(labels(rng)))
-    assert ours.known and ours.counted(*columns) == theirs.counted(*columns)
+    assert divisor_of(loss_fn)(*columns) == divisor_of(like)(*columns)
 
 
 @pytest.mark.parametrize("loss_fn", [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")])
 def test_where_time_comes_first_labels_are_counted(loss_fn):
     columns = (Tensor(np.zeros((7, 3, 2)), ms.float32), Tensor(np.zeros(21), ms.int32))
-    assert average_of(loss_fn).counted(*columns) == 21
+    assert divisor_of(loss_fn)(*columns) == 21
 
 
 @pytest.mark.parametrize(
@@ -178,7 +175,7 @@ def test_where_time_comes_first_labels_are_counted(loss_fn):
 )
 def test_labels_that_are_none_are_refused_in_a_line(labels, said):
     with pytest.raises(ValueError, match=said):
-        average_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS)).counted(Tensor(np.zeros((4, 5))), Tensor(labels))
+        divisor_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS))(Tensor(np.zeros((4, 5))), Tensor(labels))
 
 
 def by_rows(data, label):
@@ -202,7 +199,7 @@ def test_sequences_count_by_their_elements(loss_fn, rng):
     whole = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
     parts = [tuple(map(Tensor, part)) for part in parts]
     losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*whole).asnumpy())
-    weights = [average_of(loss_fn).counted(*part) for part in parts]
+    weights = [divisor_of(loss_fn)(*part) for part in parts]
     assert np.average(losses, weights=weights) == pytest.approx(expected, rel=1e-5)
     assert np.average(losses) != pytest.approx(expected, rel=1e-3)
 
@@ -217,7 +214,7 @@ def test_sequences_count_by_their_elements(loss_fn, rng):
     ids=["RMSELoss", "DiceLoss", "MultiClassDiceLoss"],
 )
 def test_what_is_no_mean_is_said(loss_fn, output, labels, rng):
-    assert why_not_additive(loss_fn) and not average_of(loss_fn).known
+    assert why_not_additive(loss_fn) and divisor_of(loss_fn) is None
     assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
     assert why_not_additive(nn.MSELoss()) is None
 
@@ -230,9 +227,8 @@ class Squares(nn.MSELoss):
 
 
 @pytest.mark.parametrize("loss_fn", [None, Squares(), lambda output, label: output.sum(), abs])
-def test_of_others_nothing_is_known(loss_fn):
-    average = average_of(loss_fn)
-    assert not average.known and average.counted(Tensor(np.zeros((4, 7))), Tensor(np.zeros(4))) == 4
+def test_the_divisor_of_other_losses_is_not_known(loss_fn):
+    assert divisor_of(loss_fn) is None and why_not_additive(loss_fn) is None
 
 
 def test_options_of_functions():
@@ -244,3 +240,46 @@ def test_options_of_functions():
         None,
     ]
     assert option_of(ops.cross_entropy, "reduction") == "mean" and option_of(ops.smooth_l1_loss, "reduction") == "none"
+
+
+# Whether they average or sum
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction"),
+    [
+        (nn.CrossEntropyLoss(), "mean"),
+        (nn.CrossEntropyLoss(reduction="sum"), "sum"),
+        (nn.CrossEntropyLoss(reduction="none"), "none"),
+        (nn.MSELoss(), "mean"),
+        (nn.L1Loss(reduction="sum"), "sum"),
+        (nn.SoftmaxCrossEntropyWithLogits(sparse=True), "none"),
+        (nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), "mean"),
+        (nn.NLLLoss(reduction="sum"), "sum"),
+        (nn.BCEWithLogitsLoss(), "mean"),
+        (mint.nn.BCEWithLogitsLoss(), "mean"),
+        (mint.nn.BCEWithLogitsLoss(reduction="sum"), "sum"),
+        (mint.nn.BCEWithLogitsLoss(reduction="none"), "none"),
+        (mint.nn.BCELoss(reduction="sum"), "sum"),
+        (nn.FocalLoss(reduction="sum"), "sum"),
+        (nn.SmoothL1Loss(reduction="sum"), "sum"),
+        (abs, None),
+        (None, None),
+    ],
+)
+def test_the_reduction_of_a_loss(loss, reduction):
+    assert loss_reduction(loss) == reduction
+
+
+def test_losses_that_go_with_the_reduction():
+    assert check_reduction("X", nn.CrossEntropyLoss(), "mean") == "mean"
+    assert check_reduction("X", nn.CrossEntropyLoss(), "sum") == "mean"  # the tutorial's sum of means
+    assert check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "sum") == "sum"
+    with pytest.raises(ValueError, match="For 'X', 'reduction' must be 'sum' for a loss that sums, but got 'mean'"):
+        check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "mean")
+
+
+@pytest.mark.parametrize("loss", [nn.KLDivLoss, nn.MultiMarginLoss, nn.SoftMarginLoss, nn.MSELoss, nn.CrossEntropyLoss])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_that_tell_it_in_different_places(loss, reduction):
+    assert loss_reduction(loss(reduction=reduction)) == reduction

@@ -1,0 +1,326 @@
+"""What is known about MindSpore's losses: what they divide by, whether they average or sum, and how they run right."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, mint, nn, ops
+
+from .. import _check
+
+REDUCTIONS = ("mean", "sum")
+Options = Callable[[str], Any]
+"""Returns the value of an argument of a loss by its name."""
+
+
+# What a loss divides its sum by, on the host
+
+
+def row_count(data: Any, *labels: Any) -> float:
+    """Return the number of rows of the first column."""
+    return data.shape[0]
+
+
+def _count_rows(options: Options, data: Any, *labels: Any) -> float:
+    # The rows of the labels, because the first axis of the data may be the time.
+    return labels[0].shape[0] if labels else row_count(data)
+
+
+def _count_elements(options: Options, data: Any, *labels: Any) -> float:
+    if labels and options("reduction") != "batchmean":
+        return labels[0].size
+    return _count_rows(options, data, *labels)
+
+
+def _count_labels(options: Options, data: Any, *labels: Any) -> float:
+    """Return the number of labels that are not ignored, or the sum of their class weights."""
+    if not labels:
+        return row_count(data)
+    array = labels[0].asnumpy()
+    if not np.issubdtype(array.dtype, np.integer):
+        if array.ndim < 2:
+            rule = f"integer labels, or a distribution over the classes, not {array.dtype}"
+            raise ValueError(f"For 'train_process', 'loss_fn' must get {rule}.")
+        return array.size / array.shape[1]  # one distribution over the classes per label
+    counted = not_ignored(options, array)
+    class_weights = options("weight")
+    limit = np.inf if class_weights is None else class_weights.size
+    if counted.size and not 0 <= counted.min() <= counted.max() < limit:
+        wrong = counted.max() if counted.max() >= limit else counted.min()  # MindSpore treats -1 as the last class
+        rule = "labels >= 0"
+        if class_weights is not None:
+            rule += f" and < {limit}, the number of class weights"
+        raise ValueError(
+            f"For 'train_process', 'loss_fn' must get {rule}, but got {wrong}. Should this be its 'ignore_index'?"
+        )
+    return counted.size if class_weights is None else float(class_weights.asnumpy()[counted].sum())
+
+
+def not_ignored(options: Options, labels: np.ndarray) -> np.ndarray:
+    """Return the class numbers that a loss with these options does not ignore."""
+    ignored = options("ignore_index")
+    return labels[labels != (-100 if ignored is None else ignored)]
+
+
+# Which losses divide by what
+
+_NAMES_BY_COUNT: dict[Callable[..., float], tuple[str, ...]] = {
+    _count_labels: ("CrossEntropyLoss", "NLLLoss"),
+    _count_elements: (
+        *("BCELoss", "BCEWithLogitsLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss", "L1Loss"),
+        *("MAELoss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss"),
+    ),
+    _count_rows: (
+        *("CosineEmbeddingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
+        *("SoftmaxCrossEntropyWithLogits", "TripletMarginLoss"),
+    ),
+}
+_COUNTS = {name: count for count, names in _NAMES_BY_COUNT.items() for name in names}
+_QUOTIENT = "a quotient of two sums over the batch"
+_NOT_ADDITIVE = {
+    "RMSELoss": "the root of a mean; nn.MSELoss has the same minimum",
+    "DiceLoss": _QUOTIENT,
+    "MultiClassDiceLoss": _QUOTIENT,
+}
+_CLASSES = {
+    getattr(module, name): name
+    for module in (nn, mint.nn)
+    for name in (*_COUNTS, *_NOT_ADDITIVE)
+    if hasattr(module, name)
+}
+# The losses as functions; they have the same names in both modules. A list, because a user's loss may have no hash.
+_FUNCTIONS = [
+    (getattr(module, function), name)
+    for module in (ops, mint.nn.functional)
+    for function, name in {
+        "cross_entropy": "CrossEntropyLoss",
+        "nll_loss": "NLLLoss",
+        "binary_cross_entropy": "BCELoss",
+        "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+        "kl_div": "KLDivLoss",
+        "l1_loss": "L1Loss",
+        "mse_loss": "MSELoss",
+        "smooth_l1_loss": "SmoothL1Loss",
+        "huber_loss": "HuberLoss",
+        "soft_margin_loss": "SoftMarginLoss",
+        "hinge_embedding_loss": "HingeEmbeddingLoss",
+        "multi_margin_loss": "MultiMarginLoss",
+        "multilabel_margin_loss": "MultilabelMarginLoss",
+    }.items()
+    if hasattr(module, function)
+]
+
+
+def name_and_options(loss_fn: Any) -> tuple[str | None, Options]:
+    """Return the name of MindSpore's loss, None for others, and a function that returns one of its arguments."""
+    if isinstance(loss_fn, functools.partial) and not loss_fn.args and not loss_fn.keywords:
+        return name_and_options(loss_fn.func)
+    if isinstance(loss_fn, nn.Cell):
+        # A subclass that overrides `construct` is another loss.
+        own = type(loss_fn).construct
+        classes = [kind for kind in type(loss_fn).__mro__ if getattr(kind, "construct", None) is own]
+        name = next((_CLASSES[kind] for kind in classes if kind in _CLASSES), None)
+        return name, lambda option: getattr(loss_fn, option, None)
+    function = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
+    name = next((name for known, name in _FUNCTIONS if known is function), None)
+    return name, functools.partial(option_of, loss_fn)
+
+
+def option_of(loss_fn: Any, name: str) -> Any:
+    """Return the value of an argument of a function or of a `functools.partial` of one; None if there is none."""
+    if isinstance(loss_fn, functools.partial) and name in loss_fn.keywords:
+        return loss_fn.keywords[name]
+    try:
+        parameter = inspect.signature(loss_fn).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def divisor_of(loss_fn: Any) -> Callable[..., float] | None:
+    """Return what computes the number that a loss divides its sum by, from the columns; None if that is not known."""
+    name, options = name_and_options(loss_fn)
+    count = _COUNTS.get(name or "")
+    return None if count is None else functools.partial(count, options)
+
+
+def why_not_additive(loss_fn: Any) -> str | None:
+    """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or is unknown."""
+    return _NOT_ADDITIVE.get(name_and_options(loss_fn)[0] or "")
+
+
+# The same in a graph
+
+
+class GraphWeight(NamedTuple):
+    """The weight of a micro-batch, in a graph."""
+
+    of: Any
+    """Returns the weight from the columns: a Tensor, or a number that is constant in the graph."""
+    varies: bool
+    """bool, whether it depends on the values of the columns, so that it may be 0."""
+
+
+def divisor_in_graph(loss_fn: Any) -> GraphWeight:
+    """Return what computes the number that a loss divides its sum by; the rows if that is not known."""
+    name, options = name_and_options(loss_fn)
+    count = _COUNTS.get(name or "")
+    if count is _count_labels:
+        return GraphWeight(_LabelsInGraph(options("ignore_index"), options("weight")), varies=True)
+    if count is _count_elements and options("reduction") != "batchmean":
+        return GraphWeight(_ElementsInGraph(), varies=False)
+    return GraphWeight(_RowsInGraph(0 if count is None else 1), varies=False)
+
+
+@ms.jit_class
+class _RowsInGraph:
+    """The number of rows of a column, or of the last one if there are fewer columns."""
+
+    def __init__(self, column: int):
+        self.column = column
+
+    def __call__(self, *columns: Any) -> Any:
+        return columns[min(self.column, len(columns) - 1)].shape[0]
+
+
+@ms.jit_class
+class _ElementsInGraph:
+    def __call__(self, *columns: Any) -> Any:
+        return columns[1].size if len(columns) > 1 else columns[0].shape[0]
+
+
+@ms.jit_class
+class _LabelsInGraph:
+    """The number of labels that are not ignored, or the sum of their class weights."""
+
+    def __init__(self, ignored: int | None, class_weights: Tensor | None):
+        self.ignored = -100 if ignored is None else ignored
+        self.class_weights = class_weights
+
+    def __call__(self, *columns: Any) -> Any:
+        if len(columns) == 1:
+            return columns[0].shape[0]
+        labels = columns[1]
+        if labels.dtype in (ms.float16, ms.bfloat16, ms.float32, ms.float64):
+            return labels.size / labels.shape[1]  # one distribution over the classes per label
+        counts = ops.cast(labels != self.ignored, ms.float32)
+        if self.class_weights is not None:
+            known = ops.where(labels != self.ignored, labels, ops.zeros_like(labels))
+            weights = ops.gather(self.class_weights, ops.reshape(known, (-1,)), 0)
+            counts = counts * ops.reshape(weights, labels.shape)
+        return ops.sum(counts)
+
+
+# Whether a loss averages or sums
+
+_REDUCTION_BY_NUMBER = {0: "sum", 1: "mean", 2: "none"}  # as the operators of `mint` store it
+
+
+def loss_reduction(loss_fn: Any) -> str | None:
+    """Return the reduction of a loss function, "mean", "sum" or "none", or None if it can't be determined.
+
+    Many MindSpore losses have an attribute for it, or their operator has; these leave the attributes inherited from
+    `LossBase` at their defaults. For all other losses the inherited attributes are right.
+    """
+    operators = loss_fn._primitives.values() if isinstance(loss_fn, nn.Cell) else ()
+    for owner in (loss_fn, *operators):
+        reduction = getattr(owner, "reduction", None)
+        if type(reduction) is int:
+            reduction = _REDUCTION_BY_NUMBER.get(reduction)
+        if reduction in ("mean", "sum", "none"):
+            return reduction
+    if not isinstance(loss_fn, nn.Cell):
+        reduction = option_of(loss_fn, "reduction")
+        return reduction if reduction in ("mean", "sum", "none") else None
+    if name_and_options(loss_fn)[0] is not None:
+        inner = [cell for cell in loss_fn.cells() if isinstance(cell, nn.LossBase)]
+        if len(inner) == 1:  # `mint.nn.BCELoss` contains the loss of `nn`
+            return loss_reduction(inner[0])
+    if not isinstance(loss_fn, nn.LossBase):
+        return None
+    if not loss_fn.reduce:
+        return "none"
+    return "mean" if loss_fn.average else "sum"
+
+
+def check_reduction(owner: str, loss_fn: Any, reduction: str) -> str | None:
+    """Return `loss_reduction`; raise an error if the loss does not match `reduction`."""
+    own = loss_reduction(loss_fn)
+    if own == "none":
+        _check.refuse(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
+    if own == "sum" and reduction == "mean":
+        raise ValueError(
+            f"For '{owner}', 'reduction' must be 'sum' for a loss that sums, but got 'mean'. "
+            "Use reduction='sum' here, or give the loss reduction='mean'."
+        )
+    return own
+
+
+# How a loss runs right, in graphs and in PyNative mode
+
+
+def runnable(function: Any) -> Any:
+    """Return a loss function in a form that MindSpore runs right, in graphs and in PyNative mode.
+
+    The parameters of the returned Cell have the same names as those of the function.
+    """
+    if _has_stale_mean(function):
+        options = name_and_options(function)[1]
+        return _MeanWithLogits(options("weight"), options("pos_weight"))
+    return _Partial(function) if isinstance(function, functools.partial) else function
+
+
+def _has_stale_mean(function: Any) -> bool:
+    """Return whether PyNative mode computes a wrong gradient of this loss.
+
+    The backward of MindSpore's BCEWithLogitsLoss divides by the number of elements of the first shape that was
+    differentiated in the process. With other reductions it is right.
+    """
+    return name_and_options(function)[0] == "BCEWithLogitsLoss" and loss_reduction(function) == "mean"
+
+
+class _MeanWithLogits(nn.Cell):
+    """The binary cross entropy of logits, averaged by another operator."""
+
+    def __init__(self, weight: Any, pos_weight: Any):
+        super().__init__(auto_prefix=False)
+        self.weight = weight
+        self.pos_weight = pos_weight
+
+    def construct(self, logits: Any, labels: Any) -> Any:
+        losses = ops.binary_cross_entropy_with_logits(logits, labels, self.weight, self.pos_weight, "none")
+        return ops.mean(losses)
+
+
+class _Partial(nn.Cell):
+    """Calls a `functools.partial`, which a graph can't call."""
+
+    def __init__(self, function: functools.partial):
+        super().__init__(auto_prefix=False)
+        self.function = function.func
+        self.first = function.args
+        self.keywords = dict(function.keywords)
+
+    def construct(self, *columns: Any) -> Any:
+        return self.function(*self.first, *columns, **self.keywords)
+
+
+def check_gradient(owner: str, network: nn.Cell, name: str = "network") -> None:
+    """Raise an error if PyNative mode computes a wrong gradient of this network, because of a loss in it."""
+    if ms.get_context("mode") == ms.PYNATIVE_MODE and any(map(_has_stale_mean, _outside_graphs(network))):
+        rule = "one without the mean of nn.BCEWithLogitsLoss in PyNative mode, whose gradient MindSpore divides wrongly"
+        remedy = "Use graph mode, or reduction='none' and ops.mean."
+        _check.refuse(ValueError, owner, name, rule, "one with it", remedy)
+
+
+def _outside_graphs(cell: Any) -> Iterator[nn.Cell]:
+    """Yield a Cell and its Cells, without those inside a `construct` that ms.jit compiles."""
+    yield cell
+    if not hasattr(cell.construct, "__wrapped__"):
+        for child in cell.cells():
+            yield from _outside_graphs(child)

@@ -1,0 +1,55 @@
+"""Does `evaluate` count every sample, in evaluation mode, and nothing that is no label?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from ms_accum import evaluate
+
+
+class OneHot(nn.Cell):
+    """Guess the class that the image is."""
+
+    def __init__(self):
+        super().__init__()
+        self.modes = []
+
+    def construct(self, x):
+        return ms.ops.one_hot(x, 4, Tensor(1.0, ms.float32), Tensor(0.0, ms.float32))
+
+    def set_train(self, mode=True):
+        self.modes.append(mode)
+        return super().set_train(mode)
+
+
+def test_evaluate_counts_every_sample():
+    data = [
+        (Tensor([0, 1, 2], ms.int32), Tensor([0, 1, 3], ms.int32)),
+        (np.array([3], np.int32), np.array([3], np.int32)),
+    ]
+    assert evaluate(OneHot(), data) == (3, 4)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_leaves_the_training_mode_as_it_was(training):
+    network = OneHot().set_train(training)
+    evaluate(network, [(Tensor([0], ms.int32), Tensor([0], ms.int32))])
+    assert network.modes == [training, False] and network.training is training
+
+
+def test_evaluate_without_dropout():
+    network = nn.SequentialCell(nn.Dropout(p=0.9))
+    scores = Tensor(np.tile(np.arange(50), (200, 1)), ms.float32)
+    network.set_train()
+    assert evaluate(network, [(scores, Tensor(np.full(200, 49), ms.int32))]) == (200, 200)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
+def test_labels_of_another_shape_are_refused_not_broadcast(shape):
+    network = nn.Dense(3, 2)
+    batch = (np.ones((4, 3), np.float32), np.zeros(shape, np.int32))
+    with pytest.raises(ValueError, match=r"labels must have the shape \(4,\), but got"):
+        evaluate(network, [batch])
