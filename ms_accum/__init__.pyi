@@ -22,9 +22,9 @@ from .numerics.coupled import CoupledLoss as CoupledLoss
 from .numerics.ema import Ema as Ema
 from .numerics.noise_scale import NoiseScale as NoiseScale
 from .numerics.sizes import ramp_up as ramp_up
-from .ranks.parallel import Group as Group
-from .ranks.parallel import own_group as own_group
-from .ranks.parallel import total as total
+from .ranks.group import Group as Group
+from .ranks.group import own_group as own_group
+from .ranks.group import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .results.tensorboard import TensorBoardLog as TensorBoardLog
 from .saving.checkpoint import CheckpointError as CheckpointError

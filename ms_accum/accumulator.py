@@ -11,15 +11,16 @@ from . import _check
 from .fitting.runtime import parameters_around, tune
 from .loss.first_look import check_compiles
 from .loss.reductions import REDUCTIONS
-from .network import checks, tree
+from .network import tree
 from .network.accumulators import seen, unique_name
+from .network.optimizers import check_optimizer, check_sparse_rule, kind_of
 from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema, check_not_applied
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
 from .numerics.sizes import sizes_of
 from .ranks.agreement import begin_with_networks_of, check_drift
+from .ranks.group import AUTO, group_of, networks_of
 from .ranks.heartbeat import exchange
-from .ranks.parallel import AUTO, group_of, networks_of
 from .ranks.reduction import summing
 from .window.boundary import Boundary
 from .window.in_graph import GraphCounters, GraphWindow, Notes, Outside
@@ -115,14 +116,14 @@ class Accumulator:
         self._sizes = sizes_of(owner, "accumulate_step", accumulate_step)
         check_compiles(self._sizes.function, "accumulate_step", owner)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
-        tune(owner, parameters_around(checks.optimizer(owner, optimizer).parameters))
+        tune(owner, parameters_around(check_optimizer(owner, optimizer).parameters))
         self.group = group_of(owner, group)
         """Optional[Group], the ranks; None for a single process."""
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         how = summing(owner, optimizer, self.group, sync_every_micro_batch)
         networks = networks_of(optimizer.parameters)
-        checks.same_for_rows(owner, optimizer, networks)
+        check_sparse_rule(owner, optimizer, networks)
         # A window of 1 needs no accumulators in a single process with dense gradients.
         holds = self._sizes.constant != 1 or self.group is not None or any(map(tree.gives_rows, networks))
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema}
@@ -150,7 +151,7 @@ class Accumulator:
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = self._checked(grads, weight)
-        weight = None if weight is None else checks.weight("Accumulator", weight)
+        weight = None if weight is None else tree.check_weight("Accumulator", weight)
         if self._window.grad_sum is None:
             return self._close(grads, None, only=None if weight is None else ops.cast(weight, ms.float32))[0]
         if self.skips is not None:
@@ -187,7 +188,7 @@ class Accumulator:
     def _checked(self, grads: Any, weight: Any) -> Any:
         """Return the gradients as dense tensors; raise an error if they or the weight do not match."""
         self._outside()
-        grads = checks.gradients("Accumulator", grads, self._parameters)
+        grads = tree.check_gradients("Accumulator", grads, self._parameters)
         if weight is not None and not self._mean:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
         if weight is None and self._mean:
@@ -199,7 +200,7 @@ class Accumulator:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"Accumulator({checks.kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
+        return f"Accumulator({kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
 
     def _end(self, figures: Any = None) -> Any:
         updated, figures = self._close(self._window.grad_sum, self._window.weight_sum, figures)

@@ -15,14 +15,15 @@ from mindspore import Tensor, nn, ops
 from . import _check
 from .fitting.runtime import tune
 from .loss.gradients import LossAndGradients
-from .network import checks, tree
+from .network import tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
+from .network.optimizers import check_optimizer
 from .numerics.collaborators import NONE, Numerics, numerics_of
 from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from .numerics.coupled_window import Coupled
 from .numerics.nonfinite import SKIP_MICRO, SKIP_WINDOW, check_dense, policy_of, skip_micro_of
-from .ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
-from .ranks.parallel import AUTO, Group, group_of
+from .ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
+from .ranks.group import AUTO, Group, group_of
 from .ranks.reduction import Summing, summing
 from .window.boundary import Boundary
 from .window.driver_cells import weighs_loss
@@ -110,7 +111,7 @@ class TrainForwardBackward(nn.Cell):
         group = group_of(owner, group)
         facts = {"'sens'": sens, **_facts(weight_sum, sync_every_micro_batch, numerics)}
         agree(owner, group, {**facts, **facts_of(optimizer, network)} if group else {})
-        begin_with(network, optimizer.parameters, group)
+        prepare_on_ranks(network, optimizer.parameters, group)
         self.grad_sum = tuple(grad_sum)
         self.weight_sum = hidden(weight_sum)
         self.weighs_loss, self.weighs_gradients = False, weight_sum is not None
@@ -124,7 +125,7 @@ class TrainForwardBackward(nn.Cell):
         return self
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        checks.not_traced("TrainForwardBackward")
+        tree.check_not_traced("TrainForwardBackward")
         if weight is not None and not self.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
         counted = Tensor(1.0, ms.float32)
@@ -208,7 +209,7 @@ class TrainOptim(nn.Cell):
         take_from_rank_0(optimizer.parameters, group)
 
     def construct(self, figures: Any = None) -> Any:
-        checks.not_traced("TrainOptim")
+        tree.check_not_traced("TrainOptim")
         weight_sum = self.weight_sum[0] if self.weight_sum else None
         updated, norm, summed = self.boundary(self.grad_sum, weight_sum, figures)
         return (updated, norm) if figures is None else (updated, norm, summed)
@@ -252,7 +253,7 @@ def _shared(nonfinite: Any, grad_sum: Any) -> Any:
 
 
 def _numerics(owner: str, optimizer: Any, grad_sum: Any, loss_scale: Any, nonfinite: Any, ema: Any = None) -> Numerics:
-    checks.optimizer(owner, optimizer)
+    check_optimizer(owner, optimizer)
     policy_of(owner, nonfinite, in_graph=True)
     return numerics_of(owner, optimizer, loss_scale=loss_scale, nonfinite=_shared(nonfinite, grad_sum), ema=ema)
 
@@ -275,8 +276,8 @@ def _check_accumulators(
     """Raise an error unless the accumulators match this Cell, and Cells that share them have equal settings."""
     of = "optimizer.parameters" if how.like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{of}'."
-    checks.same_number(owner, "grad_sum", grad_sum, how.like, remedy)
-    checks.same_layout(owner, "grad_sum", grad_sum, how.like, remedy)
+    tree.check_number(owner, "grad_sum", grad_sum, how.like, remedy)
+    tree.check_shapes(owner, "grad_sum", grad_sum, how.like, remedy)
     given: dict[str, Any] = {
         "weight_sum": "None" if weight_sum is None else "given",
         "group": "auto" if how.of_micro_batch else "None",

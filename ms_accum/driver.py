@@ -13,8 +13,8 @@ from . import _check
 from .cells import runner_of
 from .evaluation import evaluation_of
 from .fitting.runtime import tune
-from .network import checks
-from .network.as_found import start_training
+from .network.optimizers import check_optimizer, check_scheduler, check_trains, kind_of
+from .network.restoring import start_training
 from .numerics.collaborators import numerics_of
 from .numerics.coupled import objective_of
 from .numerics.ema import Ema, check_not_applied
@@ -23,7 +23,7 @@ from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
 from .program.report import called_in
 from .ranks.agreement import agree, facts_of
-from .ranks.parallel import AUTO, check_together, group_of, is_first, total
+from .ranks.group import AUTO, check_together, group_of, is_first, total
 from .ranks.reduction import summing
 from .run import SAME_ON_ALL, Ways, begin_run, epochs_of, given_facts, windows_facts
 from .saving.checkpoint import check_path, save_trained
@@ -120,14 +120,14 @@ class GradientAccumulation:
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         bound = None if clip_norm is None else _check.positive_number(_OWNER, "clip_norm", clip_norm)
         self._group = group_of(_OWNER, group)
-        kind = checks.kind_of(checks.optimizer(_OWNER, optimizer))
+        kind = kind_of(check_optimizer(_OWNER, optimizer))
         given: Any = {"loss_scale": loss_scale, "nonfinite": nonfinite, "ema": ema, "noise_scale": noise_scale}
         self._numerics = numerics_of(_OWNER, optimizer, **given)
         own = {"reduction": reduction, "tail": tail, "clip_norm": bound, "optimizer": kind}
         self._settings = {**own, **self._numerics.settings}
         self._objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, self._group)
-        checks.trains(_OWNER, optimizer, forward := self._objective.forward)
-        self._trained = Trained(forward, optimizer, checks.scheduler(_OWNER, scheduler, optimizer), self._numerics)
+        check_trains(_OWNER, optimizer, forward := self._objective.forward)
+        self._trained = Trained(forward, optimizer, check_scheduler(_OWNER, scheduler, optimizer), self._numerics)
         how: Any = {"group": self._group, "sync_every_micro_batch": sync_every_micro_batch}
         self._in_step = summing(_OWNER, optimizer, self._group, sync_every_micro_batch).of_micro_batch is not None
         how |= {"wait": _check.instance(_OWNER, "wait", wait, bool, "a bool"), "numerics": self._numerics}

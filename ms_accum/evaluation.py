@@ -14,10 +14,10 @@ from . import _check
 from .fitting.runtime import tune
 from .loss.forms import runnable
 from .loss.objective import Objective
-from .network.as_found import training_mode
+from .network.restoring import training_mode
 from .numerics.ema import Ema, averaged
 from .ranks.agreement import take_from_rank_0
-from .ranks.parallel import Group, as_on_rank_0, total
+from .ranks.group import Group, broadcast_number, total
 from .saving.checkpointer import Stopped
 from .window.batches import Data, generators_kept
 from .window.callbacks import UNKNOWN, Callbacks
@@ -166,7 +166,7 @@ class Evaluation:
             loss = self._mean_loss(calls)
         calls("on_eval_epoch_end")
         results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
-        results = {name: as_on_rank_0(value, self._group) for name, value in results.items()}
+        results = {name: broadcast_number(value, self._group) for name, value in results.items()}
         calls("on_eval_end", metrics=results, eval_results=results)
         return results
 

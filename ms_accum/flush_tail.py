@@ -9,7 +9,7 @@ from mindspore.train import Callback, RunContext
 from . import _check
 from .numerics.ema import check_not_applied
 from .ranks.agreement import agree, rate_facts
-from .ranks.parallel import total
+from .ranks.group import total
 from .train_step import AccumulatedTrainStep
 from .window.record import SKIPPED_IN_A_ROW
 

@@ -10,11 +10,11 @@ from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .network import checks
+from .network.optimizers import kind_of
 from .numerics.collaborators import NONE
 from .numerics.noise_scale import NoiseScale
 from .ranks.agreement import agree
-from .ranks.parallel import Group, is_first
+from .ranks.group import Group, is_first
 from .saving.checkpoint import CheckpointError
 from .saving.checkpointer import Checkpointer, find_together
 from .saving.trained import SETTING, Trained
@@ -209,7 +209,7 @@ class ResumableLoop:
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
-        kind = checks.kind_of(self._window.optimizer)
+        kind = kind_of(self._window.optimizer)
         config = {**self._window.settings, **self._numerics.settings, "optimizer": kind, "ranks": ranks}
         found = find_together("ResumableLoop", self._states, config, self._group)
         if found is None:

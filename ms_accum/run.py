@@ -14,12 +14,12 @@ import numpy as np
 
 from . import _check
 from .loss.objective import Objective
-from .network.generators import draw_apart
+from .network.generators import offset_seeds_by_rank
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes
 from .ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
+from .ranks.group import Group, gather, is_first, total
 from .ranks.heartbeat import exchange, heartbeat
-from .ranks.parallel import Group, gather, is_first, total
 from .saving.checkpointer import NO_WISHES, Checkpointer, find_together
 from .saving.run_state import RunState
 from .saving.trained import Trained
@@ -249,7 +249,7 @@ def _begin(
         facts |= {"epoch to begin with": at.epoch, "batches before": at.batches, **rate_facts(ways.trained.optimizer)}
         agree("train_process", ways.group, facts)
         take_from_rank_0(ways.objective.forward.get_parameters(), ways.group)
-        draw_apart([ways.objective.forward], ways.group.rank)
+        offset_seeds_by_rank([ways.objective.forward], ways.group.rank)
     return at, windows
 
 

@@ -14,15 +14,16 @@ from .loss.forms import runnable
 from .loss.gradients import LossAndGradients
 from .loss.objective import Objective
 from .loss.weights import weight_in_graph
-from .network import checks, tree
+from .network import tree
 from .network.accumulators import loss_scale as scale_of_optimizer
 from .network.accumulators import state, unique_name
+from .network.optimizers import check_optimizer
 from .numerics.collaborators import numerics_of
 from .numerics.ema import AverageInEvaluations, Ema
 from .numerics.nonfinite import RAISE, SKIP_WINDOW, policy_of
 from .numerics.sizes import sizes_of
-from .ranks.agreement import agree, begin_with, facts_of
-from .ranks.parallel import AUTO, group_of
+from .ranks.agreement import agree, facts_of, prepare_on_ranks
+from .ranks.group import AUTO, group_of
 from .window.in_graph import Notes
 
 _OWNER = "AccumulatedTrainStep"
@@ -112,7 +113,7 @@ class AccumulatedTrainStep(nn.Cell):
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         sizes = sizes_of(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
         self.group = group_of(_OWNER, group)
-        self.optimizer = checks.optimizer(_OWNER, optimizer)
+        self.optimizer = check_optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, self.group)
         check_compiles(weight, "weight", _OWNER)
         check_compiles(sizes.function, "gradient_accumulation_steps", _OWNER)
@@ -128,7 +129,7 @@ class AccumulatedTrainStep(nn.Cell):
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
             settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
             agree(_OWNER, self.group, {**settings, **numerics.equal_on_ranks, **facts_of(optimizer, network)})
-        begin_with(network, optimizer.parameters, self.group)
+        prepare_on_ranks(network, optimizer.parameters, self.group)
         how: Any = {"group": self.group, "sync_every_micro_batch": sync_every_micro_batch, **numerics.shared}
         how |= {"reduction": reduction, "ema": ema}
         self.accumulator = Accumulator(optimizer, sizes, clip_norm, **how)
@@ -158,7 +159,7 @@ class AccumulatedTrainStep(nn.Cell):
             grads, term, counted = filtered[0], tree.no_nan(term, filtered[1]), weight * filtered[1]
         elif self.may_be_empty:  # a loss over no labels is 0/0
             kept = ops.cast(weight > 0, ms.float32)
-            grads, term = tree.kept(grads, kept), tree.no_nan(term, kept)
+            grads, term = tree.multiply_no_nan(grads, kept), tree.no_nan(term, kept)
         now = left - 1
         ops.assign(left, now)
         sums = loss_sums + ops.stack((term, counted, weight))

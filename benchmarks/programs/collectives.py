@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.train import anf_ir_pb2
 
 from ms_accum import Group
-from ms_accum.ranks.parallel import wait_for_all
+from ms_accum.ranks.group import wait_for_all
 
 _FLOAT32 = 4
 _OPERATORS = ("AllReduce", "AllGather", "ReduceScatter")

@@ -20,7 +20,7 @@ from protocol import flags_of, peak_mib, serve
 from workload import Network, micro_batches
 
 from ms_accum import Group, ZeroOptimizer
-from ms_accum.ranks.parallel import AUTO, group_of, wait_for_all
+from ms_accum.ranks.group import AUTO, group_of, wait_for_all
 
 
 def _adam(parameters: list) -> nn.Optimizer:

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from ..network import tree
 from ..network.accumulators import unique_name
-from ..ranks.parallel import Group, group_of, networks_of
+from ..ranks.group import Group, group_of, networks_of
 from .batch_norm import contained, without
 from .replaced import replaced
 

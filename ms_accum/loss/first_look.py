@@ -24,8 +24,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..network.as_found import can_be_left_as_found, left_as_found, synchronously
-from ..ranks.scratch import scratch
+from ..network.restoring import can_be_restored, restoring, synchronously
+from ..ranks.lifetime import scratch
 from .columns import has_class_numbers, highest, is_of_classes, part, shown, strange_label, warn_unless_pairs
 from .gradients import scalar
 
@@ -85,10 +85,10 @@ def check_taken(
     if of_window and highest(micro_batch[1:]) >= (rows := micro_batch[0].shape[0]):
         own = np.arange(rows)
         micro_batch = tuple(Tensor(own, c.dtype) if has_class_numbers(c) else c for c in micro_batch)
-    if not can_be_left_as_found(forward, trained):
+    if not can_be_restored(forward, trained):
         return False
     trial, few = _Trial(network, loss_fn), _few(micro_batch)
-    with left_as_found(forward, trained, training=False), synchronously():
+    with restoring(forward, trained, training=False), synchronously():
         error = trial.error(few) and trial.error(micro_batch)
         who, output = trial.who, trial.output
         if _takes_numbers_of_rows(trial, loss_fn, micro_batch, error):
@@ -208,7 +208,7 @@ def _is_taken(error: Exception | None) -> bool:
 def _runs(forward: nn.Cell, micro_batch: tuple, trained: Collection[Any]) -> bool:
     """Return whether the forward runs in the current mode and in training mode."""
     mode = ms.get_context("mode")
-    with left_as_found(forward, trained, training=True, within=mode), without_logs():
+    with restoring(forward, trained, training=True, mode=mode), without_logs():
         try:
             scalar("GradientAccumulation", forward(*micro_batch), False)
         except Exception:

@@ -8,7 +8,8 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..network import checks, tree
+from ..network import tree
+from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
 from .forms import check_gradient, runnable
 
 _SPARSE = "Outside graphs MindSpore returns sparse ones without their rows: use graph mode, or nn.Embedding."
@@ -76,12 +77,12 @@ class LossAndGradients(nn.Cell):
 
     def __init__(self, owner: str, network: nn.Cell, optimizer: Any, sens: float, changing: Any = None):
         super().__init__(auto_prefix=False)
-        checks.optimizer(owner, optimizer)
+        check_optimizer(owner, optimizer)
         self.owner = owner
         self.network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         self.has_loss_fn = isinstance(network, WithLoss)
-        checks.trains(owner, optimizer, network)
-        checks.same_for_rows(owner, optimizer, [network])
+        check_trains(owner, optimizer, network)
+        check_sparse_rule(owner, optimizer, [network])
         _check_uncoupled(owner, network)
         check_gradient(owner, network)
         self.sens = _check.positive_number(owner, "sens", sens)
@@ -101,5 +102,5 @@ class LossAndGradients(nn.Cell):
             scale = scale * self.changing[0]
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
-        grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..ranks.parallel import Group, gather
+from ..ranks.group import Group, gather
 from .averages import COUNTS, average_of, kind_and_options, of_elements, of_labels
 from .forms import runnable
 

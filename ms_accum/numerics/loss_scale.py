@@ -15,7 +15,7 @@ from .. import _check
 from ..loss.first_look import without_logs
 from ..network.accumulators import loss_scale as of_optimizer
 from ..network.accumulators import state, unique_name
-from ..ranks.scratch import scratch_folder
+from ..ranks.lifetime import scratch_folder
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)

@@ -11,7 +11,7 @@ from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
 from ..fitting.trials import on_host
 from ..numerics.noise_scale import NoiseScale
-from ..ranks.parts import Part
+from ..ranks.reduction import Part
 from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_record import DEFAULT

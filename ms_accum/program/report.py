@@ -14,7 +14,7 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
-from ..ranks.relay import COLUMNS
+from ..ranks.heartbeat import COLUMNS
 from ..window.callbacks import UNKNOWN, callbacks_of
 from ..window.ends import is_full
 from ..window.record import UpdateRecord

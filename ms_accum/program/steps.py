@@ -16,7 +16,7 @@ from .. import _check
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
 from ..numerics.ema import averaged
-from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
+from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
 from ..results.metrics import MetricsFile, logged
 from ..results.tensorboard import TensorBoardLog
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model

@@ -14,7 +14,7 @@ from typing import Any
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..ranks.parallel import is_first, own_group
+from ..ranks.group import is_first, own_group
 from ..saving.files import fixed
 from .metrics import numbers_of
 

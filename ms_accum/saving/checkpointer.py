@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from .. import _check
 from ..ranks.agreement import agree
-from ..ranks.parallel import Group
+from ..ranks.group import Group
 from ..window.open_window import OpenWindow
 from .checkpoint_file import state_digest
 from .files import as_given, fixed, write_whole

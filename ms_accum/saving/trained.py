@@ -7,8 +7,8 @@ from typing import Any
 
 from mindspore import nn
 
-from ..network.hyper_parameters import parameters_in, settings_of
-from ..network.parameters import without
+from ..network.optimizers import parameters_in, settings_of
+from ..network.parameters import excluding
 from ..numerics.collaborators import NONE, Numerics
 from .model_record import CheckpointError
 
@@ -52,11 +52,11 @@ class Trained:
             CheckpointError: If two have the same owner and name.
         """
         trained, settings = list(self._network.get_parameters()), settings_of(self.optimizer)
-        own = without(_held_by(self.optimizer), [*trained, *settings])
+        own = excluding(_held_by(self.optimizer), [*trained, *settings])
         found = {**_named("network", trained), **_named("optimizer", own), **_named(SETTING, settings)}
         found |= self._numerics.state
         # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
-        counters = without(list(parameters_in(self._scheduler)), found.values())
+        counters = excluding(list(parameters_in(self._scheduler)), found.values())
         return {**found, **{f"scheduler.{number}.{each.name}": each for number, each in enumerate(counters)}}
 
 

@@ -9,8 +9,9 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from .. import _check
-from ..network import checks, tree
+from ..network import tree
 from ..network.accumulators import loss_scale
+from ..network.optimizers import check_optimizer
 from ..numerics.collaborators import NONE, Numerics
 
 
@@ -48,7 +49,7 @@ class Boundary:
     ):
         if clip_norm is not None:
             clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
-        self.optimizer = checks.optimizer(owner, optimizer)
+        self.optimizer = check_optimizer(owner, optimizer)
         self.parameters = tuple(optimizer.parameters)
         self.scale, self.constant = numerics.scale, numerics.scale * loss_scale(optimizer)
         self.dynamic, self.skips, self.after = numerics.dynamic, numerics.skips, numerics.after

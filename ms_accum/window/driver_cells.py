@@ -14,7 +14,7 @@ from ..network import tree
 from ..network.accumulators import emptied, loss_scale
 from ..network.parameters import has_half
 from ..numerics.collaborators import NONE, Numerics
-from ..ranks.parallel import Group
+from ..ranks.group import Group
 from .boundary import Boundary
 
 
@@ -42,7 +42,7 @@ class TrainEmpty(nn.Cell):
         self.skips = forward_backward.skips
 
     def construct(self) -> Any:
-        return emptied(tree.cancel, self.grad_sum, self.weight_sum, self.skips)
+        return emptied(tree.clear_finite, self.grad_sum, self.weight_sum, self.skips)
 
 
 class TrainWhole(nn.Cell):

@@ -13,7 +13,7 @@ from ..network import tree
 from ..network.accumulators import new_grad_sum, state
 from ..numerics.nonfinite import SkipMicro
 from ..numerics.sizes import Sizes
-from ..ranks.parallel import Group
+from ..ranks.group import Group
 from .ends import is_full
 
 

@@ -9,9 +9,8 @@ from typing import Any, Callable, NamedTuple
 from .. import _check
 from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
-from ..network import checks
 from ..network.accumulators import loss_scale
-from ..network.first_update import FirstUpdate
+from ..network.optimizers import FirstUpdate, check_sparse_rule, is_sharded, kind_of
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
 from ..numerics.coupled import LossOfBatch
@@ -19,7 +18,7 @@ from ..numerics.coupled_window import Coupled
 from ..numerics.ema import check_not_applied
 from ..numerics.noise_scale import NoiseScale
 from ..numerics.nonfinite import RAISE, check_dense
-from ..ranks.parallel import Group, is_first
+from ..ranks.group import Group, is_first
 from .driver_cells import weighs_loss
 from .record import Counters
 from .running import Accumulating, Immediate
@@ -61,7 +60,7 @@ class OpenWindow:
         numerics: Numerics = NONE,
     ):
         check_dense("GradientAccumulation", numerics.skips, [objective.forward])
-        checks.same_for_rows("GradientAccumulation", optimizer, [objective.forward])
+        check_sparse_rule("GradientAccumulation", optimizer, [objective.forward])
         self._objective, self._weight, self._loss = objective, objective.weight, objective.loss
         self._optimizer, self._runner, self._group = optimizer, runner, group
         self._numerics, self._loss.leaves_out = numerics, numerics.skips is not None
@@ -75,7 +74,7 @@ class OpenWindow:
         """int, the number of micro-batches in the window."""
         self.lost = False
         """bool, whether the window was discarded because a micro-batch failed."""
-        self._first_update = FirstUpdate("train_process", checks.kind_of(optimizer), optimizer.parameters)
+        self._first_update = FirstUpdate("train_process", kind_of(optimizer), optimizer.parameters)
         # With several ranks, windows of 1 are also weighted and summed. Sparse gradients become dense when added.
         self._always_added = group is not None or gives_rows(objective.forward)
         self._collects = isinstance(objective.forward, LossOfBatch)
@@ -218,7 +217,7 @@ class OpenWindow:
     @property
     def is_whole(self) -> bool:
         """bool, whether this process can save the state now, without the other ranks."""
-        return self.saved_inside or not (self.micro_batches or checks.is_sharded(self._optimizer))
+        return self.saved_inside or not (self.micro_batches or is_sharded(self._optimizer))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the accumulators have been loaded, in its unit."""

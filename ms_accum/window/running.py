@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ..loss.window_loss import Losses
-from ..network.learning_rate import LearningRate
+from ..network.optimizers import LearningRate
 from ..numerics.collaborators import NONE, Numerics
 from .driver_cells import TrainEmpty, TrainNothing, TrainTogether, TrainWhole, TrainWindowOfOne, TrainZeros
 

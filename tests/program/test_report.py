@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from ms_accum.program.report import Bar, Hint, Lines, progress
-from ms_accum.ranks.relay import COLUMNS
+from ms_accum.ranks.heartbeat import COLUMNS
 from ms_accum.window.callbacks import UNKNOWN, Callbacks, Facts
 from update_records import record, tell
 

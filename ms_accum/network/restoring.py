@@ -1,4 +1,4 @@
-"""How is a network restored after a trial run?"""
+"""Restore a network after trial runs: its training flags, its Parameters, and what its Cells count in Python."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.context import _context, ms_ctx_param
 
-from .parameters import as_array, without
+from .parameters import as_array, excluding
 
+CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
+"""frozenset[str], the attributes that every Cell has."""
 _LIMIT = 2**26
-_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 # `set_context` prints a warning about this setting, and what it recommends instead can't be undone.
 _SYNCHRONIZE = ms_ctx_param.pynative_synchronize
 
@@ -24,10 +25,11 @@ class TrainingMode:
     """The current training flag of each Cell, to restore after `set_train`, which sets all of them to one value."""
 
     def __init__(self, network: nn.Cell):
-        self._network, self._phase = network, network.phase
+        self._network = network
+        self._phase = network.phase
         self._flags = [(cell, cell.training) for _, cell in network.cells_and_names()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the flags."""
         for cell, training in self._flags:
             cell.add_flags(training=training)
@@ -37,37 +39,37 @@ class TrainingMode:
 def start_training(network: nn.Cell, whole: nn.Cell) -> None:
     """Set `whole`, which contains `network`, to training mode.
 
-    If the network is already in training mode, the flags of its Cells are kept, because a backbone may be frozen.
+    If the network is already in training mode, the flags of its Cells stay, because a backbone may be frozen.
     """
-    found = TrainingMode(network) if network.training else None
+    mode = TrainingMode(network) if network.training else None
     whole.set_train()
-    if found is not None:
-        found.put_back()
+    if mode is not None:
+        mode.restore()
 
 
 @contextmanager
-def training_mode(network: nn.Cell, mode: bool) -> Iterator[None]:
+def training_mode(network: nn.Cell, training: bool) -> Iterator[None]:
     """Set the network to training or evaluation mode inside the block."""
-    found = TrainingMode(network)
-    network.set_train(mode)
+    before = TrainingMode(network)
+    network.set_train(training)
     try:
         yield
     finally:
-        found.put_back()
+        before.restore()
 
 
-def can_be_left_as_found(network: nn.Cell, trained: Collection[Parameter]) -> bool:
+def can_be_restored(network: nn.Cell, trained: Collection[Parameter]) -> bool:
     """Return whether the Parameters that a forward may change are small enough to be copied: at most 64 MiB."""
-    return sum(parameter.nbytes for parameter in without(network.get_parameters(), trained)) <= _LIMIT
+    return sum(parameter.nbytes for parameter in excluding(network.get_parameters(), trained)) <= _LIMIT
 
 
 @contextmanager
-def left_as_found(
+def restoring(
     network: nn.Cell,
     trained: Collection[Parameter],
     *,
     training: bool,
-    within: int = ms.PYNATIVE_MODE,
+    mode: int = ms.PYNATIVE_MODE,
     loss_fn: Any = None,
 ) -> Iterator[None]:
     """Run forward passes inside the block, by default in PyNative mode, and then restore what they change.
@@ -76,22 +78,23 @@ def left_as_found(
     and Parameters that are not in `trained`, such as BatchNorm's running statistics; also those of a `loss_fn` that is
     not part of the network.
     """
-    mode, generator = ms.get_context("mode"), ms.get_rng_state()
+    mode_before = ms.get_context("mode")
+    generator = ms.get_rng_state()
     cells = [cell for cell in (network, loss_fn) if isinstance(cell, nn.Cell)]
-    kept = [copied for cell in cells for copied in copies_of(cell, trained)]
-    numbers = numbers_of(cells)
-    ms.set_context(mode=within)
+    copies = [copied for cell in cells for copied in copies_of(cell, trained)]
+    numbers = number_attributes(cells)
+    ms.set_context(mode=mode)
     try:
         with training_mode(network, training):
             yield
     finally:
         try:
-            put_back(kept)
-            for each in numbers:
-                each.put_back()
+            restore(copies)
+            for attributes in numbers:
+                attributes.restore()
         finally:
             ms.set_rng_state(generator)
-            ms.set_context(mode=mode)
+            ms.set_context(mode=mode_before)
 
 
 @contextmanager
@@ -100,23 +103,23 @@ def synchronously() -> Iterator[None]:
 
     Otherwise a kernel that raises an error while later ones are launched may end the process with a segmentation fault.
     """
-    context, name = _context(), _SYNCHRONIZE
-    before = context.get_param(name)
-    context.set_param(name, True)
+    context = _context()
+    before = context.get_param(_SYNCHRONIZE)
+    context.set_param(_SYNCHRONIZE, True)
     try:
         yield
     finally:
-        context.set_param(name, before)
+        context.set_param(_SYNCHRONIZE, before)
 
 
 def copies_of(network: nn.Cell, trained: Collection[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
     """Return the network's Parameters that are not in `trained`, which a forward may change, with copies of them."""
-    return [(each, as_array(each).copy()) for each in without(network.get_parameters(), trained)]
+    return [(parameter, as_array(parameter).copy()) for parameter in excluding(network.get_parameters(), trained)]
 
 
-def put_back(kept: Iterable[tuple[Parameter, np.ndarray]]) -> None:
+def restore(copies: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     """Set Parameters to these copies."""
-    for parameter, values in kept:
+    for parameter, values in copies:
         if not np.array_equal(as_array(parameter), values, equal_nan=True):
             ops.assign(parameter, Tensor(values).astype(parameter.dtype))
 
@@ -129,29 +132,33 @@ class Attributes:
         types (Union[type, tuple[type]]): the types of the attributes.
     """
 
-    def __init__(self, cell: nn.Cell, types: Any):
-        self._cell, self._types = cell, types
-        self._values = self._now()
-        self._contents = [(each, copy.copy(each)) for each in self._values.values() if type(each) in (list, dict)]
+    def __init__(self, cell: nn.Cell, types: type | tuple[type, ...]):
+        self._cell = cell
+        self._types = types
+        self._values = self._read()
+        self._contents = [(value, copy.copy(value)) for value in self._values.values() if type(value) in (list, dict)]
 
-    def _now(self) -> dict[str, Any]:
-        named = vars(self._cell).items()
-        return {name: value for name, value in named if name not in _OF_EVERY_CELL and isinstance(value, self._types)}
+    def _read(self) -> dict[str, Any]:
+        attributes = {name: value for name, value in vars(self._cell).items() if name not in CELL_ATTRIBUTES}
+        return {name: value for name, value in attributes.items() if isinstance(value, self._types)}
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Set them to what they were; delete those that have been added."""
         attributes = vars(self._cell)
-        for name in self._now().keys() - self._values.keys():
+        for name in self._read().keys() - self._values.keys():
             del attributes[name]
         attributes.update(self._values)
-        for content, before in self._contents:
-            content.clear()
-            content.extend(before) if isinstance(content, list) else content.update(before)
+        for container, before in self._contents:
+            container.clear()
+            if isinstance(container, list):
+                container.extend(before)
+            else:
+                container.update(before)
 
 
-def numbers_of(cells: Iterable[nn.Cell]) -> list[Attributes]:
-    """Return the attributes of Cells and the Cells in them that are numbers.
+def number_attributes(cells: Iterable[nn.Cell]) -> list[Attributes]:
+    """Return the attributes that are numbers, of Cells and the Cells in them.
 
-    Others are not for us to set back: a Cell that is called keeps notes about its compilation.
+    Others are not for us to restore: a Cell that is called keeps notes about its compilation.
     """
     return [Attributes(cell, (int, float)) for outer in cells for _, cell in outer.cells_and_names()]
