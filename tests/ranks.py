@@ -28,7 +28,6 @@ from ms_accum import (
     total,
 )
 from ms_accum.evaluation import evaluate_together
-from ms_accum.ranks.group import wait_for_all
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
@@ -220,7 +219,7 @@ def stopped_and_resumed(group):
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
         said = str(stopped)
-    wait_for_all(group)  # nobody looks for the state before it is there
+    total([0], group)  # nobody looks for the state before it is there
     second = driver_of(network_of(seed=9))
     states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
@@ -266,7 +265,7 @@ def sharded(group):
     with contextlib.suppress(Stopped):
         stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
         train(adam_driver(zero=True), own_data(group), checkpointer=Checkpointer(folder, **stop))
-    wait_for_all(group)
+    total([0], group)
     resumed = adam_driver(zero=False)
     train(resumed, own_data(group), checkpointer=Checkpointer(folder, keep=2, resume="auto"))
     again = adam_driver(zero=True)

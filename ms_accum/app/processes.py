@@ -170,8 +170,10 @@ class Relay:
 
 class _Stream:
     def __init__(self, source: IO[bytes], log: int, terminal: int):
-        self._source, self._log, self._terminal = source, log, terminal
-        self._bars = os.isatty(terminal)
+        self._source = source
+        self._log = log
+        self._terminal = terminal
+        self._shows_bars = os.isatty(terminal)
         self._rest = bytearray()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -182,13 +184,13 @@ class _Stream:
 
     def _take(self, data: bytes) -> None:
         """Show complete lines and keep the rest, so that the other stream does not split a line."""
-        looked_at = max(len(self._rest) - 1, 0)  # a carriage return at the end may be half of a line's end
+        searched = max(len(self._rest) - 1, 0)  # a carriage return at the end may be half of a line's end
         self._rest += data
-        ends, done = [end.span() for end in _ENDS.finditer(self._rest, looked_at)], 0
-        for start, stop in ends:
+        done = 0
+        for start, stop in [end.span() for end in _ENDS.finditer(self._rest, searched)]:
             self._show(bytes(self._rest[done:start]), bytes(self._rest[start:stop]))
             done = stop
-        self._keep(bytes(self._rest[:done]))
+        self._write_log(bytes(self._rest[:done]))
         del self._rest[:done]
         if len(self._rest) > _AT_ONCE:
             self._flush()
@@ -196,18 +198,18 @@ class _Stream:
     def _flush(self) -> None:
         rest = bytes(self._rest)
         self._rest.clear()
-        self._keep(rest)
+        self._write_log(rest)
         if rest.strip(b"\r"):
             self._show(rest.strip(b"\r"), b"\n")
 
-    def _keep(self, text: bytes) -> None:
+    def _write_log(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the run
             _write(self._log, text)
 
     def _show(self, line: bytes, end: bytes) -> None:
         """Show a line; a line that a progress bar overwrites is shown only on a terminal."""
         overwritten = end == b"\r"
-        if _NOTICE.match(line) or (overwritten and not (line and self._bars)):
+        if _NOTICE.match(line) or (overwritten and not (line and self._shows_bars)):
             return
         with contextlib.suppress(OSError):  # a closed terminal must not end the run
             _write(self._terminal, _RANK + line + (b"\r" if overwritten else b"\n"))

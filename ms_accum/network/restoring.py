@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mindspore as ms
@@ -21,19 +21,17 @@ _LIMIT = 2**26
 _SYNCHRONIZE = ms_ctx_param.pynative_synchronize
 
 
-class TrainingMode:
-    """The current training flag of each Cell, to restore after `set_train`, which sets all of them to one value."""
-
-    def __init__(self, network: nn.Cell):
-        self._network = network
-        self._phase = network.phase
-        self._flags = [(cell, cell.training) for _, cell in network.cells_and_names()]
-
-    def restore(self) -> None:
-        """Restore the flags."""
-        for cell, training in self._flags:
+@contextmanager
+def _restoring_flags(network: nn.Cell) -> Iterator[None]:
+    """Restore the training flag of each Cell after the block: `set_train` sets all of them to one value."""
+    phase = network.phase
+    flags = [(cell, cell.training) for _, cell in network.cells_and_names()]
+    try:
+        yield
+    finally:
+        for cell, training in flags:
             cell.add_flags(training=training)
-        self._network.phase = self._phase
+        network.phase = phase
 
 
 def start_training(network: nn.Cell, whole: nn.Cell) -> None:
@@ -41,21 +39,16 @@ def start_training(network: nn.Cell, whole: nn.Cell) -> None:
 
     If the network is already in training mode, the flags of its Cells stay, because a backbone may be frozen.
     """
-    mode = TrainingMode(network) if network.training else None
-    whole.set_train()
-    if mode is not None:
-        mode.restore()
+    with _restoring_flags(network) if network.training else nullcontext():
+        whole.set_train()
 
 
 @contextmanager
 def training_mode(network: nn.Cell, training: bool) -> Iterator[None]:
     """Set the network to training or evaluation mode inside the block."""
-    before = TrainingMode(network)
-    network.set_train(training)
-    try:
+    with _restoring_flags(network):
+        network.set_train(training)
         yield
-    finally:
-        before.restore()
 
 
 def can_be_restored(network: nn.Cell, trained: Collection[Parameter]) -> bool:

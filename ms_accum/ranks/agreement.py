@@ -19,7 +19,7 @@ from mindspore import Parameter, nn
 from ..network.generators import offset_seeds_by_rank
 from ..network.optimizers import hyper_parameters, is_sharded, kind_of, rates_of
 from ..network.parameters import as_array, digest_of, excluding
-from .group import Group, broadcast, gather, gather_rows, networks_of, untrained_without_statistics
+from .group import Group, broadcast, gather, gather_arrays, networks_of, untrained_without_statistics
 
 _LONGEST = 80
 # Ranks on different machines may round differently, which keeps weights this close, relative to their norm.
@@ -91,7 +91,7 @@ def _far_from_rank_0(parameters: Sequence[Parameter], group: Group) -> list[int]
     """Return the ranks whose weights differ from those of rank 0 by more than rounding does."""
     signs = np.random.RandomState(0)
     outlines = np.array([_outline(as_array(parameter), signs) for parameter in parameters], np.float64)
-    gathered = gather_rows(outlines, group)[0].reshape(group.size, *outlines.shape)
+    gathered = np.stack(gather_arrays(outlines, group))
     sums, norms = gathered[..., 0], gathered[..., 1]
     close = [_CLOSE if as_array(parameter).dtype.itemsize > 2 else _CLOSE_HALF for parameter in parameters]
     bounds = np.array(close) * np.maximum(norms[0], 1e-30)
@@ -120,16 +120,12 @@ def _by_rank(values: Sequence[str]) -> str:
 
 def _exchanged(text: str, group: Group) -> list[str] | None:
     """Return the texts of all ranks; None if they are equal, which one message of a fixed size shows."""
-    sent = text.encode()
-    size = [len(sent) >> 12 * digit & 4095 for digit in range(3)]
-    row = np.array([*hashlib.sha256(sent).digest(), *size], np.float32)
-    rows = gather(row, group).reshape(group.size, -1)
-    if (rows == rows[0]).all():
+    encoded = text.encode()
+    digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.uint8).astype(np.float32)
+    digests = gather(digest, group).reshape(group.size, -1)
+    if (digests == digests[0]).all():
         return None
-    sizes = [sum(int(digit) << 12 * number for number, digit in enumerate(row[-3:])) for row in rows]
-    gathered = gather_rows(np.frombuffer(sent, np.uint8), group)[0].tobytes()
-    ends = np.cumsum(sizes).tolist()
-    return [gathered[end - size : end].decode() for end, size in zip(ends, sizes)]
+    return [array.tobytes().decode() for array in gather_arrays(np.frombuffer(encoded, np.uint8), group)]
 
 
 def _shown(value: Any) -> str:

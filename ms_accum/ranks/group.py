@@ -144,11 +144,6 @@ def _from_digits(sums: np.ndarray) -> list[int]:
     return [sum(int(digit) << _BITS * number for number, digit in enumerate(row)) for row in sums]
 
 
-def wait_for_all(group: Group | None) -> None:
-    """Wait until all ranks have called this. On CPU MindSpore raises an error after half a minute."""
-    total([0], group)
-
-
 def is_first(group: Group | None) -> bool:
     """Return whether this process prints and writes files for all ranks."""
     return group is None or group.rank == 0
@@ -198,17 +193,18 @@ def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
 
 
 def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]:
-    """Return the rows of all ranks, in the order of the ranks, and the number of rows before those of this rank.
-
-    Ranks may have different numbers of rows. The bytes are sent as float32, the only type that every device gathers;
-    nothing is computed with them.
-
-    Args:
-        rows (np.ndarray): the rows of this rank, of the same type and row shape on all ranks.
-        group (Optional[Group]): the ranks.
-    """
+    """Return the rows of all ranks, in the order of the ranks, and the number of rows before those of this rank."""
     if group is None:
         return rows, 0
+    arrays = gather_arrays(rows, group)
+    return np.concatenate(arrays), sum(len(array) for array in arrays[: group.rank])
+
+
+def gather_arrays(rows: np.ndarray, group: Group) -> list[np.ndarray]:
+    """Return the array of each rank. They may have different numbers of rows, but not row shapes or types.
+
+    The bytes are sent as float32, the only type that every device gathers; nothing is computed with them.
+    """
     counts = [int(count) for count in gather(np.array([len(rows)], np.float32), group)]
     padded = np.zeros((max(counts), *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
@@ -216,7 +212,7 @@ def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]
     sent = np.pad(sent, (0, -sent.size % _FLOAT_BYTES)).view(np.float32)
     received = gather(sent, group).view(np.uint8).reshape(group.size, -1)[:, : padded.nbytes]
     arrays = [np.frombuffer(row.tobytes(), rows.dtype).reshape(padded.shape) for row in received]
-    return np.concatenate([array[:count] for array, count in zip(arrays, counts)]), sum(counts[: group.rank])
+    return [array[:count] for array, count in zip(arrays, counts)]
 
 
 def broadcast(parameters: Iterable[Parameter]) -> None:

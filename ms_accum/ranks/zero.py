@@ -11,6 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from .. import _check
 from ..network import tree
+from ..network.parameters import as_array
 from .group import AUTO, Group, gather, group_of
 from .reduction import Part, full_of, part_of
 
@@ -33,30 +34,32 @@ ELEMENTWISE = (
 )
 
 
-class Sharded:
-    """A sharded Parameter of the optimizer, which all ranks together read and write like an unsharded one.
+class Unsharded:
+    """A Parameter of the sharded optimizer, which all ranks together read and write like that of an unsharded one.
 
     Args:
-        parameter (Parameter): this rank's part.
-        part (Part): the position of this part.
+        parameter (Parameter): this rank's Parameter.
+        part (Optional[Part]): the position of this rank's part; None for what is equal on all ranks, such as a factor.
         group (Optional[Group]): the ranks.
     """
 
-    def __init__(self, parameter: Parameter, part: Part, group: Group | None):
+    def __init__(self, parameter: Parameter, part: Part | None, group: Group | None):
         self.name = parameter.name.removesuffix(_SUFFIX)
         self.dtype = parameter.dtype
-        self.shape = part.shape
+        self.shape = parameter.shape if part is None else part.shape
         self._parameter = parameter
         self._part = part
         self._group = group
 
-    def astype(self, dtype: Any) -> Sharded:
-        """Return self: `asnumpy` gathers float32 for every type of the Parameter."""
+    def astype(self, dtype: Any) -> Unsharded:
+        """Return self: `asnumpy` returns float32 for every type that NumPy lacks."""
         del dtype
         return self
 
     def asnumpy(self) -> np.ndarray:
         """Gather the parts of all ranks."""
+        if self._part is None:
+            return as_array(self._parameter)
         own = self._parameter.astype(ms.float32).asnumpy()
         return gather(own, self._group)[: self._part.full_size].reshape(self.shape)
 
@@ -65,34 +68,9 @@ class Sharded:
         self.asnumpy()
 
     def put(self, array: np.ndarray) -> None:
-        """Store this rank's part of the array."""
-        ops.assign(self._parameter, Tensor(self._part.of(array)).astype(self.dtype))
-
-
-class Common:
-    """A Parameter of the optimizer for a part that is equal on all ranks, such as a factor, under its unsharded name.
-
-    Args:
-        parameter (Parameter): the Parameter.
-    """
-
-    def __init__(self, parameter: Parameter):
-        self.name = parameter.name.removesuffix(_SUFFIX)
-        self.dtype = parameter.dtype
-        self.shape = parameter.shape
-        self._parameter = parameter
-
-    def astype(self, dtype: Any) -> Any:
-        """Return the Parameter's values in another type."""
-        return self._parameter.astype(dtype)
-
-    def asnumpy(self) -> np.ndarray:
-        """Return the Parameter's values."""
-        return self._parameter.asnumpy()
-
-    def put(self, array: np.ndarray) -> None:
-        """Set the Parameter."""
-        ops.assign(self._parameter, Tensor(array).astype(self.dtype))
+        """Store the array, or this rank's part of it."""
+        own = array if self._part is None else self._part.of(array)
+        ops.assign(self._parameter, Tensor(own).astype(self.dtype))
 
 
 class ZeroOptimizer(nn.Cell):
@@ -177,13 +155,12 @@ class ZeroOptimizer(nn.Cell):
         for parameter in self.inner.get_parameters():
             if parameter.name in parts:  # a copy of a slice of the full parameter
                 continue
-            unsharded: Any = parameter
             part = _part_of_moment(parameter, parts)
-            if part is not None:
-                unsharded = Sharded(parameter, part, self.group)
-            elif parameter.name.endswith(_SUFFIX):
-                unsharded = Common(parameter)
-            state[unsharded.name] = unsharded
+            if part is None and not parameter.name.endswith(_SUFFIX):
+                state[parameter.name] = parameter
+            else:
+                unsharded = Unsharded(parameter, part, self.group)
+                state[unsharded.name] = unsharded
         return state
 
 
