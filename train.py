@@ -58,7 +58,7 @@ from ms_accum.fitting.rates import rate_by_update
 from ms_accum.fitting.runtime import keep_cpu_defaults
 from ms_accum.engine.loss_scale import mixed, scaler_of
 from ms_accum.program import plan, steps
-from ms_accum.ranks.parallel import comes_first
+from ms_accum.ranks.group import comes_first
 from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
 
 

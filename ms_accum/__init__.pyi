@@ -22,9 +22,9 @@ from .layers.dropout import CountedDropout as CountedDropout
 from .layers.dropout import replace_dropout as replace_dropout
 from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
 from .model_step import FlushTail as FlushTail
-from .ranks.parallel import Group as Group
-from .ranks.parallel import own_group as own_group
-from .ranks.parallel import total as total
+from .ranks.group import Group as Group
+from .ranks.group import own_group as own_group
+from .ranks.group import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .results.tensorboard import TensorBoardLog as TensorBoardLog
 from .saving.checkpointer import Checkpointer as Checkpointer

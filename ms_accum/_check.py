@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import re
 import sys
 import unicodedata
 import warnings
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 Record = TypeVar("Record", bound=type)
 _INSIDE = ("ms_accum", "contextlib")
 _LONGEST = 200
+_HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
 LINE = 2000
 """int, the most characters of a complete line; paths are at most this long, or are cut."""
 
@@ -43,6 +45,15 @@ def one_line(value: object, most: int = _LONGEST) -> str:
     """
     text = str(value)
     return visible(text[:most], kept="") + ("..." if len(text) > most else "")
+
+
+def first_words(text: str) -> str:
+    """Return the first line of an error message that says something.
+
+    Messages of MindSpore's kernels begin with an empty line, rules of dashes and headings.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if line.strip("- ") and not _HEADING.match(line)), "")
 
 
 def _is_seen(letter: str) -> bool:

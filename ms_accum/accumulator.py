@@ -16,10 +16,11 @@ from .engine.nonfinite import SKIP_WINDOW
 from .fitting.runtime import tune
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
-from .network import checks
+from .network import tree
+from .network.optimizers import kind_of
 from .network.state import unique_name
-from .ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
-from .ranks.parallel import AUTO
+from .ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
+from .ranks.group import AUTO
 
 _OWNER = "Accumulator"
 
@@ -140,7 +141,7 @@ class Accumulator:
             facts = {**settings, **collaborators.equal_on_ranks}
             agree(_OWNER, collaborators.group, {**facts, **facts_of(optimizer, network)})
             take_from_rank_0(optimizer.parameters, collaborators.group)
-            begin_with(network, optimizer.parameters, collaborators.group)
+            prepare_on_ranks(network, optimizer.parameters, collaborators.group)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         self.group = collaborators.group
@@ -151,7 +152,7 @@ class Accumulator:
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         window = self.window
         window.outside()
-        grads = checks.gradients("Accumulator", grads, window.parameters)
+        grads = tree.check_gradients("Accumulator", grads, window.parameters)
         weight = self._checked(weight)
         if window.window.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
@@ -172,11 +173,11 @@ class Accumulator:
                 "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
                 "accumulator(grads, rows) with the number that the micro-batch's loss averages over: rows or tokens."
             )
-        return None if weight is None else checks.weight("Accumulator", weight)
+        return None if weight is None else tree.check_weight("Accumulator", weight)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"Accumulator({checks.kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
+        return f"Accumulator({kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
 
     def flush(self) -> bool:
         """End an open window early and update. Call it outside the compiled step, for example after an epoch.

@@ -14,10 +14,10 @@ from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
 from .fitting.runtime import tune
-from .network import checks
+from .network.optimizers import check_optimizer, check_scheduler, kind_of
 from .program.report import called_in
 from .ranks.agreement import agree, facts_of
-from .ranks.parallel import AUTO, check_together, group_of, is_first, total
+from .ranks.group import AUTO, check_together, group_of, is_first, total
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
@@ -112,7 +112,7 @@ class GradientAccumulation:
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         _check.instance(_OWNER, "wait", wait, bool, "a bool")
         tune(_OWNER, network.get_parameters())
-        checks.optimizer(_OWNER, optimizer)
+        check_optimizer(_OWNER, optimizer)
         objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
         check_network(_OWNER, objective.forward)
         collaborators = resolve(
@@ -128,12 +128,12 @@ class GradientAccumulation:
             ema=ema,
             noise_scale=noise_scale,
         )
-        checks.scheduler(_OWNER, scheduler, optimizer)
+        check_scheduler(_OWNER, scheduler, optimizer)
         own = {
             "reduction": reduction,
             "tail": tail,
             "clip_norm": collaborators.clip_norm,
-            "optimizer": checks.kind_of(optimizer),
+            "optimizer": kind_of(optimizer),
         }
         self._settings = {**own, **collaborators.settings}
         self._group = collaborators.group

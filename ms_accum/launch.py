@@ -23,13 +23,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from .app.processes import (
+    SCHEDULER,
+    Member,
+    Relay,
+    cluster,
+    complain,
+    free_port,
+    heartbeat_of,
+    say,
+    scheduler_of,
+    start,
+    terminal,
+    worker_of,
+)
 from .commands import PROGRAMS
 from .program.main import DISK, USAGE
 from .program.signals import CODES, WORDS, Asked, heard
 from .program.streams import open_streams
 from .ranks.heartbeat import read
-from .ranks.member import SCHEDULER, Member, cluster, free_port, heartbeat_of, scheduler_of, start, worker_of
-from .ranks.relay import Relay, complain, say, terminal
 from .saving.files import check_inside
 
 _WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"

@@ -21,10 +21,11 @@ from .fitting.runtime import tune
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
-from .network import checks, tree
+from .network import tree
+from .network.optimizers import check_optimizer
 from .network.state import state, unique_name, untracked
-from .ranks.agreement import agree, begin_with, facts_of, rate_facts, take_from_rank_0
-from .ranks.parallel import AUTO, group_of, total
+from .ranks.agreement import agree, facts_of, prepare_on_ranks, rate_facts, take_from_rank_0
+from .ranks.group import AUTO, group_of, total
 from .training.record import SKIPPED_IN_A_ROW
 
 _OWNER = "AccumulatedTrainStep"
@@ -117,7 +118,7 @@ class AccumulatedTrainStep(nn.Cell):
         check_compiles(sizes.function, "gradient_accumulation_steps", _OWNER)
         if ms.get_context("mode") == ms.GRAPH_MODE:
             check_compiles(loss_fn, owner=_OWNER)
-        checks.optimizer(_OWNER, optimizer)
+        check_optimizer(_OWNER, optimizer)
         self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
         forward = self._objective.forward
         check_network(_OWNER, forward)
@@ -141,7 +142,7 @@ class AccumulatedTrainStep(nn.Cell):
             settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
             agree(_OWNER, self.group, {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)})
             take_from_rank_0(optimizer.parameters, self.group)
-            begin_with(network, optimizer.parameters, self.group)
+            prepare_on_ranks(network, optimizer.parameters, self.group)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
@@ -180,7 +181,7 @@ class AccumulatedTrainStep(nn.Cell):
             grads, term, counted = filtered[0], tree.no_nan(term, filtered[1]), weight * filtered[1]
         elif self.may_be_empty:  # a loss over no labels is 0/0
             kept = ops.cast(weight > 0, ms.float32)
-            grads, term = tree.kept(grads, kept), tree.no_nan(term, kept)
+            grads, term = tree.multiply_no_nan(grads, kept), tree.no_nan(term, kept)
         now = self.left[0] - 1
         ops.assign(self.left[0], now)
         sums = self.loss_sums[0] + ops.stack((term, counted, weight))

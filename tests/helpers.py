@@ -139,7 +139,7 @@ MUTATIONS = {
         (tree, "multiply_in_place", _no_division),
         (Weight, "set_unit_for", lambda weight, micro_batches: None),  # else full windows need none
     ],
-    "no clear": [(tree, "clear", _no_clear), (tree, "cancel", _no_clear)],
+    "no clear": [(tree, "clear", _no_clear), (tree, "clear_finite", _no_clear)],
     "one late": [(ms_accum.engine.ends, "is_full", _one_late), (ms_accum.engine.graph_window, "is_full", _one_late)],
 }
 

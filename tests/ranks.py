@@ -27,7 +27,6 @@ from ms_accum import (
     ZeroOptimizer,
     total,
 )
-from ms_accum.ranks import parallel
 from ms_accum.training.evaluation import evaluate_together
 from ms_accum.training.state import RunState
 from reference import digest
@@ -221,7 +220,7 @@ def stopped_and_resumed(group):
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
         said = str(stopped)
-    parallel.total([0], group)  # nobody looks for the state before it is there
+    total([0], group)  # nobody looks for the state before it is there
     second = driver_of(network_of(seed=9))
     states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
@@ -267,7 +266,7 @@ def sharded(group):
     with contextlib.suppress(Stopped):
         stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
         train(adam_driver(zero=True), own_data(group), checkpointer=Checkpointer(folder, **stop))
-    parallel.total([0], group)
+    total([0], group)
     resumed = adam_driver(zero=False)
     train(resumed, own_data(group), checkpointer=Checkpointer(folder, keep=2, resume="auto"))
     again = adam_driver(zero=True)

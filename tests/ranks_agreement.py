@@ -35,7 +35,8 @@ from ms_accum import (
     ZeroOptimizer,
 )
 from ms_accum.network import parameters
-from ms_accum.ranks import agreement, parallel, reduction
+from ms_accum.ranks import agreement, reduction
+from ms_accum.ranks import group as collectives
 from reference import digest
 from ways import Half
 
@@ -134,7 +135,7 @@ def settings_that_differ(group):
 def folders_per_machine(group):
     """Rank 0 finds its state, the others nothing; or all find one, which is another one on each rank."""
     found = {}
-    single = parallel.Group(0, 1)
+    single = collectives.Group(0, 1)
     for name, has in (("first", group.rank == 0), ("each", True)):
         data = ranks.even_data(group)[:4]
         for way in ("driver", "loop"):
@@ -416,13 +417,13 @@ def left_out(group):
 
 def sent(group):
     """How many messages of how many bytes give all ranks the parameters of rank 0: of a driver, and of its runs."""
-    kept, sizes = parallel._of_rank_0, []
+    kept, sizes = collectives._broadcast, []
 
     def counting(values):
         sizes.append(values.nbytes)
         return kept(values)
 
-    parallel._of_rank_0 = counting
+    collectives._broadcast = counting
     seen = []
     for seed in (1, 1 + group.rank):  # equal, and another one on each rank
         model = ranks.driver_of(ranks.network_of(seed=seed, features=600))
@@ -432,7 +433,7 @@ def sent(group):
             ranks.train(model, [(Tensor(np.ones((4, 600)), ms.float32), Tensor(np.zeros(4), ms.int32))], 1, 1)
         seen.append(list(sizes))
         sizes.clear()
-    parallel._of_rank_0 = kept
+    collectives._broadcast = kept
     return seen
 
 

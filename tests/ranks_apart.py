@@ -9,7 +9,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-import ms_accum.ranks.agreement
 import ranks
 from helpers import cross_entropy
 from ms_accum import (
@@ -20,6 +19,7 @@ from ms_accum import (
     pool_batch_norm,
     replace_dropout,
 )
+from ms_accum.ranks import agreement
 from reference import digest
 
 
@@ -94,10 +94,11 @@ def masks(group, seed=1):
 
 
 def masks_of_one_seed(group):
-    """The mutant: nobody parts them."""
-    kept, ms_accum.ranks.agreement.draw_apart = ms_accum.ranks.agreement.draw_apart, lambda networks, rank: None
+    """The mutant: all ranks use the same seed."""
+    offset = agreement.offset_seeds_by_rank
+    agreement.offset_seeds_by_rank = lambda networks, rank: None
     drawn = masks(group)
-    ms_accum.ranks.agreement.draw_apart = kept
+    agreement.offset_seeds_by_rank = offset
     return drawn
 
 

@@ -12,7 +12,7 @@ from mindspore import nn
 import ranks
 import towers
 from ms_accum import CoupledLoss, GradientAccumulation, ZeroOptimizer
-from ms_accum.ranks.rows import gather_rows
+from ms_accum.ranks.group import gather_rows
 from reference import digest
 
 N = 2

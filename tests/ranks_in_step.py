@@ -25,8 +25,9 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
+    total,
 )
-from ms_accum.ranks import agreement, parallel, reduction
+from ms_accum.ranks import agreement, reduction
 from reference import digest
 
 N = ranks.N
@@ -147,7 +148,7 @@ def resumed(group):
     """A run of which accumulators are sharded is stopped, and goes on."""
     folder = Path(sys.argv[1]) / "in step"
     first = ranks.on_host(stopped, group, folder)
-    parallel.wait_for_all(group)
+    total([0], group)
     model = driver_of(True, **IN_STEP)
     ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
     return {"state": ranks.complete_state_of(model), "updates": first.updates}
@@ -196,7 +197,7 @@ def refused(group):
     driver_of(False, **IN_STEP).train_process(
         1, data, 9, report=(), ckpt_path=None, checkpointer=Checkpointer(folder, every=1)
     )
-    parallel.wait_for_all(group)
+    total([0], group)
     tries = (
         (fewer, {"mini_steps": 9}),
         (data, {"micro_batch_size": 3}),

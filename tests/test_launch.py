@@ -17,10 +17,10 @@ import pytest
 
 from helpers import gone
 from ms_accum import launch as launcher
+from ms_accum.app.processes import HOST, cluster, free_port, last_words
 from ms_accum.program.main import DISK, Failure
-from ms_accum.ranks.end_with import end_with
 from ms_accum.ranks.heartbeat import read
-from ms_accum.ranks.member import HOST, cluster, free_port, last_words
+from ms_accum.ranks.lifetime import end_with
 
 pytestmark = pytest.mark.several
 ROOT = Path(__file__).resolve().parents[1]

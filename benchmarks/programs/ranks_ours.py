@@ -19,8 +19,8 @@ from ours import VERSIONS, LastLoss, driver, tuned
 from protocol import flags_of, peak_mib, serve
 from workload import Network, micro_batches
 
-from ms_accum import Group, ZeroOptimizer
-from ms_accum.ranks.parallel import AUTO, group_of, wait_for_all
+from ms_accum import Group, ZeroOptimizer, total
+from ms_accum.ranks.group import AUTO, group_of
 
 
 def _adam(parameters: list) -> nn.Optimizer:
@@ -47,7 +47,7 @@ class Timed(list):
 
     def __iter__(self) -> Iterator[Any]:
         self.sent = loopback_bytes()  # before any rank can have sent something
-        wait_for_all(self.group)
+        total([0], self.group)
         self.began = time.perf_counter()
         return super().__iter__()
 
@@ -79,7 +79,7 @@ class Rank:
         data.group = self.group
         self._models[way].train_process(1, data, window, report=(last,), ckpt_path=None)
         seconds = time.perf_counter() - data.began
-        wait_for_all(self.group)  # what the others still send counts too
+        total([0], self.group)  # what the others still send counts too
         return {"seconds": seconds, "loss": last.loss, "sent": loopback_bytes() - data.sent}
 
     def _window(self, window: int, batch: int) -> list[Any]:

@@ -15,10 +15,10 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..fitting.runtime import tune
-from ..network import checks
+from ..network import tree
 from ..network.state import attached, untracked
-from ..ranks.agreement import agree, begin_with, facts_of, take_from_rank_0
-from ..ranks.parallel import AUTO
+from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
+from ..ranks.group import AUTO
 from .collaborators import Collaborators, resolve
 from .ema import Ema
 from .forward import Forward, check_network
@@ -113,7 +113,7 @@ class TrainForwardBackward(nn.Cell):
         self.loss_and_gradients = Forward(network, self.window.collaborators, sens)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        checks.not_traced("TrainForwardBackward")
+        tree.check_not_traced("TrainForwardBackward")
         window = self.window
         if weight is not None and not window.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
@@ -196,7 +196,7 @@ class TrainOptim(nn.Cell):
             )
 
     def construct(self, figures: Any = None, divides: bool = True) -> Any:
-        checks.not_traced("TrainOptim")
+        tree.check_not_traced("TrainOptim")
         updated, norm, summed = self.window.close(figures, divides=divides)
         return (updated, norm) if figures is None else (updated, norm, summed)
 
@@ -288,7 +288,7 @@ def _window_of(
         if network is None:
             take_from_rank_0(optimizer.parameters, group)
         else:
-            begin_with(network, optimizer.parameters, group)
+            prepare_on_ranks(network, optimizer.parameters, group)
     return Window(collaborators, grad_sum, weight_sum)
 
 
@@ -297,8 +297,8 @@ def _check_accumulators(collaborators: Collaborators, grad_sum: Any, sync_every_
     owner, optimizer, like = collaborators.owner, collaborators.optimizer, collaborators.summing.like
     source = "optimizer.parameters" if like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{source}'."
-    checks.same_number(owner, "grad_sum", grad_sum, like, remedy)
-    checks.same_layout(owner, "grad_sum", grad_sum, like, remedy)
+    tree.check_number(owner, "grad_sum", grad_sum, like, remedy)
+    tree.check_shapes(owner, "grad_sum", grad_sum, like, remedy)
     settings = {
         "sync_every_micro_batch": sync_every_micro_batch,
         "weight_sum": "given" if collaborators.weighted else "None",

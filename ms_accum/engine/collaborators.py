@@ -10,8 +10,8 @@ from mindspore import Parameter, nn
 
 from .. import _check
 from ..layers.batch_norm import PooledStatistics, pooled_of
-from ..network import checks
-from ..ranks.parallel import AUTO, Group, group_of
+from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
+from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
@@ -176,7 +176,7 @@ def resolve(
             `GradientAccumulation`.
         in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
     """
-    checks.optimizer(owner, optimizer)
+    check_optimizer(owner, optimizer)
     if clip_norm is not None:
         clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
     group = group_of(owner, group)
@@ -188,8 +188,8 @@ def resolve(
     if noise_scale is not None:
         _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
     if network is not None:
-        checks.trains(owner, optimizer, network)
-        checks.same_for_rows(owner, optimizer, [network])
+        check_trains(owner, optimizer, network)
+        check_sparse_rule(owner, optimizer, [network])
         check_dense(owner, skips, [network])
     in_network = [] if network is None else network.get_parameters()
     return Collaborators(

@@ -90,7 +90,7 @@ class Ema:
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
         decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
-        done = tree.approach(self._averages, self._weights, ops.where(updated, decay, one))
+        done = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
         return ops.depend(updated, done)
 
     @contextmanager

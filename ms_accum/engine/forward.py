@@ -10,7 +10,7 @@ from mindspore import nn
 from .. import _check
 from ..loss.gradients import WithLoss, scalar
 from ..loss.known_losses import check_gradient
-from ..network import checks, tree
+from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators
 
@@ -48,7 +48,7 @@ class Forward(nn.Cell):
             scale = scale * self.changing[0]
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
-        grads = checks.same_layout(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads
 
 

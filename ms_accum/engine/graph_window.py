@@ -11,8 +11,8 @@ from mindspore import Tensor, ops
 
 from ..network.state import state
 from ..ranks.agreement import check_drift
+from ..ranks.group import Group
 from ..ranks.heartbeat import exchange
-from ..ranks.parallel import Group
 from .collaborators import Collaborators
 from .ema import check_not_applied
 from .ends import Sizes, is_full

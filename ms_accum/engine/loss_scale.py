@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from .. import _check
 from ..loss.first_micro_batch import without_logs
 from ..network.state import attached, state, unique_name
-from ..ranks.scratch import scratch_folder
+from ..ranks.lifetime import scratch_folder
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)

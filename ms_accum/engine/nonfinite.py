@@ -62,7 +62,7 @@ class SkipMicro:
         ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(bad, ms.float32), lost)))
         ops.assign_add(self.left_out, ops.cast(bad, ms.int32))
         ops.assign_add(self.own, ops.cast(bad, ms.int32))
-        return tree.kept(gradients, kept), kept, bad
+        return tree.multiply_no_nan(gradients, kept), kept, bad
 
     def pass_over(self) -> None:
         """Count a micro-batch that is not run because it does not count, on the host."""

@@ -102,7 +102,7 @@ class Window:
 def clear_sums(grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False) -> None:
     """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros."""
     if finite:
-        tree.cancel(grad_sum)
+        tree.clear_finite(grad_sum)
     else:
         tree.clear(grad_sum)
     if skips is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Callable, NamedTuple, NoReturn
 
 from .. import _check
-from ..ranks.parallel import is_launched
+from ..ranks.group import is_launched
 from . import amounts
 from .splits import fastest_first, race
 from .trials import Trial, available_memory, on_host, peak_of, run_trial

@@ -9,9 +9,9 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from .. import _check
-from ..network import checks
-from ..network.as_found import left_as_found
-from ..network.parameters import without
+from ..network.optimizers import check_optimizer
+from ..network.parameters import excluding
+from ..network.restoring import restoring
 from . import amounts
 
 _OWNER = "memory_report"
@@ -88,17 +88,17 @@ def memory_report(
         total            12.77 MiB
     """
     _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
-    trained = checks.optimizer(_OWNER, optimizer).parameters
+    trained = check_optimizer(_OWNER, optimizer).parameters
     window = _check.positive_int(_OWNER, "mini_steps", mini_steps)
     activations = None
     if micro_batch is not None:
-        with left_as_found(network, trained, training=True, loss_fn=loss_fn):
+        with restoring(network, trained, training=True, loss_fn=loss_fn):
             activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
     parts = (
         _size(network.get_parameters()),
         _size(trained),
         _FLOAT32 * sum(parameter.size for parameter in trained) if window > 1 else 0,
-        _size(without(optimizer.get_parameters(), trained)),
+        _size(excluding(optimizer.get_parameters(), trained)),
         activations,
     )
     return MemoryReport(*parts, total=sum(part or 0 for part in parts))

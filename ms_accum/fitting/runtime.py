@@ -16,7 +16,7 @@ import mindspore as ms
 from mindspore import Parameter, nn
 
 from .. import _check
-from ..ranks.parallel import networks_of
+from ..ranks.group import networks_of
 
 # On AVX-512 machines the oneDNN in the wheel runs convolutions in a slow reference kernel; limited to AVX2 it uses a
 # fast one. Matrix products are faster without the limit, so it is set only for networks with convolutions.

@@ -17,8 +17,7 @@ from typing import Any, Callable, NamedTuple, NoReturn
 import mindspore as ms
 
 from .. import _check
-from ..ranks.end_with import end_with
-from ..ranks.scratch import scratch
+from ..ranks.lifetime import end_with, scratch
 from .out_of_memory import is_out_of_memory, says_out_of_memory
 
 # Seconds between two checks of a trial's memory: at 5 GB/s it can exceed its limit by 50 MB.

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from .. import _check
 from ..network import tree
 from ..network.state import unique_name
-from ..ranks.parallel import Group, group_of
+from ..ranks.group import Group, group_of
 from .replaced import forget_graphs, replaced
 
 # Compared by name, because the classes of `mindspore.mint` and of `nn` have no common base.

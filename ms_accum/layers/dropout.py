@@ -91,7 +91,7 @@ class CountedDropout(nn.Cell):
         mask = ops.cast(numbers(self.place, count, x.shape) >= self.least, x.dtype)
         return x * ops.stop_gradient(mask * self.scale)
 
-    def draw_apart(self, rank: int) -> None:
+    def offset_seeds_by_rank(self, rank: int) -> None:
         """Draw different masks on each rank; the counter can't contain the rank: all ranks load that of rank 0."""
         self.place = self.place._replace(rank=rank)
 

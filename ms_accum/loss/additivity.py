@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
-from ..network.as_found import can_be_left_as_found, left_as_found, synchronously
+from ..network.restoring import can_be_restored, restoring, synchronously
 
 # The rounding error of a row's loss depends on the other rows of its batch.
 _TOLERANCE = 1e-4
@@ -61,7 +61,7 @@ class AdditivityCheck:
         if self._micro_batches < self._next or rows == 1 or any(column.shape[0] != rows for column in micro_batch):
             return
         cut, differing = self._best_cut(micro_batch)
-        if (self._had_result and not differing) or not can_be_left_as_found(self._forward, trained):
+        if (self._had_result and not differing) or not can_be_restored(self._forward, trained):
             return
         self._next = 2 * self._micro_batches
         self._compare(micro_batch, cut, differing, trained)
@@ -163,7 +163,7 @@ def _amounts_of_rows(number: int, column: Tensor, excluded: Collection[Hashable]
 def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) -> tuple[float, list[float]]:
     """Return the tolerance and the losses of the micro-batches; no losses if they can't be computed."""
     for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):
-        with left_as_found(forward, trained, training=False, within=mode), synchronously():
+        with restoring(forward, trained, training=False, mode=mode), synchronously():
             try:
                 losses = [forward(*micro_batches[0])]
             except Exception:

@@ -23,8 +23,8 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
-from ..network.as_found import can_be_left_as_found, left_as_found, synchronously
-from ..ranks.scratch import scratch
+from ..network.restoring import can_be_restored, restoring, synchronously
+from ..ranks.lifetime import scratch
 from .additivity import has_class_numbers, part
 from .gradients import scalar
 from .known_losses import name_and_options, not_ignored
@@ -86,12 +86,12 @@ class ColumnsCheck:
             micro_batch = tuple(
                 Tensor(own, column.dtype) if has_class_numbers(column) else column for column in micro_batch
             )
-        if not can_be_left_as_found(self._forward, trained):
+        if not can_be_restored(self._forward, trained):
             return False
         same_rows = all(column.shape[0] == rows for column in micro_batch)
         few = part(micro_batch, None, _TRIAL_ROWS) if same_rows else micro_batch
         trial = _Trial(self._network, self._loss_fn)
-        with left_as_found(self._forward, trained, training=False), synchronously():
+        with restoring(self._forward, trained, training=False), synchronously():
             trial.run(few)
             class_per_row = same_rows and self._has_class_per_row(trial, few)
             if trial.error or class_per_row or self._wrong_label(trial.output, micro_batch) is not None:
@@ -158,7 +158,7 @@ class ColumnsCheck:
     def _runs_in_training(self, micro_batch: tuple, trained: Collection[Any]) -> bool:
         """Return whether the forward runs in the current mode and in training mode."""
         mode = ms.get_context("mode")
-        with left_as_found(self._forward, trained, training=True, within=mode), without_logs():
+        with restoring(self._forward, trained, training=True, mode=mode), without_logs():
             try:
                 scalar("GradientAccumulation", self._forward(*micro_batch), False)
             except Exception:

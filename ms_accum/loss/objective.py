@@ -12,7 +12,7 @@ from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
-from ..ranks.parallel import Group, gather
+from ..ranks.group import Group, gather
 from .additivity import AdditivityCheck, numbers_rows
 from .first_micro_batch import ColumnsCheck, check_row_numbers
 from .gradients import WithLoss

@@ -1,5 +1,6 @@
-"""What can be done to a network, its parameters and their gradients, in one process?
+"""Networks, their parameters, gradients and optimizers, in one process.
 
-Provides: operations on gradients inside graphs (`tree`), accumulators, reading and comparing Parameters, inspecting
-and restoring a network, learning rates, random number generators. Imports no other room.
+Provides: functions on gradients inside graphs (`tree`), accumulators, reading and comparing Parameters (`parameters`),
+restoring a network after a trial (`restoring`), MindSpore's optimizers with their learning rates and settings
+(`optimizers`), and the random number generators. Imports no other room.
 """

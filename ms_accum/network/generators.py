@@ -1,4 +1,4 @@
-"""How is the state of the random number generators saved, restored and made different on each rank?"""
+"""The random number generators: their state is saved, restored, and made different on each rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from mindspore import Tensor, nn
 
 # The rank is written above this number of bits of a layer's second seed, and of the seed of MindSpore's generator.
-_LAYERS, _GENERATORS = 16, 48
+_LAYERS = 16
+_GENERATORS = 48
 # Layers whose masks are drawn from a state inside MindSpore's kernels.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 _SEEDS = (("Seed0", "Seed1"), ("seed", "seed2"))
@@ -34,7 +35,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     ms.set_rng_state(Tensor(np.array(state["mindspore"], np.uint8)))
 
 
-def draw_apart(networks: Iterable[nn.Cell], rank: int) -> None:
+def offset_seeds_by_rank(networks: Iterable[nn.Cell], rank: int) -> None:
     """Make random layers and MindSpore's generator draw different numbers on each rank; a second call changes nothing.
 
     Ranks that start from the same seed would otherwise drop the same neurons. Layers without a seed already differ.
@@ -42,23 +43,23 @@ def draw_apart(networks: Iterable[nn.Cell], rank: int) -> None:
     """
     for network in networks:
         for _, cell in network.cells_and_names():
-            if hasattr(cell, "draw_apart"):  # a CountedDropout, whose room is above this one
-                cell.draw_apart(rank)
+            if hasattr(cell, "offset_seeds_by_rank"):  # a CountedDropout, whose room is above this one
+                cell.offset_seeds_by_rank(rank)
             for primitive in cell._primitives.values():
-                _draw_apart(primitive, rank)
+                _offset_seeds(primitive, rank)
     seed, offset = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
-    own = np.array([_own(seed, rank, _GENERATORS), offset], np.uint64)
+    own = np.array([_with_rank(seed, rank, _GENERATORS), offset], np.uint64)
     ms.set_rng_state(Tensor(own.view(np.uint8)))
 
 
-def _draw_apart(primitive: Any, rank: int) -> None:
+def _offset_seeds(primitive: Any, rank: int) -> None:
     seeds = getattr(primitive, "attrs", {})
     for first, second in _SEEDS:
         if seeds.get(first) or seeds.get(second):
-            primitive.add_prim_attr(second, _own(seeds[second], rank, _LAYERS))
+            primitive.add_prim_attr(second, _with_rank(seeds[second], rank, _LAYERS))
 
 
-def _own(seed: int, rank: int, bits: int) -> int:
+def _with_rank(seed: int, rank: int, bits: int) -> int:
     """Return a seed with the rank above its lower bits."""
     return seed & (1 << bits) - 1 | rank << bits
 

@@ -1,17 +1,16 @@
-"""How are Parameters read and compared?"""
+"""Read, compare and list Parameters."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 
-def as_array(parameter: Any) -> np.ndarray:
+def as_array(parameter: Tensor) -> np.ndarray:
     """Return the Parameter's values as an array; bfloat16, which NumPy lacks, is converted to float32, exactly."""
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy()
@@ -25,16 +24,18 @@ def digest_of(arrays: Iterable[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def without(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> list[Parameter]:
+def excluding(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> list[Parameter]:
     """Return the parameters that are not in `others`, compared by identity, because names need not be unique."""
-    known = {id(parameter) for parameter in others}
-    return [parameter for parameter in parameters if id(parameter) not in known]
+    excluded = {id(parameter) for parameter in others}
+    return [parameter for parameter in parameters if id(parameter) not in excluded]
 
 
 def has_half(network: nn.Cell) -> bool:
     """Return whether MindSpore marks a part of the network as float16; casts in `construct` are not found."""
     cells = [cell for _, cell in network.cells_and_names()]
-    marked = any(cell.get_flags().get("fp16") for cell in cells)
-    # What `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") has no flags.
-    marked = marked or any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells)
-    return marked or any(parameter.dtype == ms.float16 for parameter in network.get_parameters())
+    if any(cell.get_flags().get("fp16") for cell in cells):
+        return True
+    # Cells that `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") have no flags.
+    if any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells):
+        return True
+    return any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

@@ -1,14 +1,16 @@
-"""What can be done to a tuple of gradients inside a graph?"""
+"""Functions on a tuple of gradients that run inside graphs: they check, add, multiply and measure it."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import mint, nn, ops
+from mindspore.ops.primitive import jit_context
 
+_DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
 _map = ops.HyperMap()
 no_nan = ops.MulNoNan()
 """Primitive, a product that is 0 where the second factor is 0, also for NaN and inf."""
@@ -20,14 +22,14 @@ def _of_tensors(*others: str) -> Callable[[Callable], Any]:
     Plain functions also work, but crash MindSpore (SIGSEGV) if a gradient is sparse.
     """
 
-    def made(function: Callable) -> Any:
+    def decorated(function: Callable) -> Any:
         graph = ops.MultitypeFuncGraph(function.__name__)
         tensors = len(inspect.signature(function).parameters) - bool(others)
-        for kinds in itertools.product(others or ("",)):
-            graph.register(*filter(None, kinds), *["Tensor"] * tensors)(function)
+        for kind in others or ("",):
+            graph.register(*filter(None, [kind]), *["Tensor"] * tensors)(function)
         return graph
 
-    return made
+    return decorated
 
 
 # On CPU, `mul_` of MindSpore 2.7 silently leaves its operand unchanged, also in graphs. That of 2.8 prints warnings.
@@ -61,12 +63,12 @@ _dense = ops.MultitypeFuncGraph("dense")
 
 
 @_dense.register("Tensor", "Tensor")
-def _as_it_is(gradient: Any, parameter: Any) -> Any:
+def _dense_gradient(gradient: Any, parameter: Any) -> Any:
     return gradient
 
 
 @_dense.register("RowTensor", "Tensor")
-def _filled(gradient: Any, parameter: Any) -> Any:
+def _rows_summed(gradient: Any, parameter: Any) -> Any:
     return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
 
 
@@ -81,8 +83,8 @@ def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
 
 
 @_of_tensors("Tensor")
-def _kept(kept: Any, gradient: Any) -> Any:
-    return no_nan(ops.cast(gradient, ms.float32), kept)  # `where` takes five times as long on CPU
+def _multiply_no_nan(factor: Any, gradient: Any) -> Any:
+    return no_nan(ops.cast(gradient, ms.float32), factor)  # `where` takes five times as long on CPU
 
 
 @_of_tensors()
@@ -93,7 +95,7 @@ def _clear(total: Any) -> Any:
 
 
 @_of_tensors()
-def _cancel(total: Any) -> Any:
+def _clear_finite(total: Any) -> Any:
     return ops.assign_sub(total, total)
 
 
@@ -114,7 +116,7 @@ def _cast_like(gradient: Any, parameter: Any) -> Any:
 
 
 @_of_tensors("Tensor")
-def _approach(decay: Any, average: Any, value: Any) -> Any:
+def _update_average(decay: Any, average: Any, value: Any) -> Any:
     # In this form a factor of 0 or 1 causes no rounding error.
     return ops.assign(average, average * decay + ops.cast(value, ms.float32) * (1.0 - decay))
 
@@ -150,6 +152,68 @@ def _row_norms(gradient: Any) -> Any:
     return ops.reshape(ops.cdist(rows, ops.zeros((1, rows.shape[1]), ms.float32)), (-1,))
 
 
+# Checks, which run on the host and while a graph is compiled, where shapes are constants
+
+
+@ops.constexpr
+def check_not_traced(owner: str) -> bool:
+    """Reject MindSpore's tracing, which fixes each branch as first taken, and changes Parameters twice."""
+    if jit_context() is not None:
+        raise RuntimeError(
+            f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which records one call "
+            "and replays it: windows would not end where they should."
+        )
+    return True
+
+
+def check_gradients(owner: str, grads: Any, parameters: Any) -> Any:
+    """Return gradients as a tuple of dense tensors, or raise an error if they do not match the parameters."""
+    check_not_traced(owner)
+    grads = tuple(grads)  # `ms.grad` returns a list if it was given one
+    check_number(owner, "grads", grads, parameters)
+    return check_shapes(owner, "grads", dense(grads, parameters), parameters)
+
+
+def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
+    """Raise an error unless the numbers of tensors and of the optimizer's parameters are equal."""
+    if len(tensors) != len(parameters):
+        raise ValueError(
+            f"For '{owner}', '{name}' must have one tensor for each of the optimizer's {len(parameters)} parameters, "
+            f"but got {len(tensors)}. {remedy}"
+        )
+
+
+def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
+    """Return `tensors`, or raise an error if their shapes differ from those of the parameters.
+
+    In a graph MindSpore prints a warning if the returned value is not used.
+    """
+    for tensor, parameter in zip(tensors, parameters):
+        if tensor.shape != parameter.shape:
+            raise ValueError(
+                f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
+                f"{tensor.shape} for {parameter.shape}. {remedy}"
+            )
+    return tensors
+
+
+def check_weight(owner: str, value: Any) -> Any:
+    """Return the weight of a micro-batch for `add_weighted`, or raise an error if it is not one number."""
+    if not isinstance(value, (int, float, np.number, ms.Tensor)):
+        raise TypeError(
+            f"For '{owner}', 'weight' must be a number or a Tensor with one element, not a NumPy array, but got "
+            f"{value}. Write float(weight)."
+        )
+    if not isinstance(value, ms.Tensor) and not value >= 0:
+        raise ValueError(f"For '{owner}', 'weight' must be a number >= 0, but got {value}.")
+    if isinstance(value, ms.Tensor) and value.size != 1:
+        raise ValueError(f"For '{owner}', 'weight' must be one number, but got a Tensor of shape {value.shape}.")
+    return value
+
+
+# Sparse gradients
+
+
 def gives_rows(network: nn.Cell) -> bool:
     """Return whether some gradients of a network are sparse (rows of an embedding)."""
     return bool(_looking_up(network))
@@ -163,12 +227,15 @@ def tables_of(network: nn.Cell) -> list[ms.Parameter]:
 def _looking_up(network: nn.Cell) -> list[nn.Cell]:
     """Return the layers with the operator whose gradient is sparse."""
     cells = [cell for _, cell in network.cells_and_names()]
-    return [cell for cell in cells if any(getattr(p, "name", "") == _SPARSE for p in cell._primitives.values())]
+    return [cell for cell in cells if _SPARSE in {getattr(p, "name", "") for p in cell._primitives.values()}]
 
 
 def dense(gradients: Any, parameters: Any) -> Any:
     """Return `gradients` as dense tensors: for an embedding a graph returns only the rows that were looked up."""
     return _map(_dense, gradients, parameters)
+
+
+# Arithmetic
 
 
 def add(total: Any, gradients: Any) -> Any:
@@ -181,9 +248,9 @@ def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
     return _map(ops.partial(_add_weighted, weight), total, gradients)
 
 
-def kept(gradients: Any, factor: Any) -> Any:
+def multiply_no_nan(gradients: Any, factor: Any) -> Any:
     """Return the gradients times a factor, in float32; a factor of 0 gives 0 also for NaN."""
-    return _map(ops.partial(_kept, factor), gradients)
+    return _map(ops.partial(_multiply_no_nan, factor), gradients)
 
 
 def clear(total: Any) -> Any:
@@ -191,9 +258,9 @@ def clear(total: Any) -> Any:
     return _map(_clear, total)
 
 
-def cancel(total: Any) -> Any:
+def clear_finite(total: Any) -> Any:
     """Set every Parameter of `total` to zero where it is finite, without allocating zeros of the model size."""
-    return _map(_cancel, total)
+    return _map(_clear_finite, total)
 
 
 def multiply(gradients: Any, factor: Any) -> Any:
@@ -211,9 +278,9 @@ def cast_like(gradients: Any, parameters: Any) -> Any:
     return _map(_cast_like, gradients, parameters)
 
 
-def approach(averages: Any, values: Any, decay: Any) -> Any:
+def update_averages(averages: Any, values: Any, decay: Any) -> Any:
     """Multiply the Parameters of `averages` by the scalar `decay`, and add 1 - `decay` times `values`."""
-    return _map(ops.partial(_approach, decay), averages, values)
+    return _map(ops.partial(_update_average, decay), averages, values)
 
 
 def sum_of_elements(gradients: Any) -> Any:
@@ -234,14 +301,14 @@ def global_norm(gradients: Any) -> Any:
     return ops.sqrt(sum_of_squares(gradients))
 
 
-def stretch(rows: Any, first: int, behind: int) -> Any:
-    """Return the elements from `first` up to but not including `behind`, of one row or of each row.
+def columns(rows: Any, start: int, stop: int) -> Any:
+    """Return the elements from `start` up to but not including `stop`, of one row or of each row.
 
     A full range is not sliced: on MindSpore's CPU a full-range slice is 60 times slower than a partial one.
     """
-    if behind - first == rows.shape[-1]:
+    if stop - start == rows.shape[-1]:
         return rows
-    return rows[first:behind] if rows.ndim == 1 else rows[:, first:behind]
+    return rows[start:stop] if rows.ndim == 1 else rows[:, start:stop]
 
 
 def flattened(tensors: Any) -> Any:
@@ -253,9 +320,9 @@ def flattened(tensors: Any) -> Any:
 def unflattened(row: Any, like: Any) -> Any:
     """Split a flat tensor into tensors with the shapes of `like`."""
     tensors: tuple = ()
-    first = 0
+    start = 0
     for tensor in like:
-        behind = first + tensor.size
-        tensors = (*tensors, ops.reshape(stretch(row, first, behind), tensor.shape))
-        first = behind
+        stop = start + tensor.size
+        tensors = (*tensors, ops.reshape(columns(row, start, stop), tensor.shape))
+        start = stop
     return tensors

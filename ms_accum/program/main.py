@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
 from .. import _check
-from ..ranks.member import first_words
 from .signals import INTERRUPTED, SIGNALS, block_signals
 from .streams import MINDSPORE_LOG, lasting_streams
 
@@ -24,7 +23,7 @@ class Failure(Exception):
 
     def __init__(self, message: object, code: int):
         # MindSpore's errors contain a C++ call stack after the first line.
-        text = message if isinstance(message, str) else first_words(str(message))
+        text = message if isinstance(message, str) else _check.first_words(str(message))
         super().__init__(_check.one_line(text.strip(), _check.LINE) or type(message).__name__)
         self.code = code
 

@@ -12,7 +12,7 @@ from ..engine.noise_scale import NoiseScale
 from ..fitting.amounts import short
 from ..fitting.batch_size import MicroBatch
 from ..fitting.trials import on_host
-from ..ranks.parts import Part
+from ..ranks.reduction import Part
 from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_file import DEFAULT

@@ -14,8 +14,8 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
+from ..app.processes import COLUMNS
 from ..engine.ends import is_full
-from ..ranks.relay import COLUMNS
 from ..training.callbacks import UNKNOWN, callbacks_of
 from ..training.record import UpdateRecord
 

@@ -17,7 +17,7 @@ from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
 from ..fitting.batch_size import find_micro_batch_size
 from ..fitting.found_before import FoundBefore
-from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
+from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
 from ..results.metrics import MetricsFile, logged
 from ..results.tensorboard import TensorBoardLog
 from ..saving.checkpointer import Checkpointer, FolderInUse, StateFolder, Stopped

@@ -107,7 +107,7 @@ class MindSporeLog:
         """Divert the log before MindSpore is imported, unless the user has set its variables or a launcher logs it."""
         if "MS_ROLE" in os.environ or any(name.startswith("GLOG_") for name in os.environ):
             return
-        from ..ranks.scratch import scratch_folder
+        from ..ranks.lifetime import scratch_folder
 
         try:
             folder = scratch_folder()

@@ -1,4 +1,4 @@
-"""How far is each rank of a job?
+"""What a launched rank and its launcher tell each other.
 
 A rank that waits too long for another ends with a MindSpore error that names no rank. So each rank writes its number of
 finished micro-batches to a file given by the launcher, and the launcher can name the late rank. A rank also records
@@ -19,21 +19,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "MS_ACCUM_HEARTBEAT"
-_DIGITS = 20  # and the place of the word that says that the program is over
+"""str, the environment variable with the file that a rank writes to."""
+COLUMNS = "MS_ACCUM_COLUMNS"
+"""str, the environment variable with the maximum width of lines of rank 0 on the launcher's terminal."""
+# The file: the number of micro-batches, the word for an ended program, and the word for an exchange.
+_DIGITS = 20
 _OVER = b"over"
-_EXCHANGE, _NONE, _PLACE = b"exchange", b"\0" * 8, 2 * _DIGITS
+_EXCHANGE = b"exchange"
+_EXCHANGE_PLACE = 2 * _DIGITS
+
+
+@functools.cache
+def _opened(path: str | None) -> int:
+    """Return the descriptor of the launcher's file; -1 without one, or if it can't be written: the job can run."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) if path else -1
+    return -1
 
 
 class Heartbeat:
     """Writes the number of finished micro-batches of this process to the launcher's file, if there is one."""
 
     def __init__(self) -> None:
-        path, self._done = os.environ.get(VARIABLE), 0
-        self._file = -1
-        if path:
-            with contextlib.suppress(OSError):  # the job can run without this file
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-                atexit.register(self._write, _OVER, _DIGITS)  # runs before MindSpore's exit, which was registered first
+        self._done = 0
+        self._file = _opened(os.environ.get(VARIABLE))
+        if self._file >= 0:
+            atexit.register(self._write, _OVER, _DIGITS)  # runs before MindSpore's exit, which was registered first
 
     def beat(self) -> None:
         """Count one micro-batch."""
@@ -41,9 +52,9 @@ class Heartbeat:
             self._done += 1
             self._write(str(self._done).rjust(_DIGITS).encode(), 0)
 
-    def _write(self, text: bytes, where: int) -> None:
+    def _write(self, text: bytes, place: int) -> None:
         try:
-            os.pwrite(self._file, text, where)
+            os.pwrite(self._file, text, place)
         except OSError:
             self._file = -1
 
@@ -54,30 +65,20 @@ def heartbeat() -> Heartbeat:
     return Heartbeat()
 
 
-@functools.cache
-def _file_of(path: str) -> int:
-    """Return the descriptor of the launcher's file; -1 if it can't be written."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-    except OSError:
-        return -1
-
-
 @contextmanager
 def exchange() -> Iterator[None]:
     """Record that the block is an exchange that ends only if all ranks take part. For blocks and as a decorator."""
-    path = os.environ.get(VARIABLE)
-    descriptor = _file_of(path) if path else -1
+    descriptor = _opened(os.environ.get(VARIABLE))
     if descriptor < 0:
         yield
         return
     with contextlib.suppress(OSError):
-        os.pwrite(descriptor, _EXCHANGE, _PLACE)
+        os.pwrite(descriptor, _EXCHANGE, _EXCHANGE_PLACE)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.pwrite(descriptor, _NONE, _PLACE)
+            os.pwrite(descriptor, bytes(len(_EXCHANGE)), _EXCHANGE_PLACE)
 
 
 class Beat(NamedTuple):
@@ -98,7 +99,8 @@ def read(path: Path) -> Beat | None:
     try:
         text = path.read_bytes()
         done = int(text[:_DIGITS].strip(b" \0") or 0)
-        over, exchanges = text[_DIGITS:_PLACE].startswith(_OVER), text[_PLACE:] == _EXCHANGE
-        return Beat(done, max(0.0, time.time() - path.stat().st_mtime), over, exchanges)
+        age = max(0.0, time.time() - path.stat().st_mtime)
+        over = text[_DIGITS:_EXCHANGE_PLACE].startswith(_OVER)
+        return Beat(done, age, over, text[_EXCHANGE_PLACE:] == _EXCHANGE)
     except (OSError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""How are gradients summed over the ranks, and which rank stores which sums?"""
+"""How gradients are summed over the ranks, and which elements of a sum each rank stores."""
 
 from __future__ import annotations
 
@@ -6,15 +6,61 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
-from mindspore import ops
+import numpy as np
+from mindspore import Parameter, ops
 
 from .. import _check
-from ..network import checks, tree
-from .parallel import Group, group_of
-from .parts import parts_of
+from ..network import tree
+from ..network.optimizers import inner_of, is_sharded
+from .group import Group, group_of
 
 # Gradients are sent in pieces of at most this number of elements (64 MiB), unless one gradient is larger.
 _PIECE = 2**24
+
+
+class Part:
+    """A rank's slice of the flattened parameter, padded with zeros so that all slices have the same size.
+
+    Args:
+        parameter (Parameter): the full parameter.
+        rank (int): the rank that stores this slice.
+        ranks (int): the number of ranks.
+    """
+
+    def __init__(self, parameter: Parameter, rank: int, ranks: int):
+        self.shape = parameter.shape
+        self.full_size = parameter.size
+        self.ranks = ranks
+        self.size = -(-self.full_size // ranks)
+        self.start = min(self.full_size, rank * self.size)
+        self.stop = min(self.full_size, self.start + self.size)
+        self.padding = self.size - (self.stop - self.start)
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """Return this part of an array."""
+        return np.pad(array.ravel()[self.start : self.stop], (0, self.padding))
+
+
+def part_of(tensor: Any, part: Part) -> Any:
+    """Return this part of a tensor, in a graph. A tensor that is already a part is returned unchanged."""
+    if tensor.shape == (part.size,):
+        return tensor
+    return _padded(tree.columns(ops.reshape(tensor, (-1,)), part.start, part.stop), part.padding)
+
+
+def parts_of(tensor: Any, part: Part) -> Any:
+    """Return the parts of all ranks, one per row, in a graph."""
+    padding = part.ranks * part.size - part.full_size
+    return ops.reshape(_padded(ops.reshape(tensor, (-1,)), padding), (part.ranks, part.size))
+
+
+def full_of(rows: Any, part: Part) -> Any:
+    """Return the full tensor that consists of these parts, in a graph."""
+    return ops.reshape(tree.columns(ops.reshape(rows, (-1,)), 0, part.full_size), part.shape)
+
+
+def _padded(row: Any, padding: int) -> Any:
+    return ops.cat((row, ops.zeros((padding,), row.dtype))) if padding else row
 
 
 @ms.jit_class
@@ -28,19 +74,19 @@ class WholeSums:
     in_place = False
     """bool, whether it returns the accumulators themselves."""
 
-    def __init__(self, parameters: Sequence[Any]):
+    def __init__(self, parameters: Sequence[Parameter]):
         self.all_reduce = ops.AllReduce()
         self.pieces = pieces([parameter.size for parameter in parameters], _PIECE)
 
     def __call__(self, gradients: Any, others: Any = ()) -> Any:
         """Return the sums of the gradients and of the other tensors, which are sent with the last piece."""
         summed: Any = ()
-        for first, behind in self.pieces[:-1]:
+        for start, stop in self.pieces[:-1]:
             # One after the other, because all ranks must send in the same order.
-            summed = summed + _sum(self.all_reduce, ops.depend(gradients[first:behind], summed))
-        first = self.pieces[-1][0]
-        last = _sum(self.all_reduce, ops.depend(gradients[first:] + others, summed))
-        number = len(gradients) - first
+            summed = summed + _sum(self.all_reduce, ops.depend(gradients[start:stop], summed))
+        start = self.pieces[-1][0]
+        last = _sum(self.all_reduce, ops.depend(gradients[start:] + others, summed))
+        number = len(gradients) - start
         return summed + last[:number], last[number:]
 
     def norm(self, gradients: Any, after: Any) -> Any:
@@ -59,29 +105,30 @@ class PartSums:
 
     in_place = False
 
-    def __init__(self, parts: Sequence[Any], group: Group):
-        self.parts, self.rank = tuple(parts), group.rank
+    def __init__(self, parts: Sequence[Part], group: Group):
+        self.parts = tuple(parts)
+        self.rank = group.rank
         self.all_reduce = ops.AllReduce()
         # MindSpore's CPU has no ReduceScatter: there all sums are computed, and parts of other ranks are discarded.
         self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()
-        self.pieces = pieces([part.whole for part in parts], _PIECE)
+        self.pieces = pieces([part.full_size for part in parts], _PIECE)
 
     def __call__(self, gradients: Any, others: Any = ()) -> Any:
         """Return this rank's parts of the gradients' sums, and the sums of the other tensors."""
-        kept: Any = ()
-        for first, behind in self.pieces:
-            kept = kept + self._kept(ops.depend(gradients[first:behind], kept), self.parts[first:behind])
-        return kept, _sum(self.all_reduce, ops.depend(others, kept)) if others else ()
+        own: Any = ()
+        for start, stop in self.pieces:
+            own = own + self._own_parts(ops.depend(gradients[start:stop], own), self.parts[start:stop])
+        return own, _sum(self.all_reduce, ops.depend(others, own)) if others else ()
 
-    def _kept(self, gradients: Any, parts: Any) -> Any:
-        rows = ops.cat([parts_of(ops.cast(each, ms.float32), part) for each, part in zip(gradients, parts)], 1)
+    def _own_parts(self, gradients: Any, parts: Any) -> Any:
+        rows = ops.cat([parts_of(ops.cast(grad, ms.float32), part) for grad, part in zip(gradients, parts)], 1)
         row = self.all_reduce(rows)[self.rank] if self.reduce_scatter is None else self.reduce_scatter(rows)[0]
-        kept: Any = ()
-        first = 0
+        own: Any = ()
+        start = 0
         for part in parts:
-            kept = (*kept, tree.stretch(row, first, first + part.size))
-            first += part.size
-        return kept
+            own = (*own, tree.columns(row, start, start + part.size))
+            start += part.size
+        return own
 
     def norm(self, gradients: Any, after: Any) -> Any:
         """Return the global norm over the parts of all ranks; its communication follows that of `after`."""
@@ -91,7 +138,7 @@ class PartSums:
 
 @ms.jit_class
 class SumsAlready:
-    """Sum only the other tensors: the accumulators already hold sums of gradients over the ranks.
+    """Sum only the other tensors: the accumulators already contain sums of gradients over the ranks.
 
     Args:
         sums (Union[WholeSums, PartSums]): the object that made these sums.
@@ -132,8 +179,9 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     A `ZeroOptimizer` needs only its parts of the sums.
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
-    group, like = group_of(owner, group), optimizer.parameters
-    sharded = checks.is_sharded(optimizer)
+    group = group_of(owner, group)
+    like = optimizer.parameters
+    sharded = is_sharded(optimizer)
     if sharded and group is None:
         _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
     if group is None:
@@ -141,15 +189,16 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     sums = PartSums(optimizer.parts, optimizer.group) if sharded else WholeSums(like)
     if not every_micro_batch:
         return Summing(None, sums, like)
-    return Summing(sums, SumsAlready(sums), checks.inner_of(optimizer).parameters if sharded else like)
+    return Summing(sums, SumsAlready(sums), inner_of(optimizer).parameters if sharded else like)
 
 
-def pieces(sizes: Sequence[int], limit: int) -> tuple:
+def pieces(sizes: Sequence[int], limit: int) -> tuple[tuple[int, int], ...]:
     """Split tensors into pieces within the limit; return each piece's first index and the index after its last."""
-    found, first, held = [], 0, 0
+    stops = []
+    total = 0
     for number, size in enumerate(sizes):
-        if held and held + size > limit:
-            found.append((first, number))
-            first, held = number, 0
-        held += size
-    return (*found, (first, len(sizes)))
+        if total and total + size > limit:
+            stops.append(number)
+            total = 0
+        total += size
+    return tuple(zip([0, *stops], [*stops, len(sizes)]))

@@ -1,4 +1,4 @@
-"""How is the optimizer's state sharded over the ranks?"""
+"""`ZeroOptimizer`: an optimizer whose state is sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from .. import _check
 from ..network import tree
-from .parallel import AUTO, Group, gather, group_of
-from .parts import Part, part_of, whole_of
+from ..network.parameters import as_array
+from .group import AUTO, Group, gather, group_of
+from .reduction import Part, full_of, part_of
 
 _OWNER = "ZeroOptimizer"
 _SUFFIX = ".slice"
@@ -33,63 +34,43 @@ ELEMENTWISE = (
 )
 
 
-class Sharded:
-    """A sharded Parameter of the optimizer, which all ranks together read and write like an unsharded one.
+class Unsharded:
+    """A Parameter of the sharded optimizer, which all ranks together read and write like that of an unsharded one.
 
     Args:
-        parameter (Parameter): this rank's part.
-        part (Part): the position of this part.
+        parameter (Parameter): this rank's Parameter.
+        part (Optional[Part]): the position of this rank's part; None for what is equal on all ranks, such as a factor.
         group (Optional[Group]): the ranks.
     """
 
-    def __init__(self, parameter: Parameter, part: Part, group: Group | None):
-        self.name = parameter.name[: -len(_SUFFIX)]
-        self.dtype, self.shape = parameter.dtype, part.shape
-        self._parameter, self._part, self._group = parameter, part, group
+    def __init__(self, parameter: Parameter, part: Part | None, group: Group | None):
+        self.name = parameter.name.removesuffix(_SUFFIX)
+        self.dtype = parameter.dtype
+        self.shape = parameter.shape if part is None else part.shape
+        self._parameter = parameter
+        self._part = part
+        self._group = group
 
-    def astype(self, dtype: Any) -> Sharded:
-        """Return self: `asnumpy` gathers float32 for every type of the Parameter."""
+    def astype(self, dtype: Any) -> Unsharded:
+        """Return self: `asnumpy` returns float32 for every type that NumPy lacks."""
         del dtype
         return self
 
     def asnumpy(self) -> np.ndarray:
         """Gather the parts of all ranks."""
+        if self._part is None:
+            return as_array(self._parameter)
         own = self._parameter.astype(ms.float32).asnumpy()
-        row = gather(own, self._group)[: self._part.whole]
-        return row.reshape(self.shape)
+        return gather(own, self._group)[: self._part.full_size].reshape(self.shape)
 
     def take_part(self) -> None:
         """Take part in the gathering for a rank that reads it."""
         self.asnumpy()
 
     def put(self, array: np.ndarray) -> None:
-        """Store this rank's part of the array."""
-        ops.assign(self._parameter, Tensor(self._part.of(array)).astype(self.dtype))
-
-
-class Common:
-    """A Parameter of the optimizer for a part that is equal on all ranks, such as a factor, under its unsharded name.
-
-    Args:
-        parameter (Parameter): the Parameter.
-    """
-
-    def __init__(self, parameter: Parameter):
-        self.name = parameter.name[: -len(_SUFFIX)]
-        self.dtype, self.shape = parameter.dtype, parameter.shape
-        self._parameter = parameter
-
-    def astype(self, dtype: Any) -> Any:
-        """Return the Parameter's values in another type."""
-        return self._parameter.astype(dtype)
-
-    def asnumpy(self) -> np.ndarray:
-        """Return the Parameter's values."""
-        return self._parameter.asnumpy()
-
-    def put(self, array: np.ndarray) -> None:
-        """Set the Parameter."""
-        ops.assign(self._parameter, Tensor(array).astype(self.dtype))
+        """Store the array, or this rank's part of it."""
+        own = array if self._part is None else self._part.of(array)
+        ops.assign(self._parameter, Tensor(own).astype(self.dtype))
 
 
 class ZeroOptimizer(nn.Cell):
@@ -132,16 +113,17 @@ class ZeroOptimizer(nn.Cell):
         super().__init__(auto_prefix=False)
         if not callable(make):
             _check.refuse(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
-        self.group = group = group_of(_OWNER, group)
-        wholes = {parameter.name: parameter for parameter in _listed(parameters)}
-        parts = {name: Part(whole, *(group or (0, 1))) for name, whole in wholes.items()}
-        slices = {name: _slice_of(wholes[name], part) for name, part in parts.items()}
+        self.group = group_of(_OWNER, group)
+        rank, ranks = self.group or Group(0, 1)
+        full = {parameter.name: parameter for parameter in _listed(parameters)}
+        parts = {name: Part(parameter, rank, ranks) for name, parameter in full.items()}
+        slices = {name: _slice_of(full[name], part) for name, part in parts.items()}
         self.inner = _elementwise(make(_replaced(list(parameters), slices)))
-        order = [each.name[: -len(_SUFFIX)] for each in self.inner.parameters]
-        self.parameters = ParameterTuple([wholes[name] for name in order])
+        order = [parameter.name.removesuffix(_SUFFIX) for parameter in self.inner.parameters]
+        self.parameters = ParameterTuple([full[name] for name in order])
         self.parts = [parts[name] for name in order]
         self.loss_scale = self.inner.loss_scale
-        self.all_gather = None if group is None else ops.AllGather()
+        self.all_gather = None if self.group is None else ops.AllGather()
 
     def get_lr(self) -> Any:
         """Return the learning rate of the next update."""
@@ -149,15 +131,16 @@ class ZeroOptimizer(nn.Cell):
 
     def construct(self, gradients: Any) -> Any:
         # Values that were loaded, or copied from rank 0, are in the full parameters, so the parts are cut from these.
-        for part, own, whole in zip(self.parts, self.inner.parameters, self.parameters):
-            ops.assign(own, part_of(whole, part))
+        for part, own, parameter in zip(self.parts, self.inner.parameters, self.parameters):
+            ops.assign(own, part_of(parameter, part))
         done = self.inner(tuple(part_of(gradient, part) for gradient, part in zip(gradients, self.parts)))
         parts = ops.depend(tree.flattened(self.inner.parameters), done)
-        first, rows = 0, self._rows(parts)
-        for part, whole in zip(self.parts, self.parameters):
-            behind = first + part.size
-            ops.assign(whole, ops.cast(whole_of(tree.stretch(rows, first, behind), part), whole.dtype))
-            first = behind
+        rows = self._rows(parts)
+        start = 0
+        for part, parameter in zip(self.parts, self.parameters):
+            stop = start + part.size
+            ops.assign(parameter, ops.cast(full_of(tree.columns(rows, start, stop), part), parameter.dtype))
+            start = stop
         return done
 
     def _rows(self, parts: Any) -> Any:
@@ -168,33 +151,35 @@ class ZeroOptimizer(nn.Cell):
     def complete_state(self) -> dict[str, Any]:
         """Return its unsharded state for a training state, under the names of the unsharded optimizer."""
         parts = {own.name: part for own, part in zip(self.inner.parameters, self.parts)}
-        state: dict[str, Any] = {whole.name: whole for whole in self.parameters}
+        state: dict[str, Any] = {parameter.name: parameter for parameter in self.parameters}
         for parameter in self.inner.get_parameters():
             if parameter.name in parts:  # a copy of a slice of the full parameter
                 continue
-            of = _part_of(parameter, parts)
-            kept: Any = Common(parameter) if parameter.name.endswith(_SUFFIX) else parameter
-            kept = kept if of is None else Sharded(parameter, parts[of], self.group)
-            state[kept.name] = kept
+            part = _part_of_moment(parameter, parts)
+            if part is None and not parameter.name.endswith(_SUFFIX):
+                state[parameter.name] = parameter
+            else:
+                unsharded = Unsharded(parameter, part, self.group)
+                state[unsharded.name] = unsharded
         return state
 
 
-def _part_of(moment: Parameter, parts: dict[str, Part]) -> str | None:
-    """Return the name of the part to which a moment of the optimizer belongs, found by name and shape."""
+def _part_of_moment(moment: Parameter, parts: dict[str, Part]) -> Part | None:
+    """Return the part to which a moment of the optimizer belongs, found by name and shape."""
     fit = [name for name, part in parts.items() if moment.name.endswith(f".{name}") and moment.shape == (part.size,)]
-    return max(fit, key=len, default=None)  # "moment1.a.weight" belongs to "a.weight", not to "weight"
+    return parts[max(fit, key=len)] if fit else None  # "moment1.a.weight" belongs to "a.weight", not to "weight"
 
 
-def _slice_of(whole: Parameter, part: Part) -> Parameter:
-    own = Tensor(part.of(whole.astype(ms.float32).asnumpy())).astype(whole.dtype)
-    return Parameter(own, name=whole.name + _SUFFIX, requires_grad=True)
+def _slice_of(parameter: Parameter, part: Part) -> Parameter:
+    own = Tensor(part.of(parameter.astype(ms.float32).asnumpy())).astype(parameter.dtype)
+    return Parameter(own, name=parameter.name + _SUFFIX, requires_grad=True)
 
 
 def _listed(parameters: Sequence[Any]) -> list[Parameter]:
     """Return the Parameters as a list; they may be given in groups."""
     listed: list[Parameter] = []
-    for each in parameters:
-        listed += each.get("params", ()) if isinstance(each, dict) else (each,)
+    for item in parameters:
+        listed += item.get("params", ()) if isinstance(item, dict) else (item,)
     return listed
 
 
@@ -205,7 +190,7 @@ def _replaced(parameters: Any, slices: dict[str, Parameter]) -> Any:
     if isinstance(parameters, dict):
         named = ("params", "order_params")
         return {key: _replaced(value, slices) if key in named else value for key, value in parameters.items()}
-    return [_replaced(each, slices) for each in parameters]
+    return [_replaced(item, slices) for item in parameters]
 
 
 def _elementwise(optimizer: Any) -> Any:

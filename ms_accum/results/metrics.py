@@ -62,7 +62,7 @@ class MetricsFile(Callback):
 
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
         """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
-        self._write({"epoch": self._epoch, "updates": updates, **numbers_of(results)})
+        self._write({"epoch": self._epoch, "updates": updates, **number_attributes(results)})
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
@@ -155,7 +155,7 @@ def logged(
     return evaluated
 
 
-def numbers_of(results: Mapping[str, Any]) -> dict[str, int | float]:
+def number_attributes(results: Mapping[str, Any]) -> dict[str, int | float]:
     """Return the results of an evaluation that are finite numbers, each under one name."""
     found = {_OTHER_NAMES.get(name, name): value for name, value in results.items() if isinstance(value, Real)}
     return {name: _number(value) for name, value in found.items() if math.isfinite(value)}

@@ -14,9 +14,9 @@ from typing import Any
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..ranks.parallel import is_first, own_group
+from ..ranks.group import is_first, own_group
 from ..saving.files import absolute
-from .metrics import numbers_of
+from .metrics import number_attributes
 
 _OWNER = "TensorBoardLog"
 _COUNTS = ("correct", "total")  # of an evaluation; its accuracy is drawn
@@ -97,7 +97,7 @@ class TensorBoardLog(Callback):
 
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
         """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
-        shown = {name: value for name, value in numbers_of(results).items() if name not in _COUNTS}
+        shown = {name: value for name, value in number_attributes(results).items() if name not in _COUNTS}
         values = {f"test/{_OTHER_NAMES.get(name, name)}": value for name, value in shown.items()}
         self._write(updates, values, updates + 1)
 

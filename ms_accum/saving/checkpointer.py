@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from .. import _check
 from ..ranks.agreement import agree
-from ..ranks.parallel import Group
+from ..ranks.group import Group
 from .files import absolute, as_given, remove_leftovers, write_whole
 from .model_file import CheckpointError
 from .training_state import TrainingState, read, state_digest, write

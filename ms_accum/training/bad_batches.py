@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _check
 from ..network.parameters import as_array
-from ..ranks.parallel import Group
+from ..ranks.group import Group
 
 MOST = 100
 """int, the maximum number of files that a run writes, so that a failing run does not fill the disk."""

@@ -11,10 +11,9 @@ from mindspore import Parameter, Tensor
 
 from .. import _check
 from ..engine.coupled import LossOfBatch, LossOfRepresentations, Represent
-from ..network.as_found import copies_of, put_back
 from ..network.parameters import as_array
-from ..ranks.parallel import Group, is_first
-from ..ranks.rows import gather_rows
+from ..network.restoring import copies_of, restore
+from ..ranks.group import Group, gather_rows, is_first
 
 
 class _LossOfWindow:
@@ -87,7 +86,7 @@ class Coupled:
         # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
         before = copies_of(self._whole.network, self._trained)
         represented = [self._represented(micro_batch) for micro_batch in collected]
-        put_back(before)
+        restore(before)
         loss.value, cached = self._cached(represented, collected)
         for micro_batch, gradients in zip(collected, cached):
             self._accumulating.add((*micro_batch[: self._whole.columns], *gradients), None)

@@ -15,9 +15,9 @@ from ..engine.ema import Ema, averaged
 from ..fitting.runtime import tune
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
-from ..network.as_found import training_mode
+from ..network.restoring import training_mode
 from ..ranks.agreement import take_from_rank_0
-from ..ranks.parallel import Group, as_on_rank_0, total
+from ..ranks.group import Group, broadcast_number, total
 from ..saving.checkpointer import Stopped
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, generators_kept
@@ -167,7 +167,7 @@ class Evaluation:
             loss = self._mean_loss(calls)
         calls("on_eval_epoch_end")
         results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
-        results = {name: as_on_rank_0(value, self._group) for name, value in results.items()}
+        results = {name: broadcast_number(value, self._group) for name, value in results.items()}
         calls("on_eval_end", metrics=results, eval_results=results)
         return results
 

@@ -12,9 +12,9 @@ from mindspore.train import Callback, RunContext
 from .. import _check
 from ..engine.graph_window import GraphWindow, Notes
 from ..engine.noise_scale import NoiseScale
-from ..network import checks
+from ..network.optimizers import kind_of
 from ..ranks.agreement import agree
-from ..ranks.parallel import Group, is_first
+from ..ranks.group import Group, is_first
 from ..saving.checkpointer import Checkpointer, find_together
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
@@ -137,7 +137,7 @@ class ResumableLoop:
         """bool, whether the loop resumed from a state."""
         return self._is_resumed
 
-    def begin_with(self, batches: int) -> None:
+    def prepare_on_ranks(self, batches: int) -> None:
         """Set the number of batches in an epoch, which must be equal in a resumed run."""
         self._at.total = batches
 
@@ -212,7 +212,7 @@ class ResumableLoop:
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
-        kind = checks.kind_of(self._accumulator.optimizer)
+        kind = kind_of(self._accumulator.optimizer)
         of_noise = {} if self._noise is None else {"noise_scale": self._noise.settings}
         config = {**self._accumulator.settings, **of_noise, "optimizer": kind, "ranks": ranks}
         found = find_together("ResumableLoop", self._states, config, self._group)
@@ -283,7 +283,7 @@ class SaveStates(Callback):
             dataset,
         )
         self._size = dataset.get_dataset_size()
-        self._loop.begin_with(self._size)
+        self._loop.prepare_on_ranks(self._size)
         self._loop.__enter__()
         self._is_resumed, self._over = self._loop.is_resumed, False
         self._epoch, self._batches = self._loop.epoch, self._loop.batches

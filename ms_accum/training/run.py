@@ -17,11 +17,11 @@ from mindspore.train import Callback
 
 from .. import _check
 from ..engine.ends import Sizes, planned, windows_by_epoch, windows_in_run
-from ..network.as_found import start_training
-from ..network.generators import draw_apart
+from ..network.generators import offset_seeds_by_rank
+from ..network.restoring import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
+from ..ranks.group import gather, is_first, total
 from ..ranks.heartbeat import exchange, heartbeat
-from ..ranks.parallel import gather, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_trained
 from .bad_batches import BadBatches
@@ -134,7 +134,7 @@ class Run:
             facts |= {"epoch to begin with": self.at.epoch, "batches before": self.at.batches}
             agree(_OWNER, self._group, {**facts, **rate_facts(window.optimizer)})
             take_from_rank_0(window.objective.forward.get_parameters(), self._group)
-            draw_apart([window.objective.forward], self._group.rank)
+            offset_seeds_by_rank([window.objective.forward], self._group.rank)
         return windows
 
     def _resume(self) -> Position | None:

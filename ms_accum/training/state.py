@@ -9,8 +9,8 @@ from typing import Any
 from mindspore import nn
 
 from ..engine.collaborators import OWNERS
-from ..network.hyper_parameters import parameters_in, settings_of
-from ..network.parameters import without
+from ..network.optimizers import parameters_in, settings_of
+from ..network.parameters import excluding
 from ..saving.checkpointer import FoundState
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
@@ -29,10 +29,10 @@ def trained_parameters(network: nn.Cell, optimizer: Any, scheduler: Any = None) 
     """
     of_network = list(network.get_parameters())
     settings = settings_of(optimizer)
-    own = without(_parameters_of(optimizer), [*of_network, *settings])
+    own = excluding(_parameters_of(optimizer), [*of_network, *settings])
     parameters = {**_named("network", of_network), **_named("optimizer", own), **_named(SETTING, settings)}
     # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
-    counters = without(list(parameters_in(scheduler)), parameters.values())
+    counters = excluding(list(parameters_in(scheduler)), parameters.values())
     named = {f"scheduler.{number}.{counter.name}": counter for number, counter in enumerate(counters)}
     return {**parameters, **named}
 

@@ -17,12 +17,13 @@ from ..driver import GradientAccumulation
 from ..engine.coupled import CoupledLoss
 from ..layers.batch_norm import takes_statistics
 from ..layers.dropout import CountedDropout
-from ..loss.first_micro_batch import numbers_rows, one_line
+from ..loss.additivity import numbers_rows
+from ..loss.first_micro_batch import one_line
 from ..loss.gradients import WithLoss
 from ..loss.known_losses import loss_reduction, runnable
-from ..network.as_found import left_as_found, synchronously
 from ..network.generators import random_layers
 from ..network.parameters import as_array
+from ..network.restoring import restoring, synchronously
 from .record import UpdateRecord
 
 _OWNER = "verify"
@@ -169,7 +170,7 @@ class _Trial:
         """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
         if ms.get_context("mode") == ms.PYNATIVE_MODE and not isinstance(self._loss_fn, CoupledLoss):
             forward = self._network if self._loss_fn is None else WithLoss(self._network, self._loss_fn)
-            with left_as_found(forward, (), training=True), synchronously():
+            with restoring(forward, (), training=True), synchronously():
                 for piece in self._pieces:
                     forward(*piece)
 
@@ -193,7 +194,7 @@ class _Trial:
         model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._how)
         mode = ms.get_context("mode")
         with ExitStack() as closing:
-            restored = left_as_found(self._network, (), training=True, within=mode, loss_fn=self._loss_fn)
+            restored = restoring(self._network, (), training=True, mode=mode, loss_fn=self._loss_fn)
             closing.enter_context(restored)
             closing.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")

@@ -24,12 +24,10 @@ from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
-from ..network import checks
-from ..network.first_update import FirstUpdate
-from ..network.learning_rate import LearningRate
+from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
 from ..network.parameters import has_half
 from ..network.state import unique_name
-from ..ranks.parallel import is_first
+from ..ranks.group import is_first
 from .coupled import Coupled
 
 # Up to this number of micro-batches are collected and run in one call, if they need no more than this number of bytes.
@@ -109,7 +107,7 @@ class OpenWindow:
         self._losses = WindowLoss(objective.summing, leaves_out=collaborators.skips is not None)
         self._overflows = 0
         self._rows = 1
-        self._first_update = FirstUpdate("train_process", checks.kind_of(self.optimizer), collaborators.parameters)
+        self._first_update = FirstUpdate("train_process", kind_of(self.optimizer), collaborators.parameters)
         # With several ranks, windows of 1 are also weighted and summed.
         self._always_accumulates = self.group is not None
         self._coupled = isinstance(objective.forward, LossOfBatch)
@@ -298,7 +296,7 @@ class OpenWindow:
         """bool, whether this process has a state that it can save after an error, without the other ranks."""
         if self.lost:
             return False
-        return self.saved_inside or not (self.micro_batches or checks.is_sharded(self.optimizer))
+        return self.saved_inside or not (self.micro_batches or is_sharded(self.optimizer))
 
     def _forget(self) -> None:
         self._losses.clear()

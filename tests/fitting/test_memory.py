@@ -125,7 +125,7 @@ def test_nothing_is_changed(mode, monkeypatch):
         report_of(network, loss_fn=_planted)
     assert footprint(network) == before
     monkeypatch.setattr(
-        ms_accum.fitting.memory, "left_as_found", lambda *_, **__: contextlib.nullcontext(network.set_train())
+        ms_accum.fitting.memory, "restoring", lambda *_, **__: contextlib.nullcontext(network.set_train())
     )
     ms.set_context(mode=ms.PYNATIVE_MODE)
     before = footprint(network)

@@ -14,7 +14,7 @@ from helpers import values
 from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
 from ms_accum.layers import dropout
 from ms_accum.layers.dropout import Place
-from ms_accum.network.generators import draw_apart
+from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
 from reference import gradient_miss
 
@@ -295,7 +295,7 @@ def test_each_rank_draws_masks_of_its_own_that_no_parameter_contains():
     for ranks in ((0,), (2,), (2, 2), (1, 2)):
         network = replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)), seed=3).set_train()
         for rank in ranks:
-            draw_apart([network], rank)
+            offset_seeds_by_rank([network], rank)
         made.append(network(ONES).asnumpy())
         assert [parameter.name for parameter in network.get_parameters()] == ["0.dropout_counter"]
     assert np.array_equal(made[0], masks([1])[0])

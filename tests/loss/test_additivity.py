@@ -151,7 +151,7 @@ def test_what_can_not_be_put_back_as_it_was_is(rng):
 
 
 def test_large_networks_that_are_not_trained_are_not_copied(rng, monkeypatch):
-    monkeypatch.setattr("ms_accum.network.as_found._LIMIT", 8)
+    monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 8)
     assert warnings_of(driver(Masked()), data(rng)) == []
 
 

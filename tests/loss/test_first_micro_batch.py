@@ -332,7 +332,7 @@ def test_each_type_of_column_is_looked_at_once(monkeypatch):
 @pytest.mark.host
 @pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["nobody asks", "what is not trained is large"])
 def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
-    monkeypatch.setattr("ms_accum.network.as_found._LIMIT", 64 if options else -1)
+    monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 64 if options else -1)
     with pytest.raises(TypeError, match=r"(?s)For primitive\[Conv2D\].*Call Stack"):
         run(driver(**options), [MISTAKES["float64"][0]], 1)
 

@@ -7,9 +7,9 @@ import pytest
 from mindspore import mint, nn
 from mindspore.experimental import optim
 
-import ms_accum.network.first_update
 from helpers import Slope, micro_batch, run
 from ms_accum import Accumulator, GradientAccumulation
+from ms_accum.network import optimizers
 
 pytestmark = pytest.mark.host
 
@@ -46,7 +46,7 @@ def test_what_should_not_move_need_not(rate, gradient):
 
 
 def test_large_networks_are_not_looked_at(monkeypatch):
-    monkeypatch.setattr(ms_accum.network.first_update, "_LIMIT", 3)
+    monkeypatch.setattr(optimizers, "_LARGEST_CHECKED", 3)
     run(driver(lambda parameters: Idle(parameters, 0.5)), [micro_batch(1.0)] * 4, 2)
 
 

@@ -13,8 +13,8 @@ from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 from helpers import Recorder, Slope, micro_batch
 from ms_accum import GradientAccumulation, ZeroOptimizer
-from ms_accum.network import learning_rate
-from ms_accum.network.learning_rate import LearningRate
+from ms_accum.network import optimizers
+from ms_accum.network.optimizers import LearningRate
 from ways import WAYS, Trained
 
 
@@ -227,7 +227,7 @@ def test_a_schedule_that_get_lr_advances_runs_on_the_clock_of_updates(way, windo
 @pytest.mark.host
 def test_a_rate_that_is_only_read_is_noticed(monkeypatch):
     """The mutant: what the user's `get_lr` changes stays."""
-    monkeypatch.setattr(learning_rate, "_is_of_mindspore", lambda optimizer: True)
+    monkeypatch.setattr(optimizers, "_computes_without_effects", lambda optimizer: True)
     try:
         missed = trained_to_the_end("driver", 2).weights.tolist() != [-sum(RATES)]
     except (ValueError, IndexError, RuntimeError):  # beyond the last rate

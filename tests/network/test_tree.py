@@ -86,7 +86,7 @@ def test_the_accumulators_themselves_change(elements, compiled, mode):
         return True
 
     def cancel():
-        tree.cancel(total)
+        tree.clear_finite(total)
         return True
 
     if compiled:
@@ -161,11 +161,11 @@ def test_one_element_makes_the_norm_not_finite(poison, rng):
     assert not np.isfinite(ms.jit(tree.global_norm)(tensors(gradients)).asnumpy())
 
 
-@pytest.mark.parametrize(("first", "behind"), [(0, 6), (0, 5), (2, 6)])
-def test_a_stretch_is_a_slice_and_everything_is_not_cut(first, behind):
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (0, 5), (2, 6)])
+def test_columns_are_a_slice_and_a_full_range_is_not_sliced(start, stop):
     row = Tensor(np.arange(6, dtype=np.float32))
     rows = Tensor(np.arange(12, dtype=np.float32).reshape(2, 6))
-    for each in (row, rows):
-        cut = tree.stretch(each, first, behind)
-        assert np.array_equal(cut.asnumpy(), each.asnumpy()[..., first:behind])
-        assert (cut is each) == (behind - first == 6)
+    for tensor in (row, rows):
+        columns = tree.columns(tensor, start, stop)
+        assert np.array_equal(columns.asnumpy(), tensor.asnumpy()[..., start:stop])
+        assert (columns is tensor) == (stop - start == 6)

@@ -12,8 +12,8 @@ import termios
 
 import pytest
 
+from ms_accum.app.processes import COLUMNS
 from ms_accum.program.report import Bar, Hint, Lines, progress
-from ms_accum.ranks.relay import COLUMNS
 from ms_accum.training.callbacks import UNKNOWN, Callbacks, Facts
 from update_records import record, tell
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ms_accum.program.streams import MindSporeLog
-from ms_accum.ranks import scratch
+from ms_accum.ranks import lifetime
 from programs import process
 
 FOLDER = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_moment(tmp_path):
 
 def diverted(folder, monkeypatch, logged, path):
     """Run a program that logs, to its end; its folder is removed after that by the one who made it."""
-    monkeypatch.setattr(scratch, "scratch_folder", lambda: folder.mkdir() or str(folder))
+    monkeypatch.setattr(lifetime, "scratch_folder", lambda: folder.mkdir() or str(folder))
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
     others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
     monkeypatch.setattr(os, "environ", others)
@@ -133,7 +133,7 @@ def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeyp
     def full():
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(scratch, "scratch_folder", full)
+    monkeypatch.setattr(lifetime, "scratch_folder", full)
     MindSporeLog().divert()
     assert others["GLOG_v"] == "4" and "GLOG_log_dir" not in others
 

@@ -28,10 +28,9 @@ from model_zoo import DataError, download_mnist
 from ms_accum import inspect as inspection
 from ms_accum import plot as plotting
 from ms_accum._check import LINE, one_line, visible
+from ms_accum.app.processes import complain, last_words
 from ms_accum.program.main import OK, USAGE, Failure, lasting_streams, run
 from ms_accum.program.report import Lines, say, show
-from ms_accum.ranks.member import last_words
-from ms_accum.ranks.relay import complain
 from ms_accum.saving.checkpointer import changes
 from ms_accum.saving.model_file import CheckpointError, load_model, load_parameters
 from ms_accum.saving.training_state import VERSION, state_digest

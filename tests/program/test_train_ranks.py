@@ -197,7 +197,7 @@ def test_a_disk_that_gets_full_ends_the_job(tmp_path):
     ],
 )
 def test_what_several_cannot_do_is_usage(tmp_path, monkeypatch, flags, said):
-    monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
+    monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     settings = settings_of(*flags)
     with pytest.raises(Failure, match=said) as failure:
         steps.join(settings)
@@ -209,7 +209,7 @@ def test_only_rank_0_prints(monkeypatch):
     monkeypatch.setattr(sys, "stdout", said)
     settings = settings_of()
     for rank in (0, 1):
-        monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda rank=rank: Group(rank, 2))
+        monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda rank=rank: Group(rank, 2))
         steps.join(settings)
         print(f"I am {rank}")
     sys.stdout.close()

@@ -12,8 +12,9 @@ import ranks_agreement
 from conftest import tried_with_3
 from ms_accum import Group, ZeroOptimizer, total
 from ms_accum.engine.ends import planned, sizes_of, windows_by_epoch
-from ms_accum.network.hyper_parameters import hyper_parameters, rates_of
-from ms_accum.ranks import agreement, parallel
+from ms_accum.network.optimizers import hyper_parameters, rates_of
+from ms_accum.ranks import agreement
+from ms_accum.ranks import group as collectives
 from ms_accum.ranks.zero import ELEMENTWISE
 from ms_accum.training.state import trained_parameters
 
@@ -278,7 +279,7 @@ def test_counts_that_are_no_ints_are_refused():
 @pytest.mark.parametrize("size", [1, 4096, 4097, 2**20, 2**20 + 1, 3 * 2**20 + 5000])
 def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
     sent = bytes(range(256)) * (size // 256 + 1)
-    chunks = list(parallel._chunks(sent[:size]))
+    chunks = list(collectives._chunks(sent[:size]))
     assert b"".join(chunk.tobytes() for chunk in chunks)[:size] == sent[:size]
     assert sum(chunk.nbytes for chunk in chunks) <= max(4096, 2 * size)
     assert {chunk.nbytes for chunk in chunks} <= {2**power for power in range(12, 21)}
@@ -287,12 +288,12 @@ def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
 @pytest.mark.host
 def test_many_parameters_are_sent_in_several_groups(monkeypatch):
     """What rank 0 sends comes back: each parameter gets its own bytes."""
-    monkeypatch.setattr(parallel, "_of_rank_0", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
-    monkeypatch.setattr(parallel, "_TOGETHER", 100)
+    monkeypatch.setattr(collectives, "_broadcast", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
+    monkeypatch.setattr(collectives, "_TOGETHER", 100)
     arrays = [np.arange(size, dtype=np.float32) + size for size in (3, 0, 40, 1, 9)]
     parameters = [Parameter(Tensor(array)) for array in arrays if array.size]
     before = [each.asnumpy().copy() for each in parameters]
-    parallel.of_rank_0(parameters)
+    collectives.broadcast(parameters)
     assert all((each.asnumpy() == array).all() for each, array in zip(parameters, before))
 
 

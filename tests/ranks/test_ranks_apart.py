@@ -9,7 +9,7 @@ from mindspore import Tensor, nn
 
 from conftest import tried_with_3
 from ms_accum.network import generators
-from ms_accum.network.generators import draw_apart, random_state, set_random_state
+from ms_accum.network.generators import offset_seeds_by_rank, random_state, set_random_state
 from ranks_apart import rows_of
 from reference import miss
 
@@ -73,10 +73,10 @@ def test_rank_0_draws_what_a_process_alone_does():
     ms.set_seed(3)
     layer = nn.Dropout(p=0.5)
     before = [dict(layer.dropout.attrs), ms.get_rng_state().asnumpy().tolist()]
-    draw_apart([layer], 0)
+    offset_seeds_by_rank([layer], 0)
     assert [dict(layer.dropout.attrs), ms.get_rng_state().asnumpy().tolist()] == before
-    draw_apart([layer], 2)
-    draw_apart([layer], 2)  # twice is once
+    offset_seeds_by_rank([layer], 2)
+    offset_seeds_by_rank([layer], 2)  # twice is once
     assert layer.dropout.attrs["Seed1"] - before[0]["Seed1"] == 2 << generators._LAYERS
     assert ms.initial_seed() == 5 + (2 << generators._GENERATORS)
 
@@ -87,7 +87,7 @@ def test_layers_without_a_seed_stay_without():
     layer = nn.Dropout(p=0.5)
     for name in ("Seed0", "Seed1"):
         layer.dropout.add_prim_attr(name, 0)
-    draw_apart([layer], 1)
+    offset_seeds_by_rank([layer], 1)
     assert layer.dropout.attrs["Seed1"] == 0
 
 
@@ -99,6 +99,6 @@ def test_a_state_of_rank_0_becomes_each_ones_own():
     for rank in (0, 1, 0, 1):
         ms.manual_seed(9)
         set_random_state(state)
-        draw_apart([], rank)
+        offset_seeds_by_rank([], rank)
         left = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
         assert left == [5 + (rank << generators._GENERATORS), 12]

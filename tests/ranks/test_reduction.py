@@ -252,7 +252,7 @@ def test_cells_that_differ_are_refused(in_every, order):
 
 @pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
 def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch):
-    monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
+    monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     monkeypatch.setattr("ms_accum.ranks.agreement._exchanged", lambda text, group: None)
     network = program.network_of()
     optimizer = nn.SGD(network.trainable_params(), 0.1)

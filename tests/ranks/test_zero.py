@@ -11,7 +11,7 @@ from mindspore.experimental import optim
 import ranks as program
 from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
-from ms_accum.ranks.parts import Part
+from ms_accum.ranks.reduction import Part
 from ms_accum.ranks.zero import ELEMENTWISE
 from ms_accum.training.state import trained_parameters
 from reference import miss
@@ -97,7 +97,7 @@ def test_alone_it_is_the_optimizer(make):
 
 def test_without_a_group_nothing_is_gathered(monkeypatch):
     """Also in a process that a launcher started."""
-    monkeypatch.setattr("ms_accum.ranks.parallel.own_group", lambda: Group(0, 2))
+    monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     network = program.network_of()
     optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), network.trainable_params(), group=None)
     assert trained_parameters(network, optimizer)["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)

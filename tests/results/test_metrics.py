@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ms_accum.results import metrics
-from ms_accum.results.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
+from ms_accum.results.metrics import MetricsFile, ends_with_evaluation, logged, number_attributes
 from ms_accum.training.callbacks import Callbacks, Facts
 from update_records import record, tell
 
@@ -110,7 +110,7 @@ def test_the_results_that_callbacks_get_are_written(tmp_path):
 
 def test_results_that_are_no_finite_numbers_are_left_out():
     results = {"acc": 1, "loss": NAN, "f1": np.float32(0.5), "table": np.ones(2), "name": "x", "top5": float("inf")}
-    assert numbers_of(results) == {"accuracy": 1, "f1": 0.5}
+    assert number_attributes(results) == {"accuracy": 1, "f1": 0.5}
 
 
 # Resumed runs

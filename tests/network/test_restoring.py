@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from helpers import run
 from ms_accum import GradientAccumulation, memory_report, verify
-from ms_accum.network import as_found
+from ms_accum.network import restoring
 
 pytestmark = pytest.mark.host
 
@@ -61,10 +61,10 @@ def test_each_micro_batch_is_run_once():
     assert trained("first") == trained("off") == ((2, 2), (2, 2))
 
 
-@pytest.mark.parametrize("broken", ["put_back", "numbers_of"])
-def test_what_is_not_put_back_is_counted(broken, monkeypatch):
+@pytest.mark.parametrize("broken", ["restore", "number_attributes"])
+def test_what_is_not_restored_is_counted(broken, monkeypatch):
     """The mutants."""
-    monkeypatch.setattr(as_found, broken, lambda kept: [])
+    monkeypatch.setattr(restoring, broken, lambda values: [])
     assert trained("first") != trained("off")
 
 

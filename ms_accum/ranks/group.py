@@ -1,8 +1,7 @@
-"""What do the ranks send to each other, and when?"""
+"""The group of a process, and what its ranks send to each other: sums, rows, and the values of rank 0."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,18 +14,23 @@ from mindspore.communication import GlobalComm
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
-from ..network.parameters import as_array, without
+from ..network.parameters import as_array
 from .heartbeat import exchange, heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
 # Parameters are sent in chunks of this number of bytes, so that few compiled graphs are enough for all of them. The
 # last chunk is padded to a power of two, at least to the second number. The third is that of bytes copied together.
-_CHUNK, _SMALLEST, _TOGETHER = 2**20, 2**12, 2**26
+_CHUNK = 2**20
+_SMALLEST = 2**12
+_TOGETHER = 2**26
 # CPU sums only float32, which is exact for integers up to 2**24. So counts are sent 12 bits at a time, for 4,096 ranks.
-_BITS, _DIGITS = 12, 5
+_BITS = 12
+_DIGITS = 5
 _LIMIT = 2 ** (_BITS * _DIGITS)
 _COUNTS = "ints >= 0 and < 2**60"
+_FLOAT_BYTES = 4
 
 
 @_check.documented
@@ -96,24 +100,6 @@ def group_of(owner: str, group: Any) -> Group | None:
     return None if group is None or group.size == 1 else group
 
 
-@exchange()
-@ms.jit
-def _sum(values: Any) -> Any:
-    return ops.AllReduce()(values)
-
-
-@exchange()
-@ms.jit
-def _gather(values: Any) -> Any:
-    return ops.AllGather()(values)
-
-
-@exchange()
-@ms.jit
-def _of_rank_0(values: Any) -> Any:
-    return ops.Broadcast(0)((values,))
-
-
 def total(counts: Sequence[int], group: Group | None) -> list[int]:
     """Sum counts over the ranks, such as correct predictions and rows of an evaluation.
 
@@ -145,12 +131,16 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
             _check.refuse(ValueError, "total", "counts", _COUNTS, count)
     if group is None or group.size == 1:
         return list(counts)
-    return _whole(_sum(Tensor(_digits(counts))).asnumpy())
+    return _from_digits(_all_reduce(Tensor(_to_digits(counts))).asnumpy())
 
 
-def wait_for_all(group: Group | None) -> None:
-    """Wait until all ranks have called this. On CPU MindSpore raises an error after half a minute."""
-    total([0], group)
+def _to_digits(counts: Sequence[int]) -> np.ndarray:
+    shifts = [_BITS * digit for digit in range(_DIGITS)]
+    return np.array([[int(count) >> shift & 2**_BITS - 1 for shift in shifts] for count in counts], np.float32)
+
+
+def _from_digits(sums: np.ndarray) -> list[int]:
+    return [sum(int(digit) << _BITS * number for number, digit in enumerate(row)) for row in sums]
 
 
 def is_first(group: Group | None) -> bool:
@@ -175,84 +165,98 @@ def check_together(owner: str, group: Group | None, windows: int | None, *, spli
         _check.refuse(ValueError, owner, "mini_steps", rule, None)
 
 
+# What the ranks send. Every function is called by all ranks of the group.
+
+
+@exchange()
+@ms.jit
+def _all_reduce(values: Any) -> Any:
+    return ops.AllReduce()(values)
+
+
+@exchange()
+@ms.jit
+def _all_gather(values: Any) -> Any:
+    return ops.AllGather()(values)
+
+
+@exchange()
+@ms.jit
+def _broadcast(values: Any) -> Any:
+    return ops.Broadcast(0)((values,))
+
+
 def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
     """Return the rows of all ranks, concatenated; in a single process, the row."""
-    return row if group is None else _gather(Tensor(row)).asnumpy()
+    return row if group is None else _all_gather(Tensor(row)).asnumpy()
 
 
-def of_rank_0(parameters: Iterable[Parameter]) -> None:
+def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]:
+    """Return the rows of all ranks, in the order of the ranks, and the number of rows before those of this rank."""
+    if group is None:
+        return rows, 0
+    arrays = gather_arrays(rows, group)
+    return np.concatenate(arrays), sum(len(array) for array in arrays[: group.rank])
+
+
+def gather_arrays(rows: np.ndarray, group: Group) -> list[np.ndarray]:
+    """Return the array of each rank. They may have different numbers of rows, but not row shapes or types.
+
+    The bytes are sent as float32, the only type that every device gathers; nothing is computed with them.
+    """
+    counts = [int(count) for count in gather(np.array([len(rows)], np.float32), group)]
+    padded = np.zeros((max(counts), *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    sent = np.frombuffer(padded.tobytes(), np.uint8)
+    sent = np.pad(sent, (0, -sent.size % _FLOAT_BYTES)).view(np.float32)
+    received = gather(sent, group).view(np.uint8).reshape(group.size, -1)[:, : padded.nbytes]
+    arrays = [np.frombuffer(row.tobytes(), rows.dtype).reshape(padded.shape) for row in received]
+    return [array[:count] for array, count in zip(arrays, counts)]
+
+
+def broadcast(parameters: Iterable[Parameter]) -> None:
     """Set the Parameters to their values on rank 0. Many are sent together, but not all: each is copied for it."""
     together: list[tuple[Parameter, np.ndarray]] = []
     size = 0
     for parameter in parameters:
-        together.append((parameter, as_array(parameter)))
-        size += together[-1][1].nbytes
+        array = as_array(parameter)
+        together.append((parameter, array))
+        size += array.nbytes
         if size >= _TOGETHER:
-            _set_to_rank_0(together)
-            together, size = [], 0
-    _set_to_rank_0(together)
+            _broadcast_together(together)
+            together = []
+            size = 0
+    _broadcast_together(together)
 
 
-def _set_to_rank_0(together: Sequence[tuple[Parameter, np.ndarray]]) -> None:
-    came = memoryview(_sent(b"".join(array.tobytes() for _, array in together)))
+def _broadcast_together(together: Sequence[tuple[Parameter, np.ndarray]]) -> None:
+    received = memoryview(_broadcast_bytes(b"".join(array.tobytes() for _, array in together)))
+    start = 0
     for parameter, array in together:
-        value, came = np.frombuffer(came[: array.nbytes], array.dtype), came[array.nbytes :]
-        ops.assign(parameter, Tensor(value.reshape(array.shape).copy()).astype(parameter.dtype))
+        values = np.frombuffer(received[start : start + array.nbytes], array.dtype).reshape(array.shape)
+        ops.assign(parameter, Tensor(values.copy()).astype(parameter.dtype))
+        start += array.nbytes
 
 
-def as_on_rank_0(value: Any, group: Group | None) -> Any:
+def broadcast_number(value: Any, group: Group | None) -> Any:
     """Return rank 0's value of a number. Anything else, which can't be sent, is returned unchanged."""
     if group is None or not isinstance(value, (int, float, np.number)):
         return value
-    return type(value)(np.frombuffer(_sent(np.float64(value).tobytes()), np.float64)[0])
+    return type(value)(np.frombuffer(_broadcast_bytes(np.float64(value).tobytes()), np.float64)[0])
 
 
-def networks_of(parameters: Iterable[Parameter]) -> list[nn.Cell]:
-    """Return the networks that contain some of these parameters, found among the objects that Python's `gc` tracks."""
-    known = {id(parameter) for parameter in parameters}
-    cells = [each for each in gc.get_objects() if issubclass(type(each), nn.Cell)]
-    having = [each for each in cells if any(id(parameter) in known for parameter in each.get_parameters())]
-    return [each for each in having if not any(map(_keeps_books, each.cells_and_names()))]
-
-
-def _keeps_books(named: tuple[str, nn.Cell]) -> bool:
-    """Return whether a Cell is an optimizer or of this package; such Parameters may differ between ranks."""
-    kind = type(named[1])
-    own = kind.__module__.startswith("ms_accum.") and not kind.__module__.startswith("ms_accum.layers.")
-    return issubclass(kind, _OPTIMIZERS) or own
-
-
-def beside(parameters: Iterable[Parameter], network: nn.Cell) -> list[Parameter]:
-    """Return the network's other Parameters, except BatchNorm's statistics, which each rank computes from its data."""
-    statistics = [
-        parameter
-        for _, cell in network.cells_and_names()
-        for name in ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
-        if isinstance(parameter := getattr(cell, name, None), Parameter)
-    ]
-    return without(network.get_parameters(), [*parameters, *statistics])
-
-
-def _sent(own: bytes) -> bytes:
+def _broadcast_bytes(own: bytes) -> bytes:
     """Return rank 0's bytes. They are sent as float32, which every device supports; nothing is computed with them."""
-    came = [_of_rank_0(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(own)]
-    return b"".join(came)[: len(own)]
+    received = [_broadcast(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(own)]
+    return b"".join(received)[: len(own)]
 
 
 def _chunks(sent: bytes) -> Iterator[np.ndarray]:
     """Yield full chunks and the rest, padded to a power of two: each size is a compiled graph."""
-    for first in range(0, len(sent), _CHUNK):
-        chunk = sent[first : first + _CHUNK]
+    for start in range(0, len(sent), _CHUNK):
+        chunk = sent[start : start + _CHUNK]
         size = max(_SMALLEST, 1 << (len(chunk) - 1).bit_length())
         yield np.frombuffer(chunk.ljust(size, b"\0"), np.float32)
 
 
-def _digits(counts: Sequence[int]) -> np.ndarray:
-    mask = 2**_BITS - 1
-    shifts = [_BITS * digit for digit in range(_DIGITS)]
-    return np.array([[int(count) >> shift & mask for shift in shifts] for count in counts], np.float32)
-
-
-def _whole(digits: np.ndarray) -> list[int]:
-    places = [1 << _BITS * digit for digit in range(_DIGITS)]
-    return [sum(int(digit) * place for digit, place in zip(row, places)) for row in digits]
+# Networks of Parameters

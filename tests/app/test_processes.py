@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ms_accum.ranks import relay
+from ms_accum.app import processes
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def said(tmp_path):
 
     def relayed(*chunks):
         shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
-        stream = relay._Stream(None, kept, shown)
+        stream = processes._Stream(None, kept, shown)
         for chunk in chunks:
             stream._take(chunk)
         stream._flush()
@@ -49,7 +49,7 @@ class Counted:
 @pytest.mark.parametrize(("chunk", "times"), [(b".", 90_000), (b"\r\r\r\r", 20_000), (b"x" * 1000 + b"\r", 100)])
 def test_each_byte_is_looked_at_once(said, monkeypatch, chunk, times):
     """Dots without an end, for minutes; a pattern that looks at all of them for each that comes takes hours."""
-    counted = Counted(relay._ENDS)
-    monkeypatch.setattr(relay, "_ENDS", counted)
+    counted = Counted(processes._ENDS)
+    monkeypatch.setattr(processes, "_ENDS", counted)
     said(*[chunk] * times)
     assert len(chunk) * times <= counted.bytes <= 2 * len(chunk) * times

@@ -1,17 +1,21 @@
-"""Where does a process keep files that are of no use after it, and who removes those of a process that was killed?"""
+"""Temporary folders and child processes that end with this process, even if it is killed."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
 import shutil
+import signal
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Callable
 
 try:
     import fcntl
@@ -21,7 +25,9 @@ except ImportError:  # Windows: nothing tells there whether the process of a fol
 PREFIX = "ms_accum-"
 """str, what the names of these folders begin with."""
 # Locked as long as its process lives, which a process id would not say: ids are used again, and differ in containers.
-_LOCK, _NOT_YET = ".in-use", ".new"
+_LOCK = ".in-use"
+_NEW = ".new"
+_PR_SET_PDEATHSIG = 1
 
 
 def scratch_folder() -> str:
@@ -58,7 +64,7 @@ def _lock(folder: str) -> None:
     if fcntl is None:
         return
     with contextlib.suppress(OSError):  # a file system without locks: the folder stays if the process is killed
-        new = os.path.join(folder, _NOT_YET)
+        new = os.path.join(folder, _NEW)
         fcntl.flock(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(new, os.path.join(folder, _LOCK))  # now that it is locked
 
@@ -80,8 +86,8 @@ def _remove_abandoned() -> None:
 
 
 def _remove_unless_locked(folder: Path) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -89,3 +95,23 @@ def _remove_unless_locked(folder: Path) -> None:
         shutil.rmtree(folder)
     finally:
         os.close(descriptor)
+
+
+def end_with(parent: int) -> Callable[[], None] | None:
+    """Return a function for the child process, after which it is killed when its parent ends; None if not on Linux.
+
+    Call this before the fork, so that the child need not load a library.
+
+    Args:
+        parent (int): process id of the parent.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

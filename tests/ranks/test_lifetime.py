@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum.ranks import scratch as module
-from ms_accum.ranks.scratch import PREFIX, scratch, scratch_folder
+from ms_accum.ranks import lifetime
+from ms_accum.ranks.lifetime import PREFIX, scratch, scratch_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 # Makes a folder, says so, and does what it reads: to end, or to wait to be killed.
 PROCESS = """
 import sys
-from ms_accum.ranks.scratch import scratch_folder
+from ms_accum.ranks.lifetime import scratch_folder
 print(scratch_folder(), flush=True)
 sys.stdin.readline()
 """
@@ -30,9 +30,9 @@ def temporary(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
-    module._remove_abandoned.cache_clear()
+    lifetime._remove_abandoned.cache_clear()
     yield folder
-    module._remove_abandoned.cache_clear()
+    lifetime._remove_abandoned.cache_clear()
 
 
 def start():
@@ -78,7 +78,7 @@ def test_the_next_one_removes_that_of_a_killed_one_and_no_other(temporary):
 def test_without_the_lock_that_of_a_living_one_would_be_removed(monkeypatch):
     """The twin of the test above."""
     living, folder = start()
-    monkeypatch.setattr(module.fcntl, "flock", lambda *arguments: None)
+    monkeypatch.setattr(lifetime.fcntl, "flock", lambda *arguments: None)
     scratch_folder()
     assert not folder.exists()
     end(living)
@@ -102,7 +102,7 @@ def test_a_block_has_one(temporary):
 
 def test_without_locks_nothing_is_cleaned_up(temporary, monkeypatch):
     """On Windows."""
-    monkeypatch.setattr(module, "fcntl", None)
+    monkeypatch.setattr(lifetime, "fcntl", None)
     (temporary / "ms_accum-a").mkdir()
     (temporary / "ms_accum-a" / ".in-use").touch()
     assert os.path.isdir(scratch_folder()) and (temporary / "ms_accum-a").is_dir()

@@ -21,8 +21,9 @@ from ms_accum import (
     own_group,
     total,
 )
-from ms_accum.ranks import parallel, reduction
-from ms_accum.ranks.parallel import group_of
+from ms_accum.ranks import group as collectives
+from ms_accum.ranks import reduction
+from ms_accum.ranks.group import group_of
 from ms_accum.saving.checkpointer import StateFolder
 from ms_accum.training.data import Data, Position
 from reference import miss
@@ -245,7 +246,7 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
 
 def test_counts_are_exact():
     counts = [0, 1, 4095, 4096, 2**24 + 1, 2**60 - 1]
-    assert parallel._whole(parallel._digits(counts)) == counts
+    assert collectives._from_digits(collectives._to_digits(counts)) == counts
 
 
 def test_recorders_of_other_ranks_are_not_asked(monkeypatch):

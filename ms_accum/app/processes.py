@@ -1,0 +1,236 @@
+"""The processes of a MindSpore cluster: how they are started, how their output is shown, and how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, TextIO
+
+from .. import _check
+from ..ranks.heartbeat import COLUMNS, VARIABLE
+from ..ranks.lifetime import end_with
+
+HOST = "127.0.0.1"
+# The program of the scheduler process: it runs the cluster inside `init`, and exits there.
+SCHEDULER = ("-c", "from mindspore.communication import init; init()")
+# Defaults for variables that the user has not set: seconds for forming the cluster, as in `msrun`; seconds between
+# attempts to connect (MindSpore's default is random, 3 to 5); unbuffered output.
+DEFAULTS = {
+    "MS_TOPO_TIMEOUT": "600",
+    "MS_RETRY_INTERVAL_LOWER": "1",
+    "MS_RETRY_INTERVAL_UPPER": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+# Lines that explain why a process ended, best first: our error line, Python's, any line that is not MindSpore's log.
+_WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
+_TAIL = 65536
+_LONGEST = 300
+# How the output of rank 0 is shown.
+_RANK = b"[0] "
+_AT_ONCE = 65536
+_ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
+_NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
+
+
+class Member(NamedTuple):
+    """A process of the job."""
+
+    name: str
+    process: subprocess.Popen
+    log: Path
+
+    def running(self) -> bool:
+        """Return whether the process is running."""
+        return self.process.poll() is None
+
+    def failed(self) -> bool:
+        """Return whether it ended with an error."""
+        return bool(self.process.poll())
+
+    def code(self) -> int:
+        """Return its exit code as a shell reports it."""
+        return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
+
+    def end(self, shown: bool = False) -> str:
+        """Return one line about how it ended, without its last words if they have been `shown`."""
+        code = self.process.returncode
+        if code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            end = f"was killed by {names.get(-code, f'signal {-code}')}"
+        elif shown:
+            end = f"ended with exit code {code}"
+        else:
+            end = f"ended with exit code {code}: {last_words(self.log)}"
+        return f"{self.name} {end}; its log is {self.log}"
+
+
+def free_port() -> socket.socket:
+    """Return a socket that reserves a free port for the scheduler.
+
+    It does not listen, and allows address reuse: the scheduler, which sets the same option, can bind the port, but the
+    system does not give it to another process. On systems where this does not work another process may get the port.
+    """
+    port = socket.socket()
+    port.bind((HOST, 0))
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return port
+
+
+def cluster(nproc: int, port: int) -> dict[str, str]:
+    """Return the environment variables common to all processes of a cluster."""
+    address = {"MS_SCHED_HOST": HOST, "MS_SCHED_PORT": str(port)}
+    return {**DEFAULTS, **os.environ, **address, "MS_WORKER_NUM": str(nproc), "RANK_SIZE": str(nproc)}
+
+
+def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the scheduler."""
+    return {**environment, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
+
+
+def worker_of(environment: Mapping[str, str], rank: int, log: Path) -> dict[str, str]:
+    """Return the environment of a rank."""
+    names = ("MS_NODE_ID", "RANK_ID", "DEVICE_ID")
+    own = {**dict.fromkeys(names, str(rank)), VARIABLE: str(heartbeat_of(log).absolute())}
+    return {**environment, "MS_ROLE": "MS_WORKER", **own}
+
+
+def heartbeat_of(log: Path) -> Path:
+    """Return the heartbeat file that belongs to a rank's log."""
+    return log.with_suffix(".beat")
+
+
+def start(name: str, command: Sequence[str], environment: dict[str, str], log: Path, *, piped: bool = False) -> Member:
+    """Start a process in its own session; it ends with the launcher, even if the launcher is killed."""
+    with open(log, "wb") as file:
+        out, err = (subprocess.PIPE, subprocess.PIPE) if piped else (file, subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=end_with(os.getpid()),
+        )
+    return Member(name, process, log)
+
+
+def last_words(log: Path) -> str:
+    """Return the line of a log that best explains why its process ended."""
+    text = ""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - _TAIL))
+        text = file.read().decode(errors="replace").replace("\r", "\n")
+    for pattern in _WORDS:
+        matches = list(re.finditer(pattern, text, re.MULTILINE))
+        if matches:
+            words = matches[-1][1].strip()
+            if words.endswith(":"):
+                words = f"{words} {_check.first_words(text[matches[-1].end() :])}".strip()
+            return _check.one_line(words, _LONGEST)
+    return "it printed nothing"
+
+
+def terminal() -> dict[str, str]:
+    """Return the environment variable for rank 0 if its output is shown on a terminal; else an empty dict."""
+    if not sys.stdout.isatty():
+        return {}
+    return {COLUMNS: str(shutil.get_terminal_size().columns - len(_RANK) - 1)}
+
+
+class Relay:
+    """Copies the output of a process from its pipes to a log and, line by line, to this process's streams.
+
+    Args:
+        process (Popen): the process, whose streams are pipes.
+        log (Path): the file for all output.
+    """
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        file = os.open(log, os.O_WRONLY | os.O_APPEND)
+        pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        self._streams = [_Stream(source, file, terminal.fileno()) for source, terminal in pairs if source]
+        for stream in self._streams:
+            stream.thread.start()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all output is shown, for at most `seconds`: another process may keep the pipes open."""
+        for stream in self._streams:
+            stream.thread.join(seconds)
+
+
+class _Stream:
+    def __init__(self, source: IO[bytes], log: int, terminal: int):
+        self._source = source
+        self._log = log
+        self._terminal = terminal
+        self._shows_bars = os.isatty(terminal)
+        self._rest = bytearray()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while data := os.read(self._source.fileno(), _AT_ONCE):
+            self._take(data)
+        self._flush()
+
+    def _take(self, data: bytes) -> None:
+        """Show complete lines and keep the rest, so that the other stream does not split a line."""
+        searched = max(len(self._rest) - 1, 0)  # a carriage return at the end may be half of a line's end
+        self._rest += data
+        done = 0
+        for start, stop in [end.span() for end in _ENDS.finditer(self._rest, searched)]:
+            self._show(bytes(self._rest[done:start]), bytes(self._rest[start:stop]))
+            done = stop
+        self._write_log(bytes(self._rest[:done]))
+        del self._rest[:done]
+        if len(self._rest) > _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._write_log(rest)
+        if rest.strip(b"\r"):
+            self._show(rest.strip(b"\r"), b"\n")
+
+    def _write_log(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            _write(self._log, text)
+
+    def _show(self, line: bytes, end: bytes) -> None:
+        """Show a line; a line that a progress bar overwrites is shown only on a terminal."""
+        overwritten = end == b"\r"
+        if _NOTICE.match(line) or (overwritten and not (line and self._shows_bars)):
+            return
+        with contextlib.suppress(OSError):  # a closed terminal must not end the run
+            _write(self._terminal, _RANK + line + (b"\r" if overwritten else b"\n"))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all bytes."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def say(line: str) -> None:
+    """Print a line of the launcher between the lines of the process."""
+    _print(sys.stdout, line)
+
+
+def complain(message: str) -> None:
+    """Print a one-line error, in the form that all programs of this package use."""
+    _print(sys.stderr, f"error: {message}")
+
+
+def _print(stream: TextIO, line: str) -> None:
+    with contextlib.suppress(OSError):
+        _write(stream.fileno(), f"{_check.one_line(line, _check.LINE)}\n".encode())

@@ -1,0 +1,380 @@
+"""MindSpore's optimizers: which may be used here, whether they train, their learning rate and their settings.
+
+A `ZeroOptimizer` is read through: what is asked about it is answered for the optimizer inside it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
+
+from .. import _check
+from . import tree
+from .parameters import as_array, digest_of, excluding
+from .restoring import CELL_ATTRIBUTES, Attributes, number_attributes, restore
+
+# Tested with the CPU wheel: these optimizers can be constructed, but fail in their first update, after a complete
+# window. Each is listed with an optimizer to use instead.
+_NOT_ON_CPU = {
+    "mindspore.nn.optim.lamb.Lamb": "nn.AdamWeightDecay",
+    "mindspore.nn.optim.lars.LARS": "nn.Momentum",
+    "mindspore.mint.optim.adamw.AdamW": "mindspore.experimental.optim.AdamW",
+    "mindspore.mint.optim.fused_adamw.FusedAdamW": "mindspore.experimental.optim.AdamW",
+}
+_NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
+
+# Models above this size in bytes are not checked for a first update that changes nothing. Several updates are checked,
+# as the first rates may be too small.
+_LARGEST_CHECKED = 2**26
+_CHECKED_UPDATES = 3
+_TOO_SMALL = 1e-6  # relative to a weight: the precision of float32
+
+# Attributes that are no settings: the values an optimizer was made with may have changed since, and a rank's number
+# may differ.
+_NO_SETTING = {*CELL_ATTRIBUTES, "cell_type"}
+_NO_SETTING_BEGINS = ("_", "init_")
+_RANK = "rank"
+_LONGEST_ARRAY = 64
+
+
+def inner_of(optimizer: Any) -> Any:
+    """Return the optimizer that updates: for a `ZeroOptimizer` the inner one."""
+    return getattr(optimizer, "inner", optimizer)
+
+
+def kind_of(optimizer: Any) -> str:
+    """Return the class name of the optimizer that updates."""
+    return type(inner_of(optimizer)).__name__
+
+
+def is_sharded(optimizer: Any) -> bool:
+    """Return whether an optimizer's state is sharded over several ranks."""
+    return inner_of(optimizer) is not optimizer and optimizer.group is not None
+
+
+# Which may be used
+
+
+def check_optimizer(owner: str, optimizer: Any) -> Any:
+    """Return the optimizer, or raise an error if it is none or does not run on this device."""
+    kinds = (nn.Optimizer, ExperimentalOptimizer, nn.LARS)
+    _check.instance(owner, "optimizer", inner_of(optimizer), kinds, "a MindSpore optimizer")
+    frozen = [parameter.name for parameter in optimizer.parameters if not parameter.requires_grad]
+    if frozen:
+        rule, value = "one of parameters that require gradients", f"'{frozen[0]}', which is frozen"
+        _check.refuse(ValueError, owner, "optimizer", rule, value, "Freeze before you create it.")
+    if ms.get_context("device_target") == "CPU":
+        _check_runs_on_cpu(owner, optimizer)
+    return optimizer
+
+
+def _check_runs_on_cpu(owner: str, optimizer: Any) -> None:
+    kind = type(optimizer)
+    instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
+    if instead:
+        rule, remedy = "one that MindSpore runs on CPU", f"Use {instead}, or another device."
+        _check.refuse(ValueError, owner, "optimizer", rule, kind.__name__, remedy)
+    # For these two MindSpore raises no error: the optimizer runs and does not change the parameters.
+    if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
+        value = f"mint.optim.{kind.__name__} in PyNative mode"
+        remedy = f"Use graph mode, or mindspore.experimental.optim.{kind.__name__}."
+        _check.refuse(ValueError, owner, "optimizer", "one that trains", value, remedy)
+    if isinstance(optimizer, nn.AdaFactor) and optimizer.is_group:
+        value, remedy = "AdaFactor with parameter groups", "Use it without groups, or nn.Adam."
+        _check.refuse(ValueError, owner, "optimizer", "one that trains", value, remedy)
+
+
+def check_trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
+    """Raise an error if the optimizer has none of the network's parameters; it may have others in addition."""
+    own = {id(parameter) for parameter in network.get_parameters()}
+    if own and not any(id(parameter) in own for parameter in optimizer.parameters):
+        _check.refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
+
+
+def check_scheduler(owner: str, scheduler: Any, optimizer: Any) -> Any:
+    """Return the learning-rate scheduler, or raise an error if it is not valid; None means no scheduler."""
+    if scheduler is None:
+        return None
+    step = getattr(scheduler, "step", None)
+    arguments = inspect.signature(step).parameters.values() if step else ()
+    needed = [argument for argument in arguments if argument.default is argument.empty]
+    if step is None or needed or getattr(scheduler, "optimizer", None) is not optimizer:
+        rule = "one of mindspore.experimental.optim.lr_scheduler for this optimizer, whose 'step()' needs no argument"
+        _check.refuse(TypeError, owner, "scheduler", rule, type(scheduler).__name__)
+    if any("lr_float" in group for group in scheduler.optimizer.param_groups):
+        value, remedy = "one of mint.optim.SGD, which ignores it", "Use mindspore.experimental.optim.SGD."
+        _check.refuse(TypeError, owner, "scheduler", "None", value, remedy)
+    return scheduler
+
+
+def check_sparse_rule(owner: str, optimizer: Any, networks: Iterable[nn.Cell]) -> None:
+    """Raise an error if the optimizer has another rule for sparse gradients: accumulated, they are dense.
+
+    For example, FTRL with a dense gradient sets the rows that were not looked up to 0.
+    """
+    tables = {id(table) for network in networks for table in tree.tables_of(network)}
+    looked_up = [id(parameter) in tables for parameter in optimizer.parameters]
+    other = _other_rule(inner_of(optimizer), looked_up) if any(looked_up) else ""
+    if other:
+        rule = "one that updates equally with the sparse gradients of nn.EmbeddingLookup and with dense ones"
+        remedy = "Use nn.Embedding, or nn.Adam without 'weight_decay' for the table."
+        _check.refuse(ValueError, owner, "optimizer", rule, other, remedy)
+
+
+def _other_rule(optimizer: Any, looked_up: Sequence[bool]) -> str:
+    """Return what in an optimizer has another rule for sparse gradients, or "".
+
+    Read in MindSpore's source, and compared with it. Optimizers that are not named here have no rule for sparse ones.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, (nn.FTRL, nn.LazyAdam)):
+        return kind
+    if isinstance(optimizer, nn.Adam) and not optimizer.use_offload:
+        if optimizer.use_lazy:
+            return f"{kind} with use_lazy=True"
+        if optimizer.use_nesterov and not optimizer._is_device:
+            return f"{kind} with use_nesterov=True and target='CPU'"
+    elif isinstance(optimizer, nn.ProximalAdagrad):
+        if optimizer.l1.asnumpy() or optimizer.l2.asnumpy():
+            return f"{kind} with 'l1' or 'l2'"
+    else:
+        return ""
+    decays = optimizer.exec_weight_decay and any(
+        table and decayed for table, decayed in zip(looked_up, optimizer.decay_flags)
+    )
+    return f"{kind} with 'weight_decay' for the table" if decays else ""
+
+
+class FirstUpdate:
+    """Checks whether the first updates change a parameter; if not, updates would be counted but nothing trained.
+
+    Args:
+        owner (str): the name used in the warning.
+        kind (str): the optimizer's class name.
+        parameters (Sequence[Parameter]): the trained parameters.
+    """
+
+    def __init__(self, owner: str, kind: str, parameters: Sequence[Parameter]):
+        self._owner = owner
+        self._kind = kind
+        self._parameters = parameters
+        too_large = sum(parameter.nbytes for parameter in parameters) > _LARGEST_CHECKED
+        self._left = 0 if too_large or not parameters else _CHECKED_UPDATES
+        self._before: list[int] = []
+        self._norm = 0.0
+        self._largest = 0.0
+
+    def begin(self) -> None:
+        """Record the parameters' checksums before a window that may be the first with an update."""
+        if not self._left:
+            return
+        arrays = [as_array(parameter) for parameter in self._parameters]
+        self._before = [zlib.crc32(array.tobytes()) for array in arrays]
+        self._norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
+        self._largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
+
+    def end(self, lr: float, norm: float) -> None:
+        """Warn if an update with this rate and gradient norm should have changed a parameter but did not."""
+        if not self._left or not self._before:
+            return
+        self._left -= 1
+        after = (zlib.crc32(as_array(parameter).tobytes()) for parameter in self._parameters)
+        if any(now != before for now, before in zip(after, self._before)):
+            self._left = 0
+        elif lr * norm > _TOO_SMALL * self._norm and lr > _TOO_SMALL * self._largest:
+            self._left = 0
+            _check.warn(
+                f"For '{self._owner}', '{self._kind}' changed no parameter in an update with learning rate {lr:g} and "
+                f"a gradient of norm {norm:g}. If this is not intended, MindSpore does not run it here: use another "
+                "optimizer, or another mode."
+            )
+
+
+# The learning rate
+
+
+class LearningRate:
+    """Returns the learning rate of the next update (of the first group); NaN if the optimizer computes it itself.
+
+    Reading changes nothing: a `get_lr` or a schedule that the user wrote may count its calls, or advance `global_step`,
+    as MindSpore's own did up to 2.1. What it changes in the optimizer is restored.
+
+    Args:
+        optimizer (Optimizer): the optimizer.
+    """
+
+    def __init__(self, optimizer: Any):
+        inner = inner_of(optimizer)
+        self._optimizer = inner.opt if isinstance(inner, nn.LARS) else inner
+        self._sets_its_own = isinstance(inner, nn.AdaFactor) and inner.relative_step
+        self._first = _first_of_first_group(self._optimizer)
+        self._counters = _counters_of(self._optimizer)
+        self._compiled: Any = None
+
+    def __call__(self) -> float:
+        """Return the learning rate."""
+        if self._sets_its_own:
+            return math.nan
+        if getattr(self._optimizer, "param_groups", None):
+            return _number(self._of_first_group())
+        with nullcontext() if _computes_without_effects(self._optimizer) else self._restoring():
+            rate = self._optimizer.get_lr()
+            # Read inside the block: the Parameter that was returned may be restored.
+            return _number(rate[self._first] if isinstance(rate, (tuple, list)) else rate)
+
+    def _of_first_group(self) -> Any:
+        """Return the rate that the optimizer uses for its first group. A graph keeps the rate of its first run."""
+        if ms.get_context("mode") == ms.GRAPH_MODE and self._compiled is not None:
+            return self._compiled
+        rate = _rate_of_group(self._optimizer.param_groups[0])
+        if not isinstance(rate, float) and not type(self._optimizer).__module__.startswith("mindspore.mint"):
+            rate = self._optimizer.lrs[0]
+        self._compiled = rate
+        return rate
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Restore the counters, and the attributes of the optimizer and its schedules, after the block."""
+        copies = [(parameter, as_array(parameter).copy()) for parameter in self._counters]
+        attributes = [Attributes(self._optimizer, object), *number_attributes([self._optimizer])]
+        try:
+            yield
+        finally:
+            restore(copies)
+            for attribute in attributes:
+                attribute.restore()
+
+
+def _number(rate: Any) -> float:
+    return float(rate.asnumpy()) if hasattr(rate, "asnumpy") else float(rate)
+
+
+def _rate_of_group(group: Mapping[str, Any]) -> Any:
+    """Return the rate of a parameter group of `experimental.optim` or `mint.optim`: a Parameter or a number."""
+    return group.get("lr_float", group.get("lr"))  # `mint.optim.SGD` has both, and uses the first
+
+
+def _first_of_first_group(optimizer: Any) -> int:
+    """Return the index of the first group's first parameter: `order_params` may have moved it.
+
+    Not all optimizers keep their groups (`nn.AdamWeightDecay` does not): then it is that of the first parameter.
+    """
+    if not getattr(optimizer, "is_group_params_ordered", False):
+        return 0
+    groups = getattr(optimizer, "init_params", {}).get("params", ())
+    grouped = [parameter for group in groups if "params" in group for parameter in group["params"]]
+    numbers = (number for number, parameter in enumerate(optimizer.parameters) if grouped and parameter is grouped[0])
+    return next(numbers, 0)
+
+
+def _computes_without_effects(optimizer: Any) -> bool:
+    """Return whether MindSpore's own code computes the rate, which changes nothing and so needs no copies."""
+    schedule = getattr(optimizer, "learning_rate", None)
+    cells = [cell for _, cell in schedule.cells_and_names()] if isinstance(schedule, nn.Cell) else []
+    modules = [getattr(optimizer.get_lr, "__module__", ""), *(type(cell).__module__ for cell in cells)]
+    return all(module.partition(".")[0] == "mindspore" for module in modules)
+
+
+def _counters_of(optimizer: Any) -> list[Parameter]:
+    """Return the optimizer's Parameters that are neither trained nor as large as trained ones, such as moments."""
+    endings = tuple(f".{parameter.name}" for parameter in optimizer.parameters)
+    others = excluding(optimizer.get_parameters(), optimizer.parameters)
+    return [parameter for parameter in others if not parameter.name.endswith(endings)]
+
+
+def rates_of(optimizer: Any) -> dict[str, str]:
+    """Return what the learning rate depends on, by name, as texts. Nothing of the optimizer is run."""
+    inner = inner_of(optimizer)
+    parameters = settings_of(optimizer)
+    step = getattr(inner, "global_step", None)
+    if isinstance(step, Parameter):
+        parameters.append(step)
+    rates = {f"'{parameter.name}'": _array_text(as_array(parameter)) for parameter in parameters}
+    for number, group in enumerate(getattr(inner, "param_groups", ())):
+        rate = _rate_of_group(group)
+        if isinstance(rate, float):  # the others are among the Parameters
+            rates[f"'lr' of group {number}"] = repr(rate)
+    return rates
+
+
+# The settings
+
+
+def settings_of(optimizer: Any) -> list[Parameter]:
+    """Return the optimizer's Parameters that are settings: neither trained weights nor its state."""
+    inner = inner_of(optimizer)
+    named = [getattr(inner, name, None) for name in ("learning_rate", "momentum")]
+    parameters = parameters_in([*named, list(getattr(inner, "param_groups", ()))])
+    unique = {id(parameter): parameter for parameter in parameters}.values()
+    return excluding(unique, [*inner.parameters, *optimizer.parameters])
+
+
+def parameters_in(value: Any) -> Iterator[Parameter]:
+    """Yield the Parameters in nested containers, Cells and schedulers."""
+    if isinstance(value, Parameter):
+        yield value
+    elif isinstance(value, nn.Cell):
+        yield from value.get_parameters()
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from parameters_in(item)
+    elif hasattr(value, "last_epoch"):  # a scheduler, which is not a Cell
+        yield from parameters_in({name: item for name, item in vars(value).items() if name != "optimizer"})
+
+
+def hyper_parameters(optimizer: Any, scheduler: Any = None) -> dict[str, str]:
+    """Return the optimizer's settings, with those of its schedules and its scheduler, by name, as texts."""
+    inner = inner_of(optimizer)
+    settings: dict[str, str] = {}
+    cells = inner.cells_and_names() if isinstance(inner, nn.Cell) else [("", inner)]
+    for path, cell in cells:
+        attributes = {name: value for name, value in vars(cell).items() if name not in _NO_SETTING}
+        settings |= _setting_texts(attributes, f"{path}." if path else "")
+    if scheduler is not None:
+        attributes = {name: value for name, value in vars(scheduler).items() if name != "optimizer"}
+        settings |= {"scheduler": type(scheduler).__name__, **_setting_texts(attributes, "scheduler.")}
+    return settings
+
+
+def _setting_texts(attributes: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """Return the values that are numbers, words, or containers of these, as texts."""
+    named = {prefix + name: value for name, value in attributes.items() if not name.startswith(_NO_SETTING_BEGINS)}
+    texts = {name: _text(value) for name, value in named.items() if _RANK not in name}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as text; None if it is not a setting, such as an operator or a Parameter."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return str(value)
+    if isinstance(value, (Parameter, nn.Cell)):
+        return None
+    if isinstance(value, Tensor):
+        return _array_text(as_array(value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array_text(np.asarray(value))
+    if isinstance(value, Mapping):
+        texts = [f"{name}: {text}" for name, item in value.items() if (text := _text(item)) is not None]
+        return f"{{{', '.join(texts)}}}" if texts else None
+    if isinstance(value, (list, tuple)):
+        texts = [text for text in map(_text, value) if text is not None]
+        return f"[{', '.join(texts)}]" if texts else None
+    return None
+
+
+def _array_text(array: np.ndarray) -> str:
+    """Return an array as text, exactly; a long one by its digest."""
+    if array.size == 1:
+        return str(array.ravel()[0])  # 0.1 in its own type, of which a Python float shows more digits
+    if array.size <= _LONGEST_ARRAY:
+        return f"[{', '.join(map(str, array.ravel()))}]"
+    return f"{array.size:,} numbers with the digest {digest_of([array])[:12]}"
