@@ -8,11 +8,11 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from . import _check
-from .fitting.runtime import parameters_around, tune
 from .loss.first_look import check_compiles
 from .loss.reductions import REDUCTIONS
 from .network import checks, tree
 from .network.accumulators import seen, unique_name
+from .network.runtime import tune
 from .numerics.collaborators import numerics_of
 from .numerics.ema import Ema, check_not_applied
 from .numerics.nonfinite import SKIP_WINDOW, check_dense
@@ -115,7 +115,7 @@ class Accumulator:
         self._sizes = sizes_of(owner, "accumulate_step", accumulate_step)
         check_compiles(self._sizes.function, "accumulate_step", owner)
         _check.one_of(owner, "reduction", reduction, REDUCTIONS)
-        tune(owner, parameters_around(checks.optimizer(owner, optimizer).parameters))
+        tune(owner, checks.optimizer(owner, optimizer).parameters)
         self.group = group_of(owner, group)
         """Optional[Group], the ranks; None for a single process."""
         self.optimizer = optimizer

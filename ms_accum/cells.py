@@ -13,10 +13,10 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from . import _check
-from .fitting.runtime import tune
 from .loss.gradients import LossAndGradients
 from .network import checks, tree
 from .network.accumulators import agreed, emptied, hidden, loss_scale, new_grad_sum, state, unique_name
+from .network.runtime import tune
 from .numerics.collaborators import NONE, Numerics, numerics_of
 from .numerics.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from .numerics.coupled_window import Coupled

@@ -12,9 +12,9 @@ from mindspore import Tensor, nn
 from . import _check
 from .cells import runner_of
 from .evaluation import evaluation_of
-from .fitting.runtime import tune
 from .network import checks
 from .network.as_found import start_training
+from .network.runtime import tune
 from .numerics.collaborators import numerics_of
 from .numerics.coupled import objective_of
 from .numerics.ema import Ema, check_not_applied

@@ -11,10 +11,10 @@ from mindspore.train import Loss
 from mindspore.train.metrics import get_metrics, names
 
 from . import _check
-from .fitting.runtime import tune
 from .loss.forms import runnable
 from .loss.objective import Objective
 from .network.as_found import training_mode
+from .network.runtime import tune
 from .numerics.ema import Ema, averaged
 from .ranks.agreement import take_from_rank_0
 from .ranks.parallel import Group, as_on_rank_0, total

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
 from .. import _check
-from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
 from ..network import checks
 from ..network.accumulators import loss_scale
 from ..network.first_update import FirstUpdate
+from ..network.out_of_memory import memory_advised
 from ..network.tree import gives_rows
 from ..numerics.collaborators import NONE, Numerics
 from ..numerics.coupled import LossOfBatch

@@ -1,7 +1,8 @@
-"""Is an error an out-of-memory error, and which settings help?"""
+"""Recognizes out-of-memory errors, and adds the settings that help to their messages."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,10 +39,10 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     if rows == 1:
         rest = "so use a smaller network, an optimizer with less state or more memory"
         return f"{failed}: a micro-batch can't be smaller, {rest}"
-    half = rows >> 1
+    half = rows // 2
     if window is None:
         return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
-    halved = len(range(0, rows * window, half))
+    halved = math.ceil(rows * window / half)
     return (
         f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
         f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"

@@ -1,4 +1,4 @@
-"""Which environment variables make MindSpore's CPU runtime fast?
+"""Sets the environment variables that make MindSpore's CPU runtime fast.
 
 The runtime reads them when it runs its first kernel, so constructors can set them after MindSpore is imported.
 """
@@ -9,14 +9,12 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import Parameter, nn
 
 from .. import _check
-from ..ranks.parallel import networks_of
 
 # On AVX-512 machines the oneDNN in the wheel runs convolutions in a slow reference kernel; limited to AVX2 it uses a
 # fast one. Matrix products are faster without the limit, so it is set only for networks with convolutions.
@@ -40,8 +38,9 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
     """Set environment variables that make MindSpore's CPU runtime fast for a network.
 
     `GradientAccumulation`, `Accumulator`, `TrainForwardBackward` and `evaluate` do this automatically and log it with
-    level INFO. Call it yourself if the network runs before you create one of them. Results differ by rounding only. On
-    other devices it does nothing. Variables that are already set are kept:
+    level INFO. Call it yourself if the network runs before you create one of them, or if all convolutions are frozen
+    and you create an `Accumulator`, which sees only the parameters of its optimizer. Results differ by rounding only.
+    On other devices it does nothing. Variables that are already set are kept:
     ``MS_DEV_HOST_BLOCKING_RUN=0 ONEDNN_MAX_CPU_ISA=DEFAULT`` in the environment keeps MindSpore's defaults.
 
     Args:
@@ -71,7 +70,7 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
 
     Args:
         owner (str): the name used in messages.
-        parameters (Iterable[Parameter]): the network's parameters, read only if needed.
+        parameters (Iterable[Parameter]): the network's parameters; of those of an optimizer, frozen ones are missing.
     """
     chosen, late = _set(parameters)
     if chosen:
@@ -80,13 +79,6 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
     if late and _LATE not in _logged:
         _logged.add(_LATE)
         _log.warning(_LATE, owner)
-
-
-def parameters_around(parameters: Iterable[Parameter]) -> Iterable[Parameter]:
-    """Yield these parameters, then all parameters of the networks that contain them, such as a frozen backbone."""
-    parameters = tuple(parameters)
-    yield from parameters
-    yield from chain.from_iterable(network.get_parameters() for network in networks_of(parameters))
 
 
 def keep_cpu_defaults() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ms_accum.fitting.out_of_memory import is_out_of_memory, memory_advice
+from ms_accum.network.out_of_memory import is_out_of_memory, memory_advice
 
 # As they stand in the libraries of MindSpore 2.10; the first two also as caught in a process with RLIMIT_DATA.
 MEMORY = [

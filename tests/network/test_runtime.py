@@ -18,7 +18,7 @@ import train as training
 from conftest import CORES
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
-from ms_accum.fitting import runtime
+from ms_accum.network import runtime
 from programs import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def test_too_late_is_said(monkeypatch):
 SAYS_DEFAULT = f"""
 import os
 os.environ["{KERNELS}"] = "DEFAULT"
-from ms_accum.fitting.runtime import _has_avx512, _uses_avx512
+from ms_accum.network.runtime import _has_avx512, _uses_avx512
 print(_has_avx512() == _uses_avx512())
 """
 
@@ -165,19 +165,18 @@ def test_constructors_print_nothing(capfd):
 def test_constructors_leave_what_the_user_set(owner, monkeypatch, caplog):
     for name in (KERNELS, HOST):
         monkeypatch.setenv(name, "his own")
-    monkeypatch.setattr(runtime, "networks_of", None)  # nothing is searched for what is set
     with caplog.at_level(logging.INFO, "ms_accum"):
         TUNING[owner](LeNet5())
     assert os.environ[KERNELS] == os.environ[HOST] == "his own" and not caplog.messages
 
 
-@pytest.mark.parametrize("frozen", [True, False])
-def test_an_accumulator_finds_a_frozen_convolution(frozen):
-    network = nn.SequentialCell(nn.Conv2d(1, 2, 3) if frozen else nn.Identity(), nn.Flatten(), nn.Dense(8, 2))
+def test_an_accumulator_does_not_see_a_frozen_convolution():
+    network = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Dense(8, 2))
     for parameter in network[0].get_parameters():
         parameter.requires_grad = False
     TUNING["Accumulator"](network)
-    assert (KERNELS in os.environ) is frozen and os.environ[HOST] == "1"
+    assert KERNELS not in os.environ and os.environ[HOST] == "1"
+    assert tune_cpu(network) == {KERNELS: "AVX2"}
 
 
 def test_constructors_log_once_that_it_is_too_late(monkeypatch, caplog):
