@@ -1,4 +1,4 @@
-"""Which learning rate fits the effective batch, and the first updates?"""
+"""Learning rates for a larger effective batch, and rates by update."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class _RateByUpdate(LearningRateSchedule):
 
     def __init__(self, rates: Sequence[float]):
         super().__init__()
-        self.rates, self.last = Tensor(rates, ms.float32), len(rates) - 1
+        self.rates = Tensor(rates, ms.float32)
+        self.last = len(rates) - 1
 
     def construct(self, global_step: Any) -> Any:
         return self.rates[ops.minimum(global_step, self.last)]

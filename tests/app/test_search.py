@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ms_accum import find_micro_batch_size
-from ms_accum.fitting.batch_size import _next_rows, search
-from ms_accum.fitting.trials import Trial
+from ms_accum.app.search import _next_rows, search
+from ms_accum.app.trials import Trial
 
 
 def attempts(peak, limit):

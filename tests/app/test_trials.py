@@ -16,7 +16,7 @@ import pytest
 import memory_runs as runs
 from helpers import gone
 from ms_accum import find_micro_batch_size
-from ms_accum.fitting.trials import Trial, peak_of, run_trial
+from ms_accum.app.trials import Trial, peak_of, run_trial
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ from functools import partial
 sys.path[:0] = sys.argv[1:3]
 import memory_runs as runs
 from helpers import gone
-from ms_accum.fitting import trials
+from ms_accum.app import trials
 if __name__ == "__main__":
     trial = partial(getattr(runs, sys.argv[3]), sys.argv[4])
     print(trials.run_trial("test", trial, int(sys.argv[5]), int(sys.argv[6])).fits)

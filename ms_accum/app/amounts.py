@@ -1,4 +1,4 @@
-"""How is an amount of memory parsed and printed?"""
+"""Reads and writes amounts of memory, such as "2GiB"."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ RULE = "an amount of memory above 0, such as '2GiB', '512 MB' or a number of byt
 
 def from_text(text: str) -> int | None:
     """Convert a text such as "1.5 GiB" to bytes; None if it is not an amount above 0."""
-    found = _TEXT.fullmatch(text)
-    unit = _UNITS.get(found[2].lower()) if found else None
-    size = float(found[1]) * unit if found and unit else 0
+    match = _TEXT.fullmatch(text)
+    if not match or match[2].lower() not in _UNITS:
+        return None
+    size = float(match[1]) * _UNITS[match[2].lower()]
     return int(size) if 1 <= size < math.inf else None  # float makes 400 digits infinity
 
 
@@ -31,11 +32,6 @@ def amount(owner: str, name: str, value: Any) -> int:
     if size is None or size < 1:
         _check.refuse(ValueError, owner, name, RULE, repr(value))
     return size
-
-
-def mib(size: int) -> str:
-    """Format bytes in MiB."""
-    return f"{size / 2**20:,.2f} MiB"
 
 
 def short(size: int) -> str:

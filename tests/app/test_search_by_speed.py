@@ -10,10 +10,8 @@ import pytest
 
 import memory_runs as runs
 from ms_accum import find_micro_batch_size
-from ms_accum.fitting.batch_size import MicroBatch
-from ms_accum.fitting.found_before import FoundBefore
-from ms_accum.fitting.splits import sizes
-from ms_accum.fitting.trials import Trial, run_trial
+from ms_accum.app.search import FoundBefore, MicroBatch, sizes
+from ms_accum.app.trials import Trial, run_trial
 
 MIB = 2**20
 on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")

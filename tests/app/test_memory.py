@@ -15,11 +15,11 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import memory_runs as runs
-import ms_accum.fitting.memory
+import ms_accum.app.memory
 from helpers import Recorder, forward_of, values
 from model_zoo import LeNet5
 from ms_accum import find_micro_batch_size, memory_report
-from ms_accum.fitting.trials import run_trial
+from ms_accum.app.trials import run_trial
 
 PARAMETERS = 83  # MB: 21 million in float32
 
@@ -125,7 +125,7 @@ def test_nothing_is_changed(mode, monkeypatch):
         report_of(network, loss_fn=_planted)
     assert footprint(network) == before
     monkeypatch.setattr(
-        ms_accum.fitting.memory, "left_as_found", lambda *_, **__: contextlib.nullcontext(network.set_train())
+        ms_accum.app.memory, "left_as_found", lambda *_, **__: contextlib.nullcontext(network.set_train())
     )
     ms.set_context(mode=ms.PYNATIVE_MODE)
     before = footprint(network)
@@ -228,9 +228,7 @@ def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, man
     (less,), (more,) = (peaks(tmp_path, name, rows, "2x4") for rows in (few, many))
     measured = (more - less) / (many - few)
     assert low < measured / kept_per_row(name) < high
-    monkeypatch.setattr(
-        ms_accum.fitting.memory, "_storages", lambda tensors: dict(enumerate(t.nbytes for t in tensors))
-    )
+    monkeypatch.setattr(ms_accum.app.memory, "_storages", lambda tensors: dict(enumerate(t.nbytes for t in tensors)))
     assert not low < measured / kept_per_row(name) < high  # the mutant counts what is shared again, and parameters
 
 

@@ -1,21 +1,19 @@
-"""How much memory does training need?"""
+"""Reports the memory that training needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from .. import _check
 from ..network import checks
 from ..network.as_found import left_as_found
 from ..network.parameters import without
-from . import amounts
 
 _OWNER = "memory_report"
-_FLOAT32 = 4
 
 
 @_check.documented
@@ -36,9 +34,11 @@ class MemoryReport(NamedTuple):
     """int, the sum of the amounts above, without unknown ones."""
 
     def __str__(self) -> str:
-        rows = {name: "unknown" if size is None else amounts.mib(size) for name, size in self._asdict().items()}
-        names, sizes = max(map(len, rows)), max(map(len, rows.values()))
-        return "\n".join(f"{name:{names}}  {size:>{sizes}}" for name, size in rows.items())
+        sizes = {
+            name: "unknown" if size is None else f"{size / 2**20:,.2f} MiB" for name, size in self._asdict().items()
+        }
+        width = max(map(len, sizes.values()))
+        return "\n".join(f"{name:15}  {size:>{width}}" for name, size in sizes.items())
 
 
 def memory_report(
@@ -94,26 +94,27 @@ def memory_report(
     if micro_batch is not None:
         with left_as_found(network, trained, training=True, loss_fn=loss_fn):
             activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
-    parts = (
-        _size(network.get_parameters()),
-        _size(trained),
-        _FLOAT32 * sum(parameter.size for parameter in trained) if window > 1 else 0,
-        _size(without(optimizer.get_parameters(), trained)),
-        activations,
-    )
-    return MemoryReport(*parts, total=sum(part or 0 for part in parts))
+    sizes = {
+        "parameters": _size(network.get_parameters()),
+        "gradients": _size(trained),
+        "accumulators": sum(4 * parameter.size for parameter in trained) if window > 1 else 0,  # float32
+        "optimizer_state": _size(without(optimizer.get_parameters(), trained)),
+    }
+    return MemoryReport(**sizes, activations=activations, total=sum(sizes.values()) + (activations or 0))
 
 
-def _size(parameters: Any) -> int:
-    return sum(parameter.size * parameter.itemsize for parameter in parameters)
+def _size(parameters: Iterable[Parameter]) -> int:
+    return sum(parameter.nbytes for parameter in parameters)
 
 
-def _columns(micro_batch: Any) -> tuple:
+def _columns(micro_batch: Any) -> tuple[Tensor, ...]:
     columns = micro_batch if isinstance(micro_batch, (tuple, list)) else (micro_batch,)
     return tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
 
 
-def _kept_for_backward(network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence) -> int | None:
+def _kept_for_backward(
+    network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence[Tensor]
+) -> int | None:
     """Return the bytes stored between forward and backward; None if the hook was not called, as under `ms.jit`.
 
     Each storage is counted once; Parameters and the micro-batch itself are not counted.
@@ -124,17 +125,18 @@ def _kept_for_backward(network: nn.Cell, loss_fn: Callable | None, parameters: A
         saved.append(tensor)
         return len(saved) - 1  # returning the tensor would create a reference cycle with the graph
 
-    def forward(*inputs: Any) -> Any:
+    def forward(*inputs: Tensor) -> Tensor:
         with ms.saved_tensors_hooks(pack, saved.__getitem__):
             return network(*inputs) if loss_fn is None else loss_fn(network(inputs[0]), *inputs[1:])
 
     loss, _ = ms.value_and_grad(forward, None, parameters)(*columns)
     loss.asnumpy()  # PyNative runs asynchronously: wait until it is done
-    there = _storages((*network.get_parameters(), *columns))
-    kept = {pointer: size for pointer, size in _storages(saved).items() if pointer not in there}
-    seen = bool(saved)
+    if not saved:
+        return None
+    not_counted = _storages((*network.get_parameters(), *columns))
+    stored = _storages(saved)
     saved.clear()
-    return sum(kept.values()) if seen else None
+    return sum(size for address, size in stored.items() if address not in not_counted)
 
 
 def _storages(tensors: Sequence) -> dict[int, int]:
