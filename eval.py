@@ -47,15 +47,13 @@ from mindspore import nn
 
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
+from ms_accum.app.report_page import Answers, Subject, page, place_of, write_page
+from ms_accum.app.series import FILE, Metrics, read
 from ms_accum.evaluation import evaluate_seen
-from ms_accum.fitting.runtime import keep_cpu_defaults
+from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
 from ms_accum.program.report import show
 from ms_accum.program.steps import choose_device, versions_with
-from ms_accum.results.diagnosis import Answers
-from ms_accum.results.report_file import place_of, write_page
-from ms_accum.results.report_page import Subject, page
-from ms_accum.results.series import FILE, Metrics, read
 from ms_accum.saving.checkpoint import CheckpointError, differences, load_model, load_parameters
 from ms_accum.saving.model_record import read_record
 from ms_accum.zoo import DataError, create_dataset

@@ -53,9 +53,9 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, evaluate, tune_cpu, verify
+from ms_accum.app.rates import rate_by_update
 from ms_accum.evaluation import evaluate_together
-from ms_accum.fitting.rates import rate_by_update
-from ms_accum.fitting.runtime import keep_cpu_defaults
+from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.numerics.loss_scale import mixed, scaler_of
 from ms_accum.program import plan, steps
 from ms_accum.ranks.parallel import comes_first

@@ -1,15 +1,15 @@
 from .accumulator import Accumulator as Accumulator
+from .app.memory import MemoryReport as MemoryReport
+from .app.memory import memory_report as memory_report
+from .app.rates import scale_learning_rate as scale_learning_rate
+from .app.search import MicroBatch as MicroBatch
+from .app.search import find_micro_batch_size as find_micro_batch_size
+from .app.tensorboard import TensorBoardLog as TensorBoardLog
 from .cells import TrainClear as TrainClear
 from .cells import TrainForwardBackward as TrainForwardBackward
 from .cells import TrainOptim as TrainOptim
 from .driver import GradientAccumulation as GradientAccumulation
 from .evaluation import evaluate as evaluate
-from .fitting.batch_size import MicroBatch as MicroBatch
-from .fitting.batch_size import find_micro_batch_size as find_micro_batch_size
-from .fitting.memory import MemoryReport as MemoryReport
-from .fitting.memory import memory_report as memory_report
-from .fitting.rates import scale_learning_rate as scale_learning_rate
-from .fitting.runtime import tune_cpu as tune_cpu
 from .flush_tail import FlushTail as FlushTail
 from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
 from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
@@ -18,6 +18,7 @@ from .layers.dropout import replace_dropout as replace_dropout
 from .layers.pooled import pool_batch_norm as pool_batch_norm
 from .loop import ResumableLoop as ResumableLoop
 from .loop import SaveStates as SaveStates
+from .network.runtime import tune_cpu as tune_cpu
 from .numerics.coupled import CoupledLoss as CoupledLoss
 from .numerics.ema import Ema as Ema
 from .numerics.noise_scale import NoiseScale as NoiseScale
@@ -26,7 +27,6 @@ from .ranks.parallel import Group as Group
 from .ranks.parallel import own_group as own_group
 from .ranks.parallel import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
-from .results.tensorboard import TensorBoardLog as TensorBoardLog
 from .saving.checkpoint import CheckpointError as CheckpointError
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped

@@ -161,7 +161,7 @@ def train_whole(effective_batch, rows, report=()):
 
 def peak():
     """Return the peak so far in MB."""
-    from ms_accum.fitting.trials import peak_of
+    from ms_accum.app.trials import peak_of
 
     return peak_of("self") / 2**20
 

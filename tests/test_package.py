@@ -24,7 +24,7 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, SETUPTOOLS = CONFIG["project"], CONFIG["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Requirements by what is imported, where the names differ.
-DISTRIBUTIONS = {"google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 
 
 def lines(name):

@@ -66,7 +66,7 @@ def batch_norm(data: str, seed: int) -> Iterator:
 
     from model_zoo import SmallResNet, create_dataset
     from ms_accum import evaluate, updates_per_epoch
-    from ms_accum.fitting.rates import rate_by_update
+    from ms_accum.app.rates import rate_by_update
 
     yield {"mindspore": ms.__version__}
     ms.set_context(mode=ms.GRAPH_MODE)

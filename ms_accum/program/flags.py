@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn
 
 from .. import _check
-from ..fitting.amounts import RULE, from_text
+from ..app.amounts import RULE, from_text
 from ..window.ends import TAILS
 from .main import CHECKPOINT, USAGE, Failure, exit_code
 

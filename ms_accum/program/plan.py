@@ -7,12 +7,12 @@ from typing import Any
 
 from mindspore import nn
 
-from ..fitting.amounts import short
-from ..fitting.batch_size import MicroBatch
-from ..fitting.trials import on_host
+from ..app.amounts import short
+from ..app.metrics import ends_with_evaluation
+from ..app.search import MicroBatch
+from ..app.trials import on_host
 from ..numerics.noise_scale import NoiseScale
 from ..ranks.parts import Part
-from ..results.metrics import ends_with_evaluation
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_record import DEFAULT
 from ..window.ends import updates_per_epoch

@@ -13,12 +13,11 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..fitting.batch_size import find_micro_batch_size
-from ..fitting.found_before import FoundBefore
+from ..app.metrics import MetricsFile, logged
+from ..app.search import FoundBefore, find_micro_batch_size
+from ..app.tensorboard import TensorBoardLog
 from ..numerics.ema import averaged
 from ..ranks.parallel import AUTO, Group, group_of, is_first, is_launched, total
-from ..results.metrics import MetricsFile, logged
-from ..results.tensorboard import TensorBoardLog
 from ..saving.checkpoint import CheckpointError, check_folder, check_name, save_model
 from ..saving.checkpointer import Checkpointer, Stopped
 from ..saving.files import remove_leftovers

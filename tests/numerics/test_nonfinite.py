@@ -12,8 +12,8 @@ from mindspore.train import Model
 
 from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
+from ms_accum.app.metrics import MetricsFile
 from ms_accum.numerics import nonfinite
-from ms_accum.results.metrics import MetricsFile
 from reference import miss
 from runs import stop_after
 from test_train_step import dataset

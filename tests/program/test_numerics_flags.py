@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_accum.fitting.rates import rate_by_update
+from ms_accum.app.rates import rate_by_update
 from ms_accum.program.main import CHECKPOINT, OK, TRAINING, USAGE
 from ms_accum.saving.checkpoint import load_parameters
 from ms_accum.saving.model_record import read_record

@@ -26,8 +26,8 @@ from idx_files import zipped
 from loopback import sends, serving
 from model_zoo import DataError, download_mnist
 from ms_accum import inspect as inspection
-from ms_accum import plot as plotting
 from ms_accum._check import LINE, one_line, visible
+from ms_accum.app import plots as plotting
 from ms_accum.program.main import OK, USAGE, Failure, lasting_streams, run
 from ms_accum.program.report import Lines, say, show
 from ms_accum.ranks.member import last_words

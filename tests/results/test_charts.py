@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ms_accum.results.charts import HEIGHT, MOST_POINTS, WIDTH, data_address, line_chart, pixels, png, ticks
+from ms_accum.app.report_page import HEIGHT, MOST_POINTS, WIDTH, data_address, line_chart, pixels, png, ticks
 
 pytestmark = pytest.mark.host
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
 from xml.etree import ElementTree
@@ -9,9 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ms_accum.results import plots
-from ms_accum.results.plots import PANELS, draw, figure_of, names_of, pictures_in, style
-from ms_accum.results.series import read
+from ms_accum.app import plots
+from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_of, names_of, running, style
+from ms_accum.app.series import read
 
 pytestmark = pytest.mark.host
 matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
@@ -77,15 +79,15 @@ def test_each_panel_shows_its_values(tmp_path, panels):
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement"),
+    ("label", "points"),
     [
-        ("_accuracy", lambda run: plots.Curve(np.arange(2.0), np.array([0.25, 0.5]))),
-        ("_skipped", lambda run: plots.Curve(run.numbers("update"), run.numbers("skipped"))),
-        ("_speed", lambda run: plots.Curve(run.numbers("update"), run.numbers("seconds"))),
+        ("test accuracy", lambda run: (np.arange(2.0), np.array([0.25, 0.5]))),
+        ("skipped windows", lambda run: (run.numbers("update"), run.numbers("skipped"))),
+        ("images/s", lambda run: (run.numbers("update"), run.numbers("seconds"))),
     ],
 )
-def test_a_panel_with_other_values_is_noticed(tmp_path, panels, monkeypatch, name, replacement):
-    changed = [panel._replace(curve=replacement) if panel.curve is getattr(plots, name) else panel for panel in PANELS]
+def test_a_panel_with_other_values_is_noticed(tmp_path, panels, monkeypatch, label, points):
+    changed = [panel._replace(points=points) if panel.label == label else panel for panel in PANELS]
     monkeypatch.setattr(plots, "PANELS", tuple(changed))
     with pytest.raises(AssertionError):
         check_short_run(panels(short_run(tmp_path / "a")))
@@ -130,7 +132,7 @@ def long_run(folder, updates=400, **others):
 def test_what_is_noisy_is_faint_below_its_running_mean(tmp_path, panels):
     run, noise = long_run(tmp_path / "a")
     axes = panels(run)
-    half = plots.half_of(400)
+    half = half_of(400)
     assert half == 10
     means = [noise[max(0, place - half) : place + half + 1].mean() for place in range(400)]
     raw, mean = axes["loss"].get_lines()
@@ -142,10 +144,15 @@ def test_what_is_noisy_is_faint_below_its_running_mean(tmp_path, panels):
     assert len(axes["learning rate"].get_lines()) == len(axes["skipped windows"].get_lines()) == 1
 
 
-def test_the_number_of_points_does_not_grow_with_the_run(tmp_path, panels):
-    axes = panels(long_run(tmp_path / "a", 20_000)[0])
-    assert max(len(line.get_ydata()) for each in axes.values() for line in each.get_lines()) <= 1200
-    assert axes["loss"].get_lines()[0].get_ydata().max() > 1.4999
+def test_the_files_of_a_long_run_are_no_larger_than_a_page_of_pictures(tmp_path):
+    run, _ = long_run(tmp_path / "a", 100_000)
+    contents = draw([run], ["png", "svg"])
+    assert len(contents["png"]) < 300_000 and len(contents["svg"]) < 1_500_000
+
+
+def test_a_mean_of_a_long_run_has_few_points(tmp_path, panels):
+    raw, mean = panels(long_run(tmp_path / "a", 20_000)[0])["loss"].get_lines()
+    assert len(mean.get_ydata()) == 1200 and raw.get_ydata().max() > 1.4999
 
 
 def test_few_values_among_many_gaps_are_drawn(tmp_path, panels):
@@ -165,9 +172,58 @@ def test_one_outlier_does_not_flatten_the_others(tmp_path, panels, monkeypatch):
     lines[200] = {**lines[200], "loss": 1e3, "seconds": 1e-6}
     run = run_of(tmp_path / "b", *lines)
     check_outlier(panels(run))
-    monkeypatch.setattr(plots, "_SHOWN", (0, 100))
+    monkeypatch.setattr(plots, "_OUTLIERS", (0, 100))
     with pytest.raises(AssertionError):
         check_outlier(panels(run))
+
+
+# Running means
+
+
+def by_definition(values, half, places, middle=np.mean):
+    of = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
+    near = [values[max(0, place - half) : place + half + 1] for place in places]
+    return [math.nan if math.isnan(values[place]) else of(each) for place, each in zip(places, near)]
+
+
+def by_differences(values, half, places, middle=np.mean):
+    sums = np.concatenate([[0.0], np.nancumsum(values)])
+    starts, ends = (np.clip(np.arange(len(values)) + by, 0, len(values)) for by in (-half, half + 1))
+    known = np.concatenate([[0], np.cumsum(np.isfinite(values))])
+    means = (sums[ends] - sums[starts]) / np.maximum(known[ends] - known[starts], 1)
+    return np.where(np.isfinite(values), means, math.nan)[places]
+
+
+def gaps_as_zeros(values, half, places, middle=np.mean):
+    return np.where(np.isfinite(values[places]), running(np.nan_to_num(values), half, places, middle), math.nan)
+
+
+def of_more(values, half, places, middle=np.mean):
+    return running(values, half + 1, places, middle)
+
+
+def always_the_mean(values, half, places, middle=np.mean):
+    return running(values, half, places)
+
+
+def check_running(function, rng):
+    for length, half, middle in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
+        values = rng.randn(length)
+        values[5:7] = values[-2:] = NAN
+        values[20:21] = 1e20
+        for places in (np.arange(length), np.arange(length)[::7]):
+            expected = by_definition(values, half, places, middle)
+            np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_running_mean_is_that_of_the_neighbours(rng):
+    check_running(running, rng)
+
+
+@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
+def test_other_means_are_noticed(function, rng):
+    with pytest.raises(AssertionError):
+        check_running(function, rng)
 
 
 # Several runs
@@ -192,7 +248,7 @@ def luminance(colour):
 def test_colours_are_seen_on_white():
     import matplotlib.colors  # noqa: F401
 
-    assert min(1.05 / (luminance(colour) + 0.05) for colour in plots._COLOURS) > 2
+    assert min(1.05 / (luminance(colour) + 0.05) for colour in COLOURS) > 2
     assert 1.05 / (luminance("#F0E442") + 0.05) < 2  # the yellow, which is left out
 
 
@@ -212,22 +268,23 @@ def test_the_files_are_a_light_picture_and_text(tmp_path):
 
     runs = [short_run(tmp_path / STRANGE), run_of(tmp_path / "b", window(1))]
     with matplotlib.rc_context({"figure.facecolor": "black", "axes.facecolor": "black", "svg.fonttype": "path"}):
-        draw(runs, pictures_in(tmp_path))
+        contents = draw(runs, ["png", "svg"])
         assert matplotlib.rcParams["figure.facecolor"] == "black"
-    picture = imread(tmp_path / "metrics.png")
+    picture = imread(io.BytesIO(contents["png"]))
     assert picture.shape[0] >= 900 and (picture[:5, :5] == 1).all() and np.median(picture[..., :3]) == 1
-    texts = [each.text for each in ElementTree.parse(tmp_path / "metrics.svg").iter() if each.tag.endswith("}text")]
+    texts = [each.text for each in ElementTree.fromstring(contents["svg"]).iter() if each.tag.endswith("}text")]
     assert {*LABELS, "updates"} <= set(texts) and [text.strip() for text in texts].count(STRANGE) == 1
 
 
 def test_the_same_metrics_are_the_same_files(tmp_path):
     run = short_run(tmp_path / "a")
-    seen = []
-    for folder in (tmp_path / "1", tmp_path / "2"):
-        folder.mkdir()
-        draw([run], pictures_in(folder))
-        seen.append([(folder / name).read_bytes() for name in ("metrics.png", "metrics.svg")])
-    assert seen[0] == seen[1]
+    assert draw([run], ["png", "svg"]) == draw([run], ["png", "svg"])
+
+
+def test_a_mark_is_a_line_in_each_panel(tmp_path):
+    with style():
+        figure = figure_of([short_run(tmp_path / "a")], mark=3)
+    assert [axes.get_lines()[-1].get_xdata() for axes in figure.axes] == [[3, 3]] * 6
 
 
 def test_a_single_run_is_the_title(tmp_path):

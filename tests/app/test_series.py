@@ -1,17 +1,15 @@
-"""Are the metrics of a run read, smoothed and thinned as they are?"""
+"""Are the metrics of a run read, and written as a table, as they are?"""
 
 from __future__ import annotations
 
 import csv
-import itertools
 import json
-import math
 
 import numpy as np
 import pytest
 
-from ms_accum.results import series
-from ms_accum.results.series import read, running, thinned
+from ms_accum.app import series
+from ms_accum.app.series import read
 
 pytestmark = pytest.mark.host
 NAN = float("nan")
@@ -169,91 +167,3 @@ def test_a_table_has_no_more_columns_than_a_run_writes(tmp_path):
     assert len(table_of(tmp_path, {**FIRST, **{f"n{number}": 1 for number in range(192)}}).splitlines()) == 2
     with pytest.raises(ValueError, match=r"^'.*metrics.jsonl' has 307 names of values; a table has at most 200$"):
         table_of(tmp_path, *({**FIRST, f"n{number}": 1} for number in range(300)))
-
-
-# Running means
-
-
-def by_definition(values, half, places, middle=np.mean):
-    of = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
-    near = [values[max(0, place - half) : place + half + 1] for place in places]
-    return [math.nan if math.isnan(values[place]) else of(each) for place, each in zip(places, near)]
-
-
-def by_differences(values, half, places, middle=np.mean):
-    sums = np.concatenate([[0.0], np.nancumsum(values)])
-    starts, ends = (np.clip(np.arange(len(values)) + by, 0, len(values)) for by in (-half, half + 1))
-    known = np.concatenate([[0], np.cumsum(np.isfinite(values))])
-    means = (sums[ends] - sums[starts]) / np.maximum(known[ends] - known[starts], 1)
-    return np.where(np.isfinite(values), means, math.nan)[places]
-
-
-def gaps_as_zeros(values, half, places, middle=np.mean):
-    return np.where(np.isfinite(values[places]), running(np.nan_to_num(values), half, places, middle), math.nan)
-
-
-def of_more(values, half, places, middle=np.mean):
-    return running(values, half + 1, places, middle)
-
-
-def always_the_mean(values, half, places, middle=np.mean):
-    return running(values, half, places)
-
-
-def check_running(function, rng):
-    for length, half, middle in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
-        values = rng.randn(length)
-        values[5:7] = values[-2:] = NAN
-        values[20:21] = 1e20
-        for places in (np.arange(length), np.arange(length)[::7]):
-            expected = by_definition(values, half, places, middle)
-            np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_running_mean_is_that_of_the_neighbours(rng):
-    check_running(running, rng)
-
-
-@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
-def test_other_means_are_noticed(function, rng):
-    with pytest.raises(AssertionError):
-        check_running(function, rng)
-
-
-# Thinned curves
-
-
-def check_thinned(thin):
-    values = np.sin(np.arange(10_007) / 900)
-    values[5003], values[7001] = 9, -9
-    values[2000:4000] = NAN
-    places, found = thin(values, 100)
-    assert len(places) == len(found) <= 100 and list(places) == sorted(places) and places[-1] < len(values)
-    assert np.nanmax(found) == 9 and np.nanmin(found) == -9
-    np.testing.assert_allclose(places[np.array([np.nanargmax(found), np.nanargmin(found)])], [5003, 7001], atol=201)
-    assert np.isnan(found[(places >= 2000) & (places < 3700)]).all() and np.isfinite(found[places >= 4000]).all()
-    short = np.array([1.0, NAN, 2.0])
-    places, found = thin(short, 3)
-    np.testing.assert_array_equal((places, found), ([0, 1, 2], short))
-
-
-def every_so_many(values, most):
-    places = np.linspace(0, len(values) - 1, min(most, len(values))).astype(int)
-    return places, values[places]
-
-
-def one_gap_hides_its_neighbours(values, most):
-    places, found = thinned(values, most)
-    return (places, found) if len(values) <= most else (places, np.where(places > 9000, NAN, found))
-
-
-def test_a_thinned_curve_has_its_extremes_and_its_gaps():
-    check_thinned(thinned)
-
-
-@pytest.mark.parametrize(
-    "thin", [every_so_many, one_gap_hides_its_neighbours, lambda values, most: thinned(values, 200)]
-)
-def test_other_curves_are_noticed(thin):
-    with pytest.raises(AssertionError):
-        check_thinned(thin)

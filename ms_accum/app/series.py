@@ -1,7 +1,4 @@
-"""What does a file of metrics hold about each update?
-
-NumPy and the standard library only: MindSpore's import takes seconds.
-"""
+"""Reads the metrics of a run, and writes them as a table. Does not import MindSpore, which takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,38 +57,37 @@ def read(folder: str | os.PathLike[str]) -> Metrics:
         ValueError: If it has no updates, or a line that is empty or damaged.
     """
     path = Path(folder, FILE)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"'{folder}' is not a folder; give the folder of a run")
     if not path.is_file():
-        raise FileNotFoundError(f"'{folder}' has no {FILE}; give the folder of a run")
+        missing = f"has no {FILE}" if path.parent.is_dir() else "is not a folder"
+        raise FileNotFoundError(f"'{folder}' {missing}; give the folder of a run")
     windows: list[Mapping[str, Any]] = []
     evaluations = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            found = _parsed(line)
-            if found is None and not line.endswith(b"\n"):
-                break
-            if found is None:
+            fields = _parsed(line)
+            if fields is None:
+                if not line.endswith(b"\n"):
+                    break
                 raise ValueError(f"line {number} of '{path}' is {'damaged' if line.strip() else 'empty'}")
-            if "update" in found:
-                windows.append(found)
+            if "update" in fields:
+                windows.append(fields)
             else:
-                evaluations.append(Evaluation(len(windows), found["updates"], found))
+                evaluations.append(Evaluation(len(windows), fields["updates"], fields))
     if not windows:
         raise ValueError(f"'{path}' has no updates")
     return Metrics(path, windows, evaluations)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return what a line says of a window or of an evaluation; None if it is damaged."""
+    """Return the fields of a window or of an evaluation; None if the line is damaged."""
     try:
-        found = json.loads(line.decode())
+        fields = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or type(found.get("update", found.get("updates"))) is not int:
+    if not isinstance(fields, dict) or type(fields.get("update", fields.get("updates"))) is not int:
         return None
-    fields = _NUMBERS if "update" in found else found
-    return found if all(isinstance(found.get(name), (int, float, type(None))) for name in fields) else None
+    numbers = _NUMBERS if "update" in fields else fields
+    return fields if all(isinstance(fields.get(name), (int, float, type(None))) for name in numbers) else None
 
 
 def finite(value: Any) -> float:
@@ -112,11 +108,13 @@ def table_of(metrics: Metrics) -> str:
         ValueError: If it would have more columns than a run writes: its cells are lines times names.
     """
     measured: dict[int, dict[str, Any]] = {}
-    for each in metrics.evaluations:
-        results = {name: value for name, value in each.results.items() if name not in _NO_MEASURE}
-        measured.setdefault(each.after - 1, {}).update(results)
+    for evaluation in metrics.evaluations:
+        results = {name: value for name, value in evaluation.results.items() if name not in _NO_MEASURE}
+        measured.setdefault(evaluation.after - 1, {}).update(results)
     rows = [{**window, **measured.get(number, {})} for number, window in enumerate(metrics.windows)]
-    names = _in_order(metrics.windows) | _in_order(list(measured.values()))
+    names: dict[str, None] = {}  # in the order in which they appear first, those of windows before all others
+    for row in (*metrics.windows, *measured.values()):
+        names.update(dict.fromkeys(row))
     if len(names) > _COLUMNS:
         raise ValueError(f"'{metrics.path}' has {len(names):,} names of values; a table has at most {_COLUMNS}")
     text = io.StringIO()
@@ -124,15 +122,6 @@ def table_of(metrics: Metrics) -> str:
     table.writerow(map(_text_cell, names))
     table.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
-
-
-def _in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
-    """Return the names in the order in which they appear first."""
-    found: dict[str, None] = {}
-    for row in rows:
-        if not found.keys() >= row.keys():
-            found.update(dict.fromkeys(row))
-    return found
 
 
 def _cell(value: Any) -> Any:
@@ -148,35 +137,3 @@ def _text_cell(text: str) -> str:
     """Return a text for a table: one visible line, which spreadsheets do not take for a formula."""
     shown = one_line(text)
     return f"'{shown}" if shown.lstrip()[:1] in _FORMULA else shown
-
-
-def running(values: np.ndarray, half: int, places: np.ndarray, middle: Callable = np.mean) -> np.ndarray:
-    """Return at some places the middle of the values there, `half` values before and `half` after.
-
-    NaN count for nothing, and stay NaN. Each mean has a sum of its own: differences of cumulative sums would lose what
-    is small after a large value.
-
-    Args:
-        values (ndarray): the values.
-        half (int): the number of values on each side.
-        places (ndarray): the numbers of the values to replace by the middle.
-        middle (Callable): ``np.mean`` or ``np.median``. Default: ``np.mean``.
-    """
-    found = np.full(len(places), math.nan)
-    for number, place in enumerate(places):
-        if np.isfinite(values[place]):
-            near = values[max(0, place - half) : place + half + 1]
-            found[number] = middle(near[np.isfinite(near)])
-    return found
-
-
-def thinned(values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return places and values of a curve that looks the same with no more than `most` points.
-
-    Neighbours become the smallest and the largest of them; NaN are left out unless there is nothing else.
-    """
-    if len(values) <= most:
-        return np.arange(len(values)), values
-    starts = np.linspace(0, len(values), most >> 1, endpoint=False).astype(np.int64)
-    ends = [np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)]
-    return np.repeat(starts, 2), np.stack(ends, 1).ravel()

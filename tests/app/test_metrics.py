@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
-from ms_accum.results import metrics
-from ms_accum.results.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
+from ms_accum.app import metrics
+from ms_accum.app.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
 from ms_accum.window.callbacks import Callbacks, Facts
 from update_records import record, tell
 
@@ -149,7 +149,7 @@ def test_a_resumed_run_counts_windows_only(tmp_path):
     check_kept(tmp_path)
 
 
-@pytest.mark.parametrize("marker", ['"no such": ', '"epoch": '])
+@pytest.mark.parametrize("marker", [b'"no such": ', b'"epoch": '])
 def test_lines_that_are_counted_otherwise_are_noticed(tmp_path, monkeypatch, marker):
     """Evaluations as windows, or windows as evaluations."""
     monkeypatch.setattr(metrics, "_EVALUATION", marker)

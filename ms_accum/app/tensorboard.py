@@ -1,4 +1,4 @@
-"""How does TensorBoard show a run?"""
+"""Writes the curves of a run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from ..saving.files import fixed
 from .metrics import numbers_of
 
 _OWNER = "TensorBoardLog"
-_COUNTS = ("correct", "total")  # of an evaluation; its accuracy is drawn
-_OTHER_NAMES = {"eval_loss": "loss"}
 _SECONDS = 1.0  # between two flushes, which wait for the disk
 
 
@@ -62,33 +60,42 @@ class TensorBoardLog(Callback):
         if find_spec("tensorboardX") is None:
             raise ImportError(f"'{_OWNER}' needs tensorboardX. Run: pip install tensorboardX")
         self._file: Any = None
-        self._runs = self._writes = self._replaces = False
-        self._updates: int | None = None
-        self._windows = self._skipped = self._shown = 0
         self._flushed = -math.inf
+        self._runs = False
+        self._writes = False
+        self._replaces = False  # whether the next value is the run's first
+        self._updates: int | None = None  # None before the first window
+        self._windows = 0
+        self._is_shown = True  # whether the number of skipped windows has been written
 
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
-        self._windows, self._updates = args.get("cur_step_num", 0), None
-        self._skipped = self._shown = 0
+        self._windows = args.get("cur_step_num", 0)
+        self._updates = None
+        self._is_shown = True
         self._flushed = -math.inf
-        self._runs = self._replaces = True
+        self._runs = True
+        self._replaces = True
         # Processes that train on their own are no ranks, and may not join a group here.
         self._writes = args.get("device_number", 1) == 1 or is_first(own_group())
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         record = run_context.original_args().record
-        if self._updates is None:  # the run may have been resumed, and windows been skipped before
-            self._skipped = self._shown = max(0, self._windows - record.update + (not record.skipped))
+        if self._updates is None:  # windows before the run may not be known, but its updates are
+            self._windows = max(self._windows, record.update - (not record.skipped))
+        self._windows += 1
         self._updates = record.update
-        self._skipped += record.skipped
+        self._is_shown = not record.skipped
         if record.skipped:
             return  # it has no step of its own; the next update shows it
-        self._shown = self._skipped
-        speed = record.samples / record.seconds if record.seconds > 0 else math.nan
-        values = {"loss": record.loss, "lr": record.lr, "grad_norm": record.grad_norm, "images_per_second": speed}
-        values["skipped"] = self._skipped
-        self._write(record.update, {f"train/{name}": value for name, value in values.items()}, record.update)
+        values = {
+            "train/loss": record.loss,
+            "train/lr": record.lr,
+            "train/grad_norm": record.grad_norm,
+            "train/images_per_second": record.samples / record.seconds if record.seconds > 0 else math.nan,
+            "train/skipped": self._windows - record.update,
+        }
+        self._write(record.update, values, record.update)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         results = run_context.original_args().get("eval_results")
@@ -97,17 +104,22 @@ class TensorBoardLog(Callback):
 
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
         """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
-        shown = {name: value for name, value in numbers_of(results).items() if name not in _COUNTS}
-        values = {f"test/{_OTHER_NAMES.get(name, name)}": value for name, value in shown.items()}
+        numbers = numbers_of(results)
+        values = {
+            f"test/{'loss' if name == 'eval_loss' else name}": value
+            for name, value in numbers.items()
+            if name not in ("correct", "total")
+        }
         self._write(updates, values, updates + 1)
 
     def __exit__(self, *error: object) -> None:
-        if self._updates is not None and self._shown < self._skipped:
+        if self._updates is not None and not self._is_shown:
             # At the step of the update that did not take place: if the run is continued, that is replaced.
-            self._shown, step = self._skipped, self._updates + 1
-            self._write(step, {"train/skipped": self._skipped}, step)
+            step = self._updates + 1
+            self._write(step, {"train/skipped": self._windows - self._updates}, step)
+            self._is_shown = True
         self._runs = False
-        self._save()
+        self._flush()
 
     def _write(self, step: int, values: Mapping[str, float], first: int) -> None:
         """Write values of a step; if they are the run's first, those of steps from `first` on are replaced."""
@@ -122,10 +134,10 @@ class TensorBoardLog(Callback):
         except OSError as error:
             self._give_up(error)
         if not self._runs or time.monotonic() - self._flushed > _SECONDS:
-            self._save()
+            self._flush()
 
-    def _save(self) -> None:
-        """Flush the file, and close it after the run."""
+    def _flush(self) -> None:
+        """Write what is buffered to the disk; after the run, also close the file."""
         self._flushed = time.monotonic()
         if self._file is not None:
             try:
@@ -147,7 +159,7 @@ class TensorBoardLog(Callback):
         self._file = None
 
 
-# Without a SummaryWriter: its thread ends at the first error, such as a full disk, and the next call waits forever.
+# Not with a SummaryWriter: its thread ends at the first error, such as a full disk, and the next call waits forever.
 def _opened(folder: str, first: int | None) -> Any:
     """Return a new file in the folder; TensorBoard discards values of earlier files at steps from `first` on."""
     from tensorboardX import RecordWriter
@@ -156,11 +168,11 @@ def _opened(folder: str, first: int | None) -> Any:
     os.makedirs(folder, exist_ok=True)
     # TensorBoard reads files in the order of their names.
     file = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"))
-    now, step = time.time(), first or 0
-    file.write(Event(wall_time=now, step=step, file_version="brain.Event:2").SerializeToString())
+    header = Event(wall_time=time.time(), step=first or 0, file_version="brain.Event:2")
+    file.write(header.SerializeToString())
     if first is not None:
-        log = SessionLog(status=SessionLog.START)
-        file.write(Event(wall_time=now, step=first, session_log=log).SerializeToString())
+        start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
+        file.write(start.SerializeToString())
     return file
 
 
@@ -168,6 +180,6 @@ def _event(step: int, values: Mapping[str, float]) -> bytes:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    shown = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    found: bytes = Event(wall_time=time.time(), step=step, summary=Summary(value=shown)).SerializeToString()
-    return found
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+    event: bytes = Event(wall_time=time.time(), step=step, summary=summary).SerializeToString()
+    return event

@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ms_accum import plot as plotting
 from ms_accum._check import one_line as shown
+from ms_accum.app import plots as plotting
+from ms_accum.app.series import read
 from ms_accum.program.main import DATA, DISK, OK, USAGE, run
-from ms_accum.results import plots
-from ms_accum.results.series import read
 from programs import ROOT, one_line
 
 pytestmark = pytest.mark.host
@@ -155,7 +154,7 @@ def test_names_that_cannot_be_shown_have_a_mark(runs, capfd, name, matplotlib):
     assert plot(name, "--output=b") == OK
     ElementTree.parse("b/metrics.svg")  # a browser shows it
     assert all(map(str.isprintable, capfd.readouterr().out.splitlines()))
-    assert plots.names_of([read(name)]) == [shown(name)] and shown(name).isprintable()
+    assert plotting.names_of([read(name)]) == [shown(name)] and shown(name).isprintable()
 
 
 @pytest.mark.parametrize(

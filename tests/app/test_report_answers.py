@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from ms_accum.results.diagnosis import Answers, by_class, confusion, interval, most_wrong, probabilities
+from ms_accum.app.report_page import Answers, interval, probabilities
 
 pytestmark = pytest.mark.host
-
-LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
-GUESSES = np.array([0, 1, 2, 1, 2, 2, 1, 1])
-COUNTS = [[1, 1, 1], [0, 1, 1], [0, 2, 1]]
 
 
 def by_counting(labels, guesses, classes):
     pairs = list(zip(labels.tolist(), guesses.tolist()))
     return [[pairs.count((label, guess)) for guess in range(classes)] for label in range(classes)]
-
-
-def test_the_confusion_matrix_has_a_row_for_each_class():
-    found = confusion(LABELS, GUESSES, 3).tolist()
-    assert found == by_counting(LABELS, GUESSES, 3) == COUNTS
-    assert confusion(GUESSES, LABELS, 3).tolist() != COUNTS  # its transpose is another one
 
 
 def coverage(bounds, part, total):
@@ -64,16 +56,6 @@ def test_without_rows_nothing_is_known():
     assert interval(0, 0) == (0.0, 1.0)
 
 
-def test_the_figures_of_each_class():
-    found = by_class(np.array([[1, 1, 3], [0, 0, 0], [0, 0, 4]]))
-    assert [tuple(each) for each in found] == [(5, 1, 2, 3), (0, 0, None, 0), (4, 4, None, 0)]
-    assert [each.accuracy for each in found] == [0.2, None, 1.0]
-
-
-def test_right_answers_are_not_the_most_frequent_mistake():
-    assert by_class(np.array([[90, 2], [9, 1]]))[0].mistaken_for == 1
-
-
 def test_the_probabilities_are_the_softmax(rng):
     scores = rng.randn(5, 4)
     expected = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
@@ -87,31 +69,23 @@ def test_scores_that_are_not_finite_have_no_probability_and_others_keep_theirs()
     np.testing.assert_array_equal(found, [[nan, nan], [nan, nan], [0, 1], [0.5, 0.5]])
 
 
-def check_most_wrong(choose):
-    labels, guesses = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 0, 2, 0, 1])
-    certain = np.array([0.5, 0.99, 0.8, np.nan, 0.8, 0.9])
-    assert choose(labels, guesses, certain, 9).tolist() == [5, 2, 4, 0, 3]
-    assert choose(labels, guesses, certain, 2).tolist() == [5, 2]
-    assert choose(labels, labels, certain, 2).tolist() == []
+def worst_of(labels, guesses, certain, keep):
+    """Return the numbers of the most certain wrong answers, by definition."""
+    numbers = [n for n in range(len(labels)) if labels[n] != guesses[n]]
+    return sorted(numbers, key=lambda n: math.inf if math.isnan(certain[n]) else -certain[n])[:keep]
 
 
 def test_the_most_certain_wrong_answers_come_first_and_equal_ones_by_row():
-    check_most_wrong(most_wrong)
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        lambda labels, guesses, certain, count: np.argsort(-certain)[:count],  # right ones, too
-        lambda labels, guesses, certain, count: most_wrong(labels, guesses, 1 - certain, count),
-        lambda labels, guesses, certain, count: most_wrong(labels, guesses, certain, count + 1),
-        lambda labels, guesses, certain, count: most_wrong(labels, guesses, np.nan_to_num(certain, nan=1.0), count),
-    ],
-    ids=["right ones", "least certain", "one more", "NaN first"],
-)
-def test_other_choices_are_found(mutant):
-    with pytest.raises(AssertionError):
-        check_most_wrong(mutant)
+    scores = np.log([[0.5, 0.5], [0.1, 0.9], [0.9, 0.1], [0.2, 0.8], [0.1, 0.9], [0.3, 0.7]])
+    scores[3] = np.nan
+    answers = Answers(2, keep=3)
+    answers.add(np.zeros((6, 1, 1, 1)), scores, np.array([1, 0, 0, 1, 0, 0]))
+    assert [wrong.row for wrong in answers.worst] == [1, 4, 5]  # then row 0, and last row 3
+    answers.add(np.zeros((1, 1, 1, 1)), np.log([[0.8, 0.2]]), np.array([1]))
+    assert [wrong.row for wrong in answers.worst] == [1, 4, 6]
+    everything = Answers(2)
+    everything.add(np.zeros((6, 1, 1, 1)), scores, np.array([1, 0, 0, 1, 0, 0]))
+    assert [wrong.row for wrong in everything.worst] == [1, 4, 5, 0, 3]
 
 
 # Collecting
@@ -136,12 +110,12 @@ def check_collected(kind, rng):
     images, scores, labels = made_up(rng)
     guesses = scores.argmax(axis=1)
     certain = probabilities(scores)[np.arange(len(labels)), guesses]
-    expected = most_wrong(labels, guesses, certain, 24)
+    expected = worst_of(labels, guesses, certain, 24)
     for size in (1, 7, 100, 500):
         answers = collected(images, scores, labels, size, kind)
         assert answers.counts.tolist() == by_counting(labels, guesses, 10)
         assert (answers.right, answers.total) == (int(np.sum(labels == guesses)), 500)
-        assert [each.row for each in answers.worst] == expected.tolist()
+        assert [each.row for each in answers.worst] == expected
         for each in answers.worst:
             assert (each.label, each.guess) == (labels[each.row], guesses[each.row])
             assert each.probability == pytest.approx(certain[each.row])
