@@ -24,27 +24,24 @@ _EVALUATION = b'"updates": '
 class MetricsFile(Callback):
     """Write one line of JSON for each window, and one for each evaluation, to a file.
 
-    If the file can't be written, there is one warning and training continues.
+    A resumed run keeps the lines of the windows before it, with the evaluations up to the last of them. If the file
+    can't be written, there is one warning and training continues.
 
     Args:
-        path (str): the file; an existing one is replaced.
-        windows (Callable): returns the number of windows whose lines are kept in a resumed run, with the evaluations up
-            to the last of them. Default: none.
+        path (str): the file; that of another run is replaced.
     """
 
-    def __init__(self, path: str, windows: Callable[[], int] = lambda: 0):
+    def __init__(self, path: str):
         self._given = path
         self._path = fixed(path)
-        self._windows = windows
         self._file: TextIO | None = None
         self._writes = False
         self._epoch = 0
         self._updates = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        del run_context
         try:
-            self._open(self._windows())
+            self._open(run_context.original_args().get("cur_step_num", 0))
         except (OSError, ValueError) as error:
             self._give_up(error)
 
@@ -78,8 +75,7 @@ class MetricsFile(Callback):
             if stat.S_ISFIFO(os.stat(self._path).st_mode):
                 raise OSError("it is a pipe, whose reader the run would wait for")
             of_its_own(self._path)
-            if windows:
-                length, last = _beginning(self._path, windows)
+            length, last = _beginning(self._path, windows) if windows else (0, b"")
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)
         self._writes = True
         self._epoch = _fields(last).get("epoch", 0)

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
@@ -48,27 +48,21 @@ def main(args: argparse.Namespace) -> None:
         runs = [read(folder) for folder in folders.values()]
         tables = {str(run.path.with_suffix(".csv")): table_of(run).encode() for run in runs}
     output = args.output or args.folders[0]
+    pictures = {kind: os.path.join(output, f"metrics.{kind}") for kind in ("png", "svg")}
     try:
-        paths = _write(runs, tables, output)
+        os.makedirs(output, exist_ok=True)
+        check_inside(output, *pictures.values())
+        for path in tables:
+            check_inside(os.path.dirname(path), path)
+        drawn = draw(runs, tuple(pictures))
+        contents = {**{path: drawn[kind] for kind, path in pictures.items()}, **tables}
+        for path, content in contents.items():
+            write_bytes(path, content)
     except OSError as error:
         what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
         raise Failure(what, DISK) from error
-    for path in paths:
+    for path in contents:
         print(f"{'written':16} {_check.one_line(path, _check.LINE)}")
-
-
-def _write(runs: Sequence[Metrics], tables: Mapping[str, bytes], output: str) -> list[str]:
-    """Write the pictures, and the tables by path; return all paths. No link out of a folder is followed."""
-    os.makedirs(output, exist_ok=True)
-    pictures = {kind: os.path.join(output, f"metrics.{kind}") for kind in ("png", "svg")}
-    check_inside(output, *pictures.values())
-    for path in tables:
-        check_inside(os.path.dirname(path), path)
-    drawn = draw(runs, tuple(pictures))
-    contents = {**{path: drawn[kind] for kind, path in pictures.items()}, **tables}
-    for path, content in contents.items():
-        write_bytes(path, content)
-    return list(contents)
 
 
 def check_installed() -> None:

@@ -136,32 +136,24 @@ def find_micro_batch_size(
         raise RuntimeError(f"For '{owner}', there must be a single process. Run it once, and give its result to all.")
     if on_host() and not peak_of("self"):
         raise RuntimeError(f"For '{owner}', the system must be Linux, to measure the memory of a process on CPU.")
-    limit = _limit(owner, memory_budget)
-    if _check.one_of(owner, "prefer", prefer, (SPEED, MEMORY)) == SPEED:
+    by_speed = _check.one_of(owner, "prefer", prefer, (SPEED, MEMORY)) == SPEED
+    if memory_budget is None and on_host():
+        rule = "given on CPU, where a process could use all memory of the machine"
+        _check.refuse(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
+    budget = None if memory_budget is None else amounts.amount(owner, "memory_budget", memory_budget)
+    limit = None if budget is None else int(budget * (1 - _MARGIN))
+    if by_speed:
         trials = _time_splits(owner, trial, rows, limit)
     else:
         trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
     fitting = [tried for tried in trials if tried.fits]
     if not fitting:
-        _refuse_one_row(owner, trial, min(trials), memory_budget)
-    if prefer == SPEED:
-        best = min(fitting, key=lambda tried: (tried.seconds or 0, tried.rows))
-    else:
-        best = max(fitting)
+        _refuse_one_row(owner, trial, min(trials), budget)
+    best = min(fitting, key=lambda tried: (tried.seconds or 0, tried.rows)) if by_speed else max(fitting)
     return MicroBatch(best.rows, math.ceil(rows / best.rows), best.peak or 0, trials, rows)
 
 
-def _limit(owner: str, budget: int | str | None) -> int | None:
-    """Return the largest allowed peak, or None for the memory of the device."""
-    if budget is not None:
-        return int(amounts.amount(owner, "memory_budget", budget) * (1 - _MARGIN))
-    if on_host():
-        rule = "given on CPU, where a process could use all memory of the machine"
-        _check.refuse(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
-    return None
-
-
-def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: Any) -> NoReturn:
+def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: int | None) -> NoReturn:
     """Raise an error with the memory that 1 row needs; on CPU a trial with half of the available memory measures it."""
     if on_host():
         smallest = run_trial(owner, trial, 1, available_memory() // 2)
@@ -169,8 +161,7 @@ def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: Any) -
     if smallest.peak is not None:
         needed = amounts.short(int(smallest.peak / (1 - _MARGIN)))
     rule = f"{'at least' if smallest.fits else 'above'} {needed}, which training with a micro-batch of 1 row needs"
-    given = None if budget is None else amounts.short(amounts.amount(owner, "memory_budget", budget))
-    _check.refuse(ValueError, owner, "memory_budget", rule, given)
+    _check.refuse(ValueError, owner, "memory_budget", rule, None if budget is None else amounts.short(budget))
 
 
 # The largest that fits

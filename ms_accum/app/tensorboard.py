@@ -72,7 +72,6 @@ class TensorBoardLog(Callback):
         args = run_context.original_args()
         self._windows = args.get("cur_step_num", 0)
         self._updates = None
-        self._is_shown = True
         self._flushed = -math.inf
         self._runs = True
         self._replaces = True

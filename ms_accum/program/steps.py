@@ -265,7 +265,7 @@ def train(
         Failure: If a signal ended the run, also if it came when all was done.
     """
     counts: Sequence[int] = ()
-    logs: list[Any] = [MetricsFile(settings.metrics, lambda: model.updates + model.skipped)]
+    logs: list[Any] = [MetricsFile(settings.metrics)]
     logs += [TensorBoardLog(settings.events)] if settings.tensorboard else []
     evaluate = logged(evaluate, logs, lambda: model.updates)
 

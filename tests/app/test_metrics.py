@@ -60,7 +60,7 @@ def test_a_file_with_a_second_name_gets_a_content_of_its_own(tmp_path):
     for resumed in (0, 1):
         tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
         os.link(tmp_path / "m", tmp_path / f"kept {resumed}")
-        tell(MetricsFile(str(tmp_path / "m"), lambda kept=resumed: kept), record(3))
+        tell(MetricsFile(str(tmp_path / "m")), record(3), cur_step_num=resumed)
         assert shown(tmp_path / "m") == [1, 3][1 - resumed :] and shown(tmp_path / f"kept {resumed}") == [1, 2]
 
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_keeps_the_lines_it_continues_from(tmp_path):
     path = tmp_path / "m"
     tell(MetricsFile(str(path)), *(record(update) for update in (1, 2, 3)))
     lines = path.read_text().splitlines()
-    tell(MetricsFile(str(path), lambda: 2), record(7))
+    tell(MetricsFile(str(path)), record(7), cur_step_num=2)
     assert path.read_text().splitlines()[:2] == lines[:2]
     assert shown(path) == [1, 2, 7]
 
@@ -141,7 +141,7 @@ KEPT = {0: [7], 1: [1, "1", 7], 2: [1, "1", 1, "1", 7], 3: [1, "1", 1, "1", 2, "
 def check_kept(folder):
     for windows, expected in KEPT.items():
         evaluated_run(folder / "m")
-        tell(MetricsFile(str(folder / "m"), lambda windows=windows: windows), record(7))
+        tell(MetricsFile(str(folder / "m")), record(7), cur_step_num=windows)
         assert shown(folder / "m") == expected, windows
 
 
@@ -161,14 +161,14 @@ def test_a_line_that_was_cut_is_not_continued(tmp_path):
     tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
     whole = (tmp_path / "m").read_text()
     (tmp_path / "m").write_text(whole[:-20])
-    tell(MetricsFile(str(tmp_path / "m"), lambda: 2), record(3))
+    tell(MetricsFile(str(tmp_path / "m")), record(3), cur_step_num=2)
     assert shown(tmp_path / "m") == [1, 3]
 
 
 def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
     (tmp_path / "m").write_bytes(b"\xff\xfe\n" * 3)
     with pytest.warns(RuntimeWarning, match="metrics are no longer written"):
-        tell(MetricsFile(str(tmp_path / "m"), lambda: 2), record(1))
+        tell(MetricsFile(str(tmp_path / "m")), record(1), cur_step_num=2)
 
 
 # What can't be written
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
 def test_a_pipe_is_not_waited_for(tmp_path, windows):
     os.mkfifo(tmp_path / "m")
     with pytest.warns(RuntimeWarning, match="metrics are no longer written to .*: it is a pipe"):
-        tell(MetricsFile(str(tmp_path / "m"), lambda: windows), record(1))
+        tell(MetricsFile(str(tmp_path / "m")), record(1), cur_step_num=windows)
     assert not ends_with_evaluation(str(tmp_path / "m"))
 
 
