@@ -41,15 +41,6 @@ def takes_memory_and_time(rows):
     return lambda: time.sleep(0.01 * len(held))
 
 
-def stops_its_parent(path, rows):
-    """Note which process this is, and take memory while nobody looks."""
-    os.kill(os.getppid(), signal.SIGSTOP)
-    with open(f"{path}.new", "w") as file:
-        file.write(str(os.getpid()))
-    os.replace(f"{path}.new", path)
-    takes_memory(rows)
-
-
 def waits(path, rows):
     """Note which process this is, and stay."""
     with open(f"{path}.new", "w") as file:

@@ -19,6 +19,8 @@ from ..saving.files import fixed
 from .metrics import numbers_of
 
 _OWNER = "TensorBoardLog"
+_NAMES = {"eval_loss": "loss"}
+_COUNTS = ("correct", "total")  # of an evaluation; its accuracy is drawn
 _SECONDS = 1.0  # between two flushes, which wait for the disk
 
 
@@ -103,12 +105,8 @@ class TensorBoardLog(Callback):
 
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
         """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
-        numbers = numbers_of(results)
-        values = {
-            f"test/{'loss' if name == 'eval_loss' else name}": value
-            for name, value in numbers.items()
-            if name not in ("correct", "total")
-        }
+        numbers = numbers_of(results).items()
+        values = {f"test/{_NAMES.get(name, name)}": value for name, value in numbers if name not in _COUNTS}
         self._write(updates, values, updates + 1)
 
     def __exit__(self, *error: object) -> None:
@@ -129,7 +127,7 @@ class TensorBoardLog(Callback):
             if self._file is None:
                 self._file = _opened(self._folder, first if self._replaces else None)
                 self._replaces = False
-            self._file.write(_event(step, values))
+            self._file.write(_event(step, summary=_summary(values)))
         except OSError as error:
             self._give_up(error)
         if not self._runs or time.monotonic() - self._flushed > _SECONDS:
@@ -162,23 +160,25 @@ class TensorBoardLog(Callback):
 def _opened(folder: str, first: int | None) -> Any:
     """Return a new file in the folder; TensorBoard discards values of earlier files at steps from `first` on."""
     from tensorboardX import RecordWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.event_pb2 import SessionLog
 
     os.makedirs(folder, exist_ok=True)
     # TensorBoard reads files in the order of their names.
     file = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"))
-    header = Event(wall_time=time.time(), step=first or 0, file_version="brain.Event:2")
-    file.write(header.SerializeToString())
+    file.write(_event(first or 0, file_version="brain.Event:2"))
     if first is not None:
-        start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
-        file.write(start.SerializeToString())
+        file.write(_event(first, session_log=SessionLog(status=SessionLog.START)))
     return file
 
 
-def _event(step: int, values: Mapping[str, float]) -> bytes:
+def _event(step: int, **content: Any) -> bytes:
     from tensorboardX.proto.event_pb2 import Event
+
+    event: bytes = Event(wall_time=time.time(), step=step, **content).SerializeToString()
+    return event
+
+
+def _summary(values: Mapping[str, float]) -> Any:
     from tensorboardX.proto.summary_pb2 import Summary
 
-    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-    event: bytes = Event(wall_time=time.time(), step=step, summary=summary).SerializeToString()
-    return event
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -61,20 +60,6 @@ def alone(folder, trial, rows, limit):
     (folder / "alone.py").write_text(ALONE)
     where = [str(ROOT), str(ROOT / "tests"), trial, str(folder / "noted"), str(rows), str(limit)]
     return subprocess.Popen([sys.executable, "alone.py", *where], cwd=folder, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's data is Linux'")
-def test_a_trial_keeps_near_its_limit_when_nobody_looks(idle, tmp_path):
-    starter = alone(tmp_path, "stops_its_parent", 2000, idle + 200 * MIB)
-    noted, most = tmp_path / "noted", 0
-    while not noted.exists() or not gone(noted.read_text()):
-        assert starter.poll() is None
-        most = max(most, peak_of(int(noted.read_text())) if noted.exists() else 0)
-        time.sleep(0.001)
-    os.kill(starter.pid, signal.SIGCONT)
-    assert starter.communicate(timeout=100)[0] == "False\n"
-    assert most < idle + 900 * MIB
 
 
 @pytest.mark.slow
