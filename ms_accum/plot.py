@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from . import _check
-from .inspect import Parser
-from .program.main import DATA, DISK, USAGE, Failure, exit_code, quiet, run
+from .app.flags import Parser
+from .app.process import DATA, DISK, USAGE, Failure, exit_code, quiet, run
 from .results import plots
 from .results.series import Metrics, read, table_of
 from .saving.files import check_inside, write_bytes
@@ -24,7 +24,7 @@ from .saving.files import check_inside, write_bytes
 def flags() -> Parser:
     """Return the flags."""
     what = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
-    parser = Parser("python -m ms_accum.plot", description=what)
+    parser = Parser(what, prog="python -m ms_accum.plot")
     what = "folder of a run of train.py; several are drawn into one picture"
     parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=what)
     what = "folder of the pictures, default: the first run's"

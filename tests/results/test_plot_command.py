@@ -14,7 +14,7 @@ import pytest
 
 from ms_accum import plot as plotting
 from ms_accum._check import one_line as shown
-from ms_accum.program.main import DATA, DISK, OK, USAGE, run
+from ms_accum.app.process import DATA, DISK, OK, USAGE, run
 from ms_accum.results import plots
 from ms_accum.results.series import read
 from programs import ROOT, one_line

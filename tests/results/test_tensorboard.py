@@ -11,8 +11,8 @@ import pytest
 from event_files import curves
 from helpers import micro_batch, slope_driver
 from ms_accum import Checkpointer, Group
-from ms_accum.program import settings
-from ms_accum.program.main import USAGE
+from ms_accum.app import settings
+from ms_accum.app.process import USAGE
 from ms_accum.results import tensorboard
 from ms_accum.results.tensorboard import TensorBoardLog
 from ms_accum.window.callbacks import Callbacks, Facts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum.program.streams import MindSporeLog
+from ms_accum.app.process import MindSporeLog
 from ms_accum.ranks import scratch
 from programs import process
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})  # without MindSpore
-from ms_accum.program.streams import lasting_streams
+from ms_accum.app.process import lasting_streams
 
 with lasting_streams():
     assert sys.stdout.isatty() is False
