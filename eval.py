@@ -167,17 +167,20 @@ def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Recor
     )
 
 
-def write_report(path: str, subject: Subject, answers: Answers) -> None:
-    """Write the report, with the metrics of the run in whose folder the model is, or why there are none."""
-    metrics: Metrics | str
+def metrics_beside(path: str) -> Metrics | str:
+    """Return the metrics of the run in whose folder a model is, or why there are none."""
     try:
-        metrics = read(os.path.dirname(subject.path))
+        return read(os.path.dirname(path))
     except FileNotFoundError:
-        metrics = f"there is no {FILE} beside the model, as there is in the folder of a run"
+        return f"there is no {FILE} beside the model, as there is in the folder of a run"
     except (OSError, ValueError) as error:
-        metrics = str(error)
+        return str(error)
+
+
+def write_report(path: str, subject: Subject, answers: Answers) -> None:
+    """Write the report."""
     with exit_code(DISK, OSError), exit_code(USAGE, ValueError):
-        write_page(path, page(subject, answers, metrics))
+        write_page(path, page(subject, answers, metrics_beside(subject.path)))
     show("report", path)
 
 

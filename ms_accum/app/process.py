@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -40,7 +38,6 @@ PAUSE = 0.05
 """float, seconds between two attempts to interrupt a main thread that is inside MindSpore."""
 SAME = 1.0
 """float, seconds in which a repeated signal counts as one: shells, systems and launchers may send it twice."""
-_GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
 _UP = "\x1b[A"  # how tqdm moves up, by a write of its own
 
 # The programs in an installed package; in a clone they are next to the package.
@@ -96,10 +93,6 @@ def begin(parser: ParsesFlags, version: str) -> None:
     with lasting_streams():
         try:
             debug = parser.parse(sys.argv[1:]).debug
-            try:
-                tempfile.gettempdir()  # without one, MindSpore's import would end in a traceback
-            except OSError as error:
-                raise Failure(f"{error.strerror}; set TMPDIR to a folder that can be written to", DISK) from error
         except Failure as failure:
             print(f"error: {failure}", file=sys.stderr)
             sys.exit(failure.code)
@@ -224,31 +217,25 @@ class _Stream:
         shown = text if moves_up else "\r" * redraws + _check.visible(text[redraws:])
         try:
             self._stream.write(shown)
-        except OSError as error:
-            self._drop(error)
+        except OSError:
+            self._drop()
         return len(text)
 
     def flush(self) -> None:
         """Flush the buffer, or discard it if that fails."""
         try:
             self._stream.flush()
-        except OSError as error:
-            self._drop(error)
+        except OSError:
+            self._drop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _drop(self, error: OSError) -> None:
-        """Discard the buffer, which would fail again; if the reader is gone, also discard all later output."""
-        number = self._stream.fileno()
-        copy = None if error.errno in _GONE else os.dup(number)
+    def _drop(self) -> None:
+        """Discard the buffer, which would fail again, and all later output."""
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, number)
+        os.dup2(null, self._stream.fileno())
         os.close(null)
-        if copy is not None:  # a full disk may have room again
-            self._stream.flush()
-            os.dup2(copy, number)
-            os.close(copy)
 
 
 class MindSporeLog:
@@ -337,6 +324,11 @@ class Signals:
     def code(self) -> int:
         """int, the exit code of the signal; 0 if there was none."""
         return self._request.code if self._request else 0
+
+    def failure(self, words: str) -> Failure:
+        """Return the error of a run that a signal has ended; without one, another rank received it."""
+        code = self.code or TERMINATED
+        return Failure(f"{WORDS[code]}{words}", code)
 
     def pending(self) -> bool:
         """Return whether a signal has been received."""

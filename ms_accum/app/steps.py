@@ -26,18 +26,7 @@ from ..saving.state_folder import FolderInUse, StateFolder
 from ..window.ends import planned as planned_windows
 from . import outputs
 from .plan import in_percent, reporters, say, words_of
-from .process import (
-    CHECKPOINT,
-    DISK,
-    MINDSPORE_LOG,
-    SIGNALS,
-    TERMINATED,
-    USAGE,
-    WORDS,
-    Failure,
-    exit_code,
-    quiet,
-)
+from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
 from .settings import Settings, best_of, ema_of
 
 _DECIDE = ("model", "dataset", "window_rows", "memory_budget", "optimizer", "clip_norm", "amp", "nonfinite", "ema")
@@ -168,15 +157,14 @@ def _remove_replaced(settings: Settings) -> None:
 
 def _new_run(group: Group | None) -> str:
     """Let rank 0 create the folder of a new run, and return its path on all ranks."""
-    failure, number = None, 0
-    if is_first(group):
-        try:
+    number = 0
+    try:
+        if is_first(group):
             number = outputs.new_run()
-        except Failure as error:
-            failure = error
-    (number,) = total([number], group)  # also after a failure: the other ranks wait for it
-    if failure or not number:
-        raise failure or Failure("rank 0 can't make the folder of the run", DISK)
+    finally:
+        (number,) = total([number], group)  # also after a failure: the other ranks wait for it
+    if not number:
+        raise Failure("rank 0 can't make the folder of the run", DISK)
     return outputs.run_of(number)
 
 
@@ -335,23 +323,17 @@ def train(
     except Stopped as stopped:
         again = outputs.again(settings.given)
         if not trained:
-            raise _ended_by_signal(f", {stopped}; {again} continues from there") from stopped
+            raise SIGNALS.failure(f", {stopped}; {again} continues from there") from stopped
         path = f"--data_path={settings.data_path} " if settings.data_path else ""
         ema = " --use_ema" if settings.ema is not None else ""
         command = f"eval.py {path}--ckpt_path={settings.model_path}{ema}"
         ways = f"not evaluated yet: {command} does that, or {again}"
-        raise _ended_by_signal(f"; the model is '{settings.model_path}', {ways}") from stopped
+        raise SIGNALS.failure(f"; the model is '{settings.model_path}', {ways}") from stopped
     except KeyboardInterrupt as interrupted:  # at the end of the deferred block
-        raise _ended_by_signal(f"; the run is complete, with an accuracy of {in_percent(*counts)}") from interrupted
+        raise SIGNALS.failure(f"; the run is complete, with an accuracy of {in_percent(*counts)}") from interrupted
     except Failure as failure:
         if states.rescued is None:
             raise
         message = f"{failure}; the training is not lost, its state is '{states.rescued}' (see --resume)"
         raise Failure(message, failure.code) from failure
     return counts
-
-
-def _ended_by_signal(words: str) -> Failure:
-    """Return the error of a run that a signal has ended."""
-    code = SIGNALS.code or TERMINATED  # 0: another rank received it
-    return Failure(f"{WORDS[code]}{words}", code)

@@ -34,7 +34,7 @@ def test_sizes(argv, sizes):
     ("argv", "line"),
     [
         ("--mini_steps=1:2", f"{MINI_STEPS}: must begin with "
-                             "update 0, such as 0:1,100:4, but got '1:2'"),
+                             "update 0, such as 0:1,100:4, and have each update once, but got '1:2'"),
         ("--mini_steps=0:0", f"{MINI_STEPS}: must be an int >= 1, "
                              "but got '0'"),
         ("--mini_steps=0:1,x:2", f"{MINI_STEPS}: must be an int "
