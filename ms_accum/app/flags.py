@@ -148,36 +148,36 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> Any:
         """Parse the flags; those of the run that is resumed come first, then those of a --config file."""
-        flags = self.parse_args(argv)
-        config = getattr(flags, "config", None)
-        if config is not None:
-            argv = [*_flags_of(config, self._flags()), *argv]
-            flags = self.parse_args(argv)
-        self._values = vars(flags)
+        values = vars(self.parse_args(argv))
+        if values.get("config") is not None:
+            argv = [*_flags_of(values["config"], self._flags()), *argv]
+            values = vars(self.parse_args(argv))
+        before = None
         with exit_code(USAGE, ValueError, OSError):
-            if self._before is None:
-                return self._finished(self._values)
-            given = self._texts(argv)
-            before = self._before(given)
-            if before is None:
-                return self._finished({**self._values, "given": given})
-            try:
-                self.parse_args(before.arguments)
-            except Failure as failure:
-                message = f"'{before.source}' has flags that can't be used: {failure}"
-                raise Failure(message, CHECKPOINT) from failure
-            self._values = vars(self.parse_args([*before.arguments, *argv]))
-            try:
-                with exit_code(USAGE, ValueError):
-                    return self._finished({**self._values, "given": {**before.flags, **given}, "before": before})
-            except Failure as failure:
-                if not any(f"--{name}" in str(failure) for name in before.flags):
-                    raise
-                message = f"{failure} (the run that is resumed has {' '.join(before.arguments)})"
-                raise Failure(message, failure.code) from failure
+            if self._before is not None:
+                given = self._texts(argv)
+                before = self._before(given)
+                if before is not None:
+                    values = self._with_flags_of(before, argv)
+                    given = {**before.flags, **given}
+                values = {**values, "given": given, "before": before}
+        self._values = values
+        try:
+            with exit_code(USAGE, ValueError, OSError):
+                return argparse.Namespace(**values) if self._finish is None else self._finish(values)
+        except Failure as failure:
+            if before is None or not any(f"--{name}" in str(failure) for name in before.flags):
+                raise
+            message = f"{failure} (the run that is resumed has {' '.join(before.arguments)})"
+            raise Failure(message, failure.code) from failure
 
-    def _finished(self, values: dict[str, Any]) -> Any:
-        return argparse.Namespace(**values) if self._finish is None else self._finish(values)
+    def _with_flags_of(self, before: FlagsOfRun, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse the flags of the run that is resumed, which may be a stranger's, and those that override them."""
+        try:
+            self.parse_args(before.arguments)
+        except Failure as failure:
+            raise Failure(f"'{before.source}' has flags that can't be used: {failure}", CHECKPOINT) from failure
+        return vars(self.parse_args([*before.arguments, *argv]))
 
     def _flags(self) -> dict[str, argparse.Action]:
         """Return the flags by all their names, without dashes, except --help and --config."""
