@@ -21,7 +21,6 @@ from .numerics.ema import Ema, check_not_applied
 from .numerics.noise_scale import NoiseScale
 from .numerics.nonfinite import BadBatches
 from .numerics.sizes import Sizes, sizes_of
-from .program.report import called_in
 from .ranks.agreement import agree, facts_of
 from .ranks.parallel import AUTO, check_together, group_of, is_first, total
 from .ranks.reduction import summing
@@ -31,6 +30,7 @@ from .saving.checkpointer import NO_WISHES, Checkpointer
 from .saving.files import fixed
 from .saving.run_state import RunState
 from .saving.trained import Trained
+from .training.progress import called_in
 from .window.batches import Data
 from .window.ends import TAILS, planned, window_ends
 from .window.open_window import Ended, OpenWindow

@@ -6,7 +6,7 @@ python -m ms_accum.plot out/ [other/ ...] [--output DIR]
 import sys
 
 from .app.plots import flags, main
-from .program.main import run
+from .app.process import run
 
 if __name__ == "__main__":
     sys.exit(run(main, flags()))

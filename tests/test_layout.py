@@ -34,11 +34,10 @@ FLOORS = (
     ("window",),
     ("saving",),
     ("training",),
-    ("program",),
     (TOP,),
     (APP,),
 )
-COMMANDS = ("launch", "inspect", "plot", "commands")  # beside the library, for `python -m ms_accum.launch`
+COMMANDS = ("launch", "inspect", "plot")  # beside the library, for `python -m ms_accum.launch`
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 EVERYWHERE = "_check"  # may be imported by all, and imports none
 OUTSIDE = ("model_zoo", "train", "eval", "examples", "benchmarks", "tests")
@@ -264,10 +263,10 @@ def test_imports_go_down(path):
         ("window", "running", "from ..cells import TrainOptim"),
         ("window", "running", "def f():\n    from ..driver import GradientAccumulation"),
         ("window", "running", "import ms_accum.cells"),
-        ("saving", "trained", "from ms_accum.program.report import Bar"),
+        ("saving", "trained", "from ms_accum.app.plan import Hint"),
         ("saving", "trained", "from ms_accum import Accumulator"),
-        ("program", "steps", "from ..evaluation import evaluate"),
-        ("program", "steps", "from model_zoo import MLP"),
+        (TOP, "driver", "from .app.plan import Hint"),
+        ("app", "steps", "from model_zoo import MLP"),
         (TOP, "driver", "import train"),
         (TOP, "driver", "from . import GradientAccumulation"),
         (TOP, "driver", "import ms_accum"),
@@ -283,7 +282,7 @@ def test_an_import_the_wrong_way_is_found(room, module, source):
         ("network", "from .. import _check"),
         ("window", "from .. import _check\nfrom ..network import tree\nfrom .boundary import Boundary"),
         (TOP, "from .window.ends import is_full\nfrom . import _check"),
-        ("program", "import ms_accumulator, training, os.path\nfrom . import report"),
+        ("app", "import ms_accumulator, training, os.path\nfrom . import plan"),
     ],
 )
 def test_an_import_the_right_way_is_left_alone(room, source):

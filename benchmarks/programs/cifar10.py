@@ -17,7 +17,7 @@ from typing import Any, Callable, Literal
 
 from protocol import by_epoch, flags_of, serve
 
-from ms_accum.program.settings import part_of_rate
+from ms_accum.app.settings import part_of_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"

@@ -1,1 +1,1 @@
-"""The programs: flags, settings, signals, plots, reports, launcher, searches. The library never imports it."""
+"""The programs: flags, settings, output, signals, plots, reports, the launcher. The library never imports them."""

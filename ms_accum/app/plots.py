@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import numpy as np
 
 from .. import _check
-from ..inspect import Parser
-from ..program.main import DATA, DISK, USAGE, Failure, exit_code, quiet
 from ..saving.files import check_inside, write_bytes
+from .flags import Parser
+from .process import DATA, DISK, USAGE, Failure, exit_code, quiet
 from .series import Metrics, finite, read, table_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def flags() -> Parser:
     """Return the flags."""
     what = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
-    parser = Parser("python -m ms_accum.plot", description=what)
+    parser = Parser(what, prog="python -m ms_accum.plot")
     what = "folder of a run of train.py; several are drawn into one picture"
     parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=what)
     what = "folder of the pictures, default: the first run's"

@@ -14,8 +14,8 @@ import pytest
 
 from ms_accum._check import one_line as shown
 from ms_accum.app import plots as plotting
+from ms_accum.app.process import DATA, DISK, OK, USAGE, run
 from ms_accum.app.series import read
-from ms_accum.program.main import DATA, DISK, OK, USAGE, run
 from programs import ROOT, one_line
 
 pytestmark = pytest.mark.host

@@ -11,10 +11,9 @@ import pytest
 from event_files import curves
 from helpers import micro_batch, slope_driver
 from ms_accum import Checkpointer, Group
-from ms_accum.app import tensorboard
+from ms_accum.app import settings, tensorboard
+from ms_accum.app.process import USAGE
 from ms_accum.app.tensorboard import TensorBoardLog
-from ms_accum.program import settings
-from ms_accum.program.main import USAGE
 from ms_accum.window.callbacks import Callbacks, Facts
 from programs import one_line, train
 from update_records import record, tell

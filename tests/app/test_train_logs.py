@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from event_files import curves
-from ms_accum.program.main import OK
+from ms_accum.app.process import OK
 from ms_accum.saving.model_record import read_record
 from programs import QUICK, lines_of, train_in
 

@@ -12,7 +12,7 @@ from cifar_files import write_cifar10
 from idx_files import write_mnist
 from model_zoo import ResNet18
 from model_zoo.data.cifar import RECORD
-from ms_accum.program.main import DATA, OK, USAGE
+from ms_accum.app.process import DATA, OK, USAGE
 from ms_accum.saving import training_state
 from ms_accum.saving.checkpoint import save_model
 from programs import ROOT, closing, evaluate, metrics, one_line, plan, process, train

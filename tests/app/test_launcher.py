@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from helpers import gone
-from ms_accum import launch as launcher
-from ms_accum.program.main import DISK, Failure
+from ms_accum.app import launcher
+from ms_accum.app.process import DISK, Failure
 from ms_accum.ranks.end_with import end_with
 from ms_accum.ranks.heartbeat import read
 from ms_accum.ranks.member import HOST, cluster, free_port, last_words
 
 pytestmark = pytest.mark.several
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KILLED = [
     "error: the scheduler was killed by SIGKILL; its log is log/scheduler.log",
     "error: no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end",
@@ -571,7 +571,7 @@ def test_what_ranks_have_started_ends_too(tmp_path):
         (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got '0'"),
         (["--nproc=two", "program.py"], "argument --nproc: must be an int >= 1, but got 'two'"),
         (["--grace=nan", "program.py"], "argument --grace: must be a number >= 0, but got 'nan'"),
-        (["--np=2", "program.py"], "unrecognized arguments: --np=2"),
+        (["--np=2", "program.py"], "unrecognized arguments: --np=2; did you mean --nproc?"),
         (["nowhere.py"], "argument script.py: 'nowhere.py' is not a file"),
         ([], "the following arguments are required: script.py [its flags]"),
     ],
@@ -594,7 +594,7 @@ def test_a_folder_of_logs_that_cannot_be(tmp_path):
 # A cluster
 
 SUM = """
-from ms_accum.program.signals import SIGNALS
+from ms_accum.app.process import SIGNALS
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 import mindspore as ms
 import numpy as np

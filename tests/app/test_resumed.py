@@ -12,9 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from idx_files import write_mnist
-from ms_accum.program import resumed, steps
-from ms_accum.program.main import CHECKPOINT, DATA, OK, USAGE, Failure
-from ms_accum.program.signals import TERMINATED
+from ms_accum.app import outputs, steps
+from ms_accum.app.process import CHECKPOINT, DATA, OK, TERMINATED, USAGE, Failure
 from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
 from programs import one_line, plan, settings_of, train
 
@@ -104,7 +103,7 @@ def test_what_is_given_wins_and_is_saved_again():
     save(FLAGS)
     found = settings_of("--resume", "--epochs=9", "--lr=0.1")
     assert (found.epochs, found.lr, found.clip_norm) == (9, 0.1, 1.5)
-    saved = resumed.to_save(found.given, dataset=found.dataset, model=found.model)
+    saved = outputs.flags_to_save(found.given, dataset=found.dataset, model=found.model)
     assert saved == {**FLAGS, "epochs": "9", "lr": "0.1"}
 
 
@@ -113,7 +112,7 @@ def test_flags_of_one_start_are_not_saved(flag, monkeypatch):
     Path("f").write_text("lr: 0.5")
     given = settings_of("--data_path=data", "--dataset=mnist", flag).given
     saved = {"data_path": "data", "dataset": "mnist", "model": "lenet5", **({"lr": "0.5"} if "f" in flag[-1] else {})}
-    assert resumed.to_save(given, dataset="mnist", model="lenet5") == saved
+    assert outputs.flags_to_save(given, dataset="mnist", model="lenet5") == saved
 
 
 @pytest.mark.parametrize(
@@ -184,9 +183,7 @@ def test_a_state_without_flags_gives_none():
         {"tensorboard": "yes"},
         {"overwrite": "", "nothing": "x"},
         {"nothing\x1b[2J": "x"},
-        {"data_path": "\x1b[2J"},
-        {"data_path": "x" * 9999},
-        {f"a{number}": "" for number in range(200)},
+        {"help": ""},
     ],
     ids=str,
 )

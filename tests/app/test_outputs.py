@@ -13,9 +13,8 @@ import pytest
 
 import train as training
 from ms_accum import Group
-from ms_accum.program import outputs, steps
-from ms_accum.program.main import CHECKPOINT, DISK, OK, USAGE, Failure
-from ms_accum.program.signals import TERMINATED
+from ms_accum.app import outputs, steps
+from ms_accum.app.process import CHECKPOINT, DISK, OK, TERMINATED, USAGE, Failure
 from ms_accum.saving import training_state
 from ms_accum.saving.model_record import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
@@ -89,13 +88,13 @@ def test_the_best_model_of_another_run_counts(tmp_path, capfd):
 
 
 def test_a_model_that_another_run_has_written_meanwhile_is_kept(one, tmp_path, capfd, monkeypatch):
-    write_last = steps.Written.write_last
+    write_last = steps.Models.write_last
 
-    def after_another_run(written):
+    def after_another_run(models):
         shutil.copy(one / DEFAULT, "m.ckpt")
-        write_last(written)
+        write_last(models)
 
-    monkeypatch.setattr(steps.Written, "write_last", after_another_run)
+    monkeypatch.setattr(steps.Models, "write_last", after_another_run)
     assert train(*RUN, "--ckpt_path=m.ckpt", "--seed=2", "--save_every=1", "--keep_best") == OK
     assert "'m.ckpt' was written by another run; its model is kept as 'm.previous.ckpt'" in capfd.readouterr().out
     assert Path("m.previous.ckpt").read_bytes() == Path(one / DEFAULT).read_bytes()
@@ -174,7 +173,7 @@ def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd,
         assert train(*flags) == DISK
     best = "out/gradient_accumulation.best.ckpt"
     first = Path(best).read_bytes()
-    assert outputs._states_in("out") == 0 and not os.path.exists(f"out/{DEFAULT}")
+    assert not outputs._states_in("out") and not os.path.exists(f"out/{DEFAULT}")
     assert "holds another run (gradient_accumulation.best.ckpt" in refused(capfd, *flags)  # without --resume it is
     assert train(*flags, "--resume", "--seed=2") == OK
     out = capfd.readouterr().out
@@ -296,9 +295,9 @@ def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
     os.makedirs("runs/001/states")
     train, test = training.datasets(settings, None)
     model, network, _ = training.build(settings)
-    written = steps.Written(network, model, settings, steps.facts_of("0", train, test), Group(rank, 2))
+    models = steps.Models(network, model, settings, steps.facts_of("0", train, test), Group(rank, 2))
     with pytest.raises(ZeroDivisionError):
-        steps.train(model, settings, train, written=written, evaluate=lambda: (1, 1))
+        steps.train(model, settings, train, models=models, evaluate=lambda: (1, 1))
     assert os.path.isdir("runs/001/states") == (rank == 1)
 
 

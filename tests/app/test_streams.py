@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum.program.streams import MindSporeLog
+from ms_accum.app.process import MindSporeLog
 from ms_accum.ranks import scratch
 from programs import process
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})  # without MindSpore
-from ms_accum.program.streams import lasting_streams
+from ms_accum.app.process import lasting_streams
 
 with lasting_streams():
     assert sys.stdout.isatty() is False
@@ -56,23 +56,6 @@ def test_without_stderr_either():
     assert ended(">&- 2>&-") == (7, "")
 
 
-PASSING = PROGRAM.replace("assert sys.stdout.isatty() is False", "print('before', flush=True)").replace(
-    "for number in range(20_000):",
-    """import resource, signal
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
-    print("lost", flush=True)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    for number in range(2):""",
-)
-
-
-def test_a_disk_that_is_full_for_a_moment_costs_a_moment(tmp_path):
-    """A limit of file sizes stands for the disk."""
-    assert ended(f"> {tmp_path / 'out'}", PASSING)[0] == 7
-    assert (tmp_path / "out").read_text().endswith("0\n1\ndone\n")
-
-
 # MindSpore's log
 
 
@@ -103,27 +86,6 @@ def test_mindspores_log_is_kept_in_a_file(tmp_path, monkeypatch, logged):
 def test_a_log_that_can_not_be_kept_ends_nothing(tmp_path, monkeypatch, path):
     diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
     assert path is None or not os.path.exists(path)
-
-
-NO_TEMPORARY = """
-import sys, tempfile
-tempfile._candidate_tempdir_list = lambda: []  # as if none could be written to
-sys.path.insert(0, sys.argv.pop(1))
-sys.argv[0] = "train.py"
-import runpy
-runpy.run_path(sys.argv.pop(1), run_name="__main__")
-"""
-
-
-def test_without_a_temporary_folder_a_program_ends_with_a_line(tmp_path):
-    """MindSpore can't be imported then."""
-    root = str(FOLDER)
-    command = [sys.executable, "-c", NO_TEMPORARY, root, f"{root}/train.py", "--model=mlp", "--epochs=1"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run(command, check=False, **options)
-    said = "error: No usable temporary directory found in []; set TMPDIR to a folder that can be written to\n"
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", said) and os.listdir(tmp_path) == []
 
 
 def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeypatch):

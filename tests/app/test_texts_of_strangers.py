@@ -21,20 +21,20 @@ from mindspore import nn
 from mindspore.train.checkpoint_pb2 import Checkpoint
 from safetensors.numpy import save_file
 
-import ms_accum.launch
 from idx_files import zipped
 from loopback import sends, serving
 from model_zoo import DataError, download_mnist
-from ms_accum import inspect as inspection
 from ms_accum._check import LINE, one_line, visible
+from ms_accum.app import inspection, launcher
 from ms_accum.app import plots as plotting
-from ms_accum.program.main import OK, USAGE, Failure, lasting_streams, run
-from ms_accum.program.report import Lines, say, show
+from ms_accum.app.plan import say, show
+from ms_accum.app.process import OK, USAGE, Failure, lasting_streams, run
 from ms_accum.ranks.member import last_words
 from ms_accum.ranks.relay import complain
 from ms_accum.saving.checkpoint import CheckpointError, load_model, load_parameters
 from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
 from ms_accum.saving.checkpointer import changes
+from ms_accum.training.progress import Lines
 from programs import evaluate, train
 
 pytestmark = pytest.mark.host
@@ -175,7 +175,7 @@ WAYS = {
     "a field of metrics": lambda: plot(metrics("out", **{NASTY: SURROGATE})),
     "metrics that are damaged": lambda: plot(metrics(IN_A_NAME, loss=NASTY)),
     "the last words of a rank": lambda: complain(last_words(Path(written("worker.log", f"error: {NASTY}")))),
-    "the name of no program": lambda: ms_accum.launch.main([NASTY]),
+    "the name of no program": lambda: launcher.main([NASTY]),
     "an error of the library": in_a_program(fails(CheckpointError(NASTY))),
     "another error": in_a_program(fails(RuntimeError(SURROGATE))),
     "a failure": in_a_program(fails(Failure(SURROGATE, USAGE))),

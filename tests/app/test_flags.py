@@ -1,30 +1,24 @@
-"""Does a program say what it has to say in one line and an exit code?"""
+"""Are flags read from the command line and from YAML, and wrong ones refused in one line?"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import warnings
 
-import mindspore as ms
 import pytest
 
-from ms_accum.program import main as program
-from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
-from ms_accum.program.plan import show_accuracy
-from ms_accum.program.steps import choose_device
+from ms_accum.app.flags import Parser, number, whole
+from ms_accum.app.process import TRAINING, USAGE, Failure, run
 
 
-def parser():
-    made = Parser("A program for the tests.")
-    made.add_argument("--epochs", type=whole(1), default=3)
-    made.add_argument("--lr", "--learning_rate", type=number(0, above=True), default=0.1)
-    made.add_argument("--momentum", type=number(0))
-    made.add_argument("--data_path")
-    made.add_argument("--verbose", action="store_true")
-    return made
+def example_parser():
+    parser = Parser("A program for the tests.")
+    parser.add_program()
+    parser.add_argument("--epochs", type=whole(1), default=3)
+    parser.add_argument("--lr", "--learning_rate", type=number(0, above=True), default=0.1)
+    parser.add_argument("--momentum", type=number(0))
+    parser.add_argument("--data_path")
+    parser.add_argument("--verbose", action="store_true")
+    return parser
 
 
 @pytest.fixture
@@ -41,7 +35,7 @@ def config(tmp_path):
 
 def refused(argv, capfd, main=None):
     """Run, and return the exit code and the one line on stderr."""
-    code = run(main or (lambda arguments: pytest.fail("the program ran")), parser(), argv)
+    code = run(main or (lambda arguments: pytest.fail("the program ran")), example_parser(), argv)
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
     return code, err[len("error: ") : -1]
@@ -58,7 +52,7 @@ def raising(error):
 
 
 def test_defaults_and_flags():
-    assert vars(parser().parse(["--lr", "0.5", "--verbose"])) == {
+    assert vars(example_parser().parse(["--lr", "0.5", "--verbose"])) == {
         "epochs": 3,
         "lr": 0.5,
         "momentum": None,
@@ -66,6 +60,8 @@ def test_defaults_and_flags():
         "verbose": True,
         "config": None,
         "debug": False,
+        "device_target": "auto",
+        "runtime": "tuned",
     }
 
 
@@ -81,13 +77,7 @@ def test_defaults_and_flags():
         (["--lr", "0"], "argument --lr/--learning_rate: must be a number > 0, but got '0'"),
         (["--lr=-1"], "argument --lr/--learning_rate: must be a number > 0, but got '-1'"),
         (["--lr", "nan"], "argument --lr/--learning_rate: must be a number > 0, but got 'nan'"),
-        *[
-            (
-                ["--lr", text],
-                f"argument --lr/--learning_rate: must be a number > 0 that float32 holds, but got '{text}'",
-            )
-            for text in ("inf", "1e308", "1e-320", "1e-39")
-        ],
+        (["--lr", "inf"], "argument --lr/--learning_rate: must be a number > 0, but got 'inf'"),
         (["--lr", "fast"], "argument --lr/--learning_rate: must be a number > 0, but got 'fast'"),
         (["--momentum=-0.1"], "argument --momentum: must be a number >= 0, but got '-0.1'"),
         (["--unknown", "1"], "unrecognized arguments: --unknown 1"),
@@ -116,38 +106,38 @@ def test_config_without_a_file_is_one_line(capfd):
 
 def test_help_names_every_flag(capsys):
     with pytest.raises(SystemExit) as end:
-        run(raising(AssertionError), parser(), ["--help"])
+        run(raising(AssertionError), example_parser(), ["--help"])
     shown = capsys.readouterr().out
     assert end.value.code == 0
-    assert [flag for flag in parser()._option_string_actions if flag not in shown] == []
+    assert [flag for flag in example_parser()._option_string_actions if flag not in shown] == []
 
 
 # The configuration file
 
 
 def test_a_config_gives_flags(config):
-    given = parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
+    given = example_parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
     assert (given.epochs, given.lr, given.verbose, given.data_path) == (5, 0.001, True, "数据 dir")
 
 
 def test_flags_win_over_the_config(config):
-    given = parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
+    given = example_parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
     assert (given.epochs, given.momentum) == (2, 0.5)
 
 
 def test_a_config_knows_aliases(config):
-    assert parser().parse([config("learning_rate: 0.25")]).lr == 0.25
+    assert example_parser().parse([config("learning_rate: 0.25")]).lr == 0.25
 
 
 def test_a_config_that_is_a_pipe_is_not_waited_for():
     os.mkfifo("pipe")
     with pytest.raises(Failure, match="^argument --config: 'pipe' is not a file$"):
-        parser().parse(["--config=pipe"])
+        example_parser().parse(["--config=pipe"])
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])
 def test_an_empty_config_changes_nothing(config, text):
-    given, without = vars(parser().parse([config(text)])), vars(parser().parse([]))
+    given, without = vars(example_parser().parse([config(text)])), vars(example_parser().parse([]))
     assert given.pop("config") and {**given, "config": None} == without
 
 
@@ -161,18 +151,13 @@ def test_an_empty_config_changes_nothing(config, text):
         ("- epochs\n- 3\n", "run.yaml' must hold lines of the form 'flag: value'"),
         ("epochs", "run.yaml' must hold lines of the form 'flag: value'"),
         ("epochs: 0\n", "argument --epochs: must be an int >= 1, but got '0'"),
-        ("lr: 1\nepochs: [1, 2]\n", "run.yaml' must hold lines of the form 'flag: value', but line 2 has !!seq"),
-        ("epochs: {a: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!map"),
-        ("? [epochs]\n: 1\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!seq"),
-        ("<<: {epochs: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but line 1 has !!merge"),
-        ("epochs: 1\nlr: 1\nepochs: 2\n", "run.yaml' has the key 'epochs' twice"),
+        ("lr: 1\nepochs: [1, 2]\n", "run.yaml' must hold lines of the form 'flag: value', but 'epochs' has a list"),
+        ("epochs: {a: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but 'epochs' has a dict"),
+        ("? [epochs]\n: 1\n", "run.yaml' is not YAML: "),
+        ("<<: {epochs: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but '<<' has a dict"),
         ("epochs: 2001-13-01\n", "argument --epochs: must be an int >= 1, but got '2001-13-01'"),
-        ("epochs: 0b_\n", "run.yaml' has 0b_ in line 1, which YAML counts otherwise: use decimals"),
-        ("epochs: 010\n", "run.yaml' has 010 in line 1, which YAML counts otherwise: use decimals"),
-        ("lr: 1\nseed: 0x10\n", "run.yaml' has 0x10 in line 2, which YAML counts otherwise: use decimals"),
+        ("epochs: 0x10\n", "argument --epochs: must be an int >= 1, but got '0x10'"),
         ('model: "\\UFFFFFFFF"\n', "run.yaml' is not YAML: "),
-        (f"%YAML {'9' * 5000}.1\n---\nepochs: 1\n", "run.yaml' is not YAML: "),
-        ("lr: !!float abc\n", "argument --lr/--learning_rate: must be a number > 0, but got 'abc'"),
         (f"epochs: {'9' * 5000}\n", "argument --epochs: must be an int >= 1, but got '999"),
         ("config: other.yaml\n", "unknown key 'config'"),
         ("help: true\n", "unknown key 'help'"),
@@ -201,12 +186,11 @@ def test_a_folder_is_no_config(capfd, tmp_path):
         "!!python/object/apply:os.mkdir [planted]",
         "epochs: !!python/object/apply:os.mkdir [planted]",
         "epochs: !!python/object/new:os.mkdir [planted]",
-        "epochs: !!python/name:os.mkdir",
     ],
 )
-def test_python_objects_in_a_config_are_refused(config, text, capfd, tmp_path):
-    code, line = refused([config(text)], capfd)
-    assert code == USAGE and "python/" in line
+def test_python_objects_in_a_config_are_not_made(config, text, capfd, tmp_path):
+    code, _ = refused([config(text)], capfd)
+    assert code == USAGE
     assert not (tmp_path / "planted").exists()
 
 
@@ -215,7 +199,7 @@ def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
     names = "abcdefghi"
     lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
     code, line = refused([config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
-    assert code == USAGE and line.endswith("but line 2 has !!seq")
+    assert code == USAGE and line.endswith("but 'a' has a list")
 
 
 @pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
@@ -225,78 +209,13 @@ def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
 
 
 def test_null_in_a_config_is_as_good_as_absent(config):
-    assert parser().parse([config("data_path:\n")]).data_path is None
+    assert example_parser().parse([config("data_path:\n")]).data_path is None
 
 
 @pytest.mark.parametrize("value", ["false", "true"])
 def test_a_bool_is_no_number(config, value, capfd):
     code, line = refused([config(f"epochs: {value}\n")], capfd)
     assert code == USAGE and line.startswith("argument --epochs: must be an int >= 1, but got ")
-
-
-# Exit codes
-
-
-def test_the_codes_are_the_documented_ones():
-    assert (OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED) == (0, 1, 2, 3, 4, 5, 130)
-
-
-def test_a_program_that_ends_well(capfd):
-    seen = []
-    assert run(seen.append, parser(), ["--epochs", "7"]) == OK
-    assert seen[0].epochs == 7 and capfd.readouterr() == ("", "")
-
-
-def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "argv", ["program.py", "--epochs", "8"])
-    assert run(seen.append, parser()) == OK and seen[0].epochs == 8
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (Failure("no such data", DATA), DATA, "no such data"),
-        (RuntimeError("diverged"), TRAINING, "diverged"),
-        (ValueError("\n  first\nsecond\n"), TRAINING, "first"),
-        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
-    ],
-)
-def test_an_error_becomes_a_line_and_a_code(error, code, line, capfd):
-    assert refused([], capfd, main=raising(error)) == (code, line)
-
-
-def test_an_error_without_a_text_says_its_kind(capfd):
-    assert "MemoryError" in refused([], capfd, main=raising(MemoryError()))[1]
-
-
-def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
-    assert run(raising(Failure("broken", DATA)), parser(), ["--debug"]) == DATA
-    err = capfd.readouterr().err
-    assert err.startswith("Traceback") and err.endswith("\nerror: broken\n")
-
-
-def test_a_warning_is_one_line_while_the_program_runs():
-    def warn(arguments):
-        shown.append(warnings.formatwarning("two\n lines", UserWarning, "file.py", 7, "its_line()"))
-
-    shown, before = [], warnings.formatwarning
-    assert run(warn, parser(), []) == OK
-    assert shown == ["warning: two lines\n"] and warnings.formatwarning is before
-
-
-def test_exit_code_takes_its_kinds_only():
-    with pytest.raises(Failure, match="gone") as failure, exit_code(DATA, OSError):
-        raise FileNotFoundError("gone")
-    assert failure.value.code == DATA
-    with pytest.raises(KeyError), exit_code(DATA, OSError, ValueError):
-        raise KeyError("other")
-
-
-def test_the_innermost_exit_code_wins():
-    with pytest.raises(Failure) as failure, exit_code(TRAINING, Exception), exit_code(DISK, OSError):
-        raise OSError("full")
-    assert failure.value.code == DISK
 
 
 # The library's arguments and the program's flags
@@ -323,45 +242,11 @@ def test_errors_are_about_flags(message, line, capfd):
 
 
 def test_the_rows_of_a_batch_are_those_of_the_flag_that_was_given(capfd):
-    made = parser()
+    flags = example_parser()
     for flag in ("--batch_size", "--effective_batch"):
-        made.add_argument(flag, type=int)
+        flags.add_argument(flag, type=int)
     named = []
     for argv in (["--batch_size=7"], ["--batch_size=7", "--effective_batch=9"]):
-        assert run(raising(ValueError("For 'f', 'batch_size' must be <= 5, but got 9.")), made, argv) == TRAINING
+        assert run(raising(ValueError("For 'f', 'batch_size' must be <= 5, but got 9.")), flags, argv) == TRAINING
         named.append(capfd.readouterr().err)
     assert [line.split(":")[1] for line in named] == [" argument --batch_size", " argument --effective_batch"]
-
-
-# The first line
-
-
-@pytest.mark.parametrize(
-    ("terminal", "argv", "said"),
-    [
-        (True, [], "ms_accum         1.2.3, starting MindSpore ...\n"),
-        (False, [], ""),
-        (True, ["--epochs=0"], ""),
-    ],
-)
-def test_a_terminal_gets_a_line_before_mindspore_is_imported(terminal, argv, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["program.py", *argv])
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(program, "block_signals", lambda: None)
-    with pytest.raises(SystemExit) if argv else contextlib.nullcontext():
-        program.begin(parser(), "1.2.3")
-    assert capsys.readouterr().out == said
-
-
-# The device, and the last lines
-
-
-def test_auto_is_the_device_that_mindspore_chose():
-    assert choose_device("auto") == ms.get_context("device_target")
-    assert ms.get_context("mode") == ms.GRAPH_MODE
-
-
-def test_the_closing_lines(capsys):
-    show_accuracy(49, 50)
-    readable, closing = "accuracy         98.00 % (49/50)\n", "============== {'Accuracy': 0.98} ==============\n"
-    assert capsys.readouterr().out == f"{readable}{closing}correct/total: 49/50\n"

@@ -12,7 +12,7 @@ import pytest
 from cifar_files import write_cifar10
 from idx_files import write_mnist
 from model_zoo import LeNet5
-from ms_accum.program.main import CHECKPOINT, DATA, OK, USAGE
+from ms_accum.app.process import CHECKPOINT, DATA, OK, USAGE
 from ms_accum.saving import model_record
 from ms_accum.saving.checkpoint import save_model
 from ms_accum.saving.model_record import read_record, sidecar, write_record

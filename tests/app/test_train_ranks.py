@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ms_accum import Group
-from ms_accum.program import steps
-from ms_accum.program.main import USAGE, Failure
+from ms_accum.app import steps
+from ms_accum.app.process import USAGE, Failure
 from ms_accum.saving import training_state
 from programs import ROOT, settings_of, train_in
 

@@ -28,8 +28,8 @@ import train as training
 from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord
-from ms_accum.program.main import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, run
-from ms_accum.program.signals import TERMINATED
+from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
+from ms_accum.app.steps import choose_device
 from ms_accum.saving import training_state
 from ms_accum.saving.checkpoint import load_parameters, save_model
 from ms_accum.saving.model_record import read_record
@@ -175,6 +175,11 @@ def test_a_device_that_is_not_there_is_usage(program, device, tmp_path):
     assert done.returncode == USAGE and done.stdout == ""
     assert one_line(done.stderr) == f"argument --device_target: {device} is not available here, CPU is"
     assert os.listdir(tmp_path) == []
+
+
+def test_auto_is_the_device_that_mindspore_chose():
+    assert choose_device("auto") == ms.get_context("device_target")
+    assert ms.get_context("mode") == ms.GRAPH_MODE
 
 
 def test_an_empty_data_path_is_usage_in_eval_too(capfd, tmp_path):

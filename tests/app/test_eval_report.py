@@ -13,7 +13,7 @@ import pytest
 import eval as evaluation
 from model_zoo import MLP
 from model_zoo.data.classes import class_names
-from ms_accum.program.main import DISK, OK, TRAINING, USAGE
+from ms_accum.app.process import DISK, OK, TRAINING, USAGE
 from ms_accum.saving.checkpoint import save_model
 from ms_accum.saving.files import remove_leftovers
 from programs import closing, evaluate, one_line, plan, process

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum.program import signals
-from ms_accum.program.signals import INTERRUPTED, PAUSE, TERMINATED, Signals
+from ms_accum.app import process
+from ms_accum.app.process import INTERRUPTED, PAUSE, TERMINATED, Signals
 from programs import lines_of, train_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_the_first_interrupts(number):
             send(number, signals)
             time.sleep(20)
             pytest.fail("it slept on")
-        assert (signals.code, signals.words) == (CODES[number], WORDS[CODES[number]])
+        assert signals.code == CODES[number]
 
 
 def test_it_wakes_up_who_waits():
@@ -159,12 +159,14 @@ def test_a_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
 
 PENDING = """
 import os, sys
-from ms_accum.program import main
-from ms_accum.program.flags import Parser
+from ms_accum.app import process
+from ms_accum.app.flags import Parser
 
-main.block_signals()
+process.block_signals()
 os.kill(os.getpid(), int(sys.argv.pop(1)))
-sys.exit(main.run(lambda arguments: print("it ran"), Parser()))
+parser = Parser("A program for the tests.")
+parser.add_program()
+sys.exit(process.run(lambda arguments: print("it ran"), parser))
 """
 
 
@@ -185,14 +187,14 @@ import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
 import train
-from ms_accum.program import main, steps
+from ms_accum.app import process, steps
 from ms_accum.saving import training_state
 
 def held(part):
     def run(*arguments, **options):
         print("now", flush=True)
         while sys.stdin.readline() == "wait\\n":
-            while not main.SIGNALS.pending():
+            while not process.SIGNALS.pending():
                 time.sleep(0.01)
             print("asked", flush=True)
         return part(*arguments, **options)
@@ -204,7 +206,7 @@ owner, name = {
     "recording": (steps, "write_record"),
 }[sys.argv.pop(1)]
 setattr(owner, name, held(getattr(owner, name)))
-sys.exit(main.run(train.main, train.flags()))
+sys.exit(process.run(train.main, train.flags()))
 """
 FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
 
@@ -329,7 +331,7 @@ def test_a_run_survives_being_ended_at_random_moments(tmp_path):
 SLEEPER = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-from ms_accum.program.signals import Signals
+from ms_accum.app.process import Signals
 with Signals() as signals, signals.deferred():
     print("ready", flush=True)
     while not signals.pending():
@@ -369,12 +371,12 @@ def test_a_second_signal_ends_it_at_once(tmp_path, second):
 def test_what_asks_for_more(first, then, seconds, ends, monkeypatch):
     """A shell that ends sends SIGHUP twice; what an init system sends to launcher and ranks gets to the ranks twice."""
     now = [100.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
     left = []
-    monkeypatch.setattr(signals.os, "_exit", left.append)
-    heard = signals.Signals()
-    heard._deferred = True
-    heard._take(first)
+    monkeypatch.setattr(process.os, "_exit", left.append)
+    signals = Signals()
+    signals._deferred = True
+    signals._take(first)
     now[0] += seconds
-    heard._take(then)
-    assert left == ([signals.CODES[then]] if ends else []) and heard.code == signals.CODES[first]
+    signals._take(then)
+    assert left == ([process.CODES[then]] if ends else []) and signals.code == process.CODES[first]

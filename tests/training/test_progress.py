@@ -12,34 +12,12 @@ import termios
 
 import pytest
 
-from ms_accum.program.report import Bar, Hint, Lines, progress
 from ms_accum.ranks.relay import COLUMNS
+from ms_accum.training.progress import Bar, Lines, progress
 from ms_accum.window.callbacks import UNKNOWN, Callbacks, Facts
 from update_records import record, tell
 
 NAN = float("nan")
-
-
-# Hints
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rows", "hint"),
-    [
-        (0.008, 32, "hint             a micro-batch takes 2.0 ms, mostly the fixed cost of a call;"),
-        (0.008, 64, ""),  # 4 ms are not short
-        (0.08, 32, ""),
-    ],
-)
-def test_short_micro_batches_are_pointed_out_once(seconds, rows, hint, capsys):
-    with Callbacks([Hint(rows)], Facts()) as calls:
-        calls("on_train_begin", planned=None)
-        for number, took in enumerate((9.0, seconds, seconds, 100 * seconds)):  # the first compiles, one is disturbed
-            calls.step_end(record(number + 1, seconds=took))
-        calls("on_train_end")
-    out = capsys.readouterr().out
-    assert out.startswith(hint) and out.count("\n") == 2 * bool(hint)
-    assert max(map(len, out.splitlines()), default=0) <= 80
 
 
 # Lines

@@ -13,14 +13,14 @@ import pytest
 from mindspore import nn
 from safetensors.numpy import save_file
 
-from ms_accum import inspect as inspection
-from ms_accum.program.main import CHECKPOINT, OK, USAGE, run
+from ms_accum.app import inspection
+from ms_accum.app.process import CHECKPOINT, OK, USAGE, run
 from ms_accum.saving.checkpoint import save_model
 from ms_accum.saving.checkpoint_file import STATE_VERSION, state_digest
 from programs import one_line, train
 
 pytestmark = pytest.mark.host
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def inspect(*argv):

@@ -1,4 +1,4 @@
-"""What are the settings of a run?"""
+"""The settings of a run: its flags with all defaults, and the values that follow from them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from typing import Any
 
 from ..saving.model_record import DEFAULT
 from ..window.ends import share
-from .flags import AUTO as AUTO
-from .flags import MINI_STEPS, Before
-from .main import USAGE, Failure
+from .flags import AUTO, MINI_STEPS, FlagsOfRun
+from .process import USAGE, Failure
 
 RUNS = "runs"
 """str, the folder of runs for which no --output_dir is given."""
 METRICS = "metrics.jsonl"
 """str, the name of the metrics in a run's folder."""
 # Settings that must equal those of a resumed run, in addition to the driver's.
-_CONFIG = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
-# The same, for those that older states do not have: they are compared if they are not the default.
-_NEWER = {"amp": "off", "lr_scaling": "none", "base_batch": None, "warmup_updates": 0, "lr_decay": "none"}
+_DATA_AND_MODEL = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
+_CONFIG = (*_DATA_AND_MODEL, "amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay")
 # Settings that are recorded with a model.
-_RECORD = (*_CONFIG, "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
+_RECORD = (*_DATA_AND_MODEL, "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,8 @@ class Settings:
     debug: bool
     given: Mapping[str, Any] = field(default_factory=dict)
     """Mapping, the texts of the flags that were given, and of those of the run that is resumed, by name."""
-    before: Before | None = None
-    """Optional[Before], the flags of the run that is resumed."""
+    before: FlagsOfRun | None = None
+    """Optional[FlagsOfRun], the flags of the run that is resumed."""
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
     updates: int = 0
@@ -96,16 +94,21 @@ class Settings:
         Raises:
             Failure: If flags contradict each other.
         """
-        given = {each.name: flags[each.name] for each in fields(cls) if each.name in flags}
-        _check_window(given)
-        _check_numerics(given)
-        if given["tensorboard"] and find_spec("tensorboardX") is None:
+        values = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
+        _check_window(values)
+        if values["effective_batch"] is None:
+            values["mini_steps"] = values["mini_steps"] or MINI_STEPS
+        if values["lr_scaling"] == "none" and values["base_batch"] is not None:
+            raise Failure("argument --base_batch: needs --lr_scaling", USAGE)
+        if values["lr_scaling"] != "none" and values["base_batch"] is None:
+            raise Failure("argument --lr_scaling: needs --base_batch", USAGE)
+        if values["loss_scale"] is None and values["amp"] in ("O1", "O2", "O3"):
+            values["loss_scale"] = "dynamic"
+        if values["tensorboard"] and find_spec("tensorboardX") is None:
             raise Failure("argument --tensorboard: needs tensorboardX. Run: pip install tensorboardX", USAGE)
-        if given["keep_best"] and not given["save_every"]:
+        if values["keep_best"] and not values["save_every"]:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
-        if given["effective_batch"] is None:
-            given["mini_steps"] = given["mini_steps"] or MINI_STEPS
-        return cls(**given, is_latest=given["output_dir"] is None and given["ckpt_path"] is None)
+        return cls(**values, is_latest=values["output_dir"] is None and values["ckpt_path"] is None)
 
     def in_folder(self, folder: str | None) -> Settings:
         """Return the same settings with a folder for what is written."""
@@ -140,7 +143,7 @@ class Settings:
     @property
     def may_split_otherwise(self) -> bool:
         """bool, whether windows have several micro-batches, whose size was not looked for, on one process."""
-        return self.ranks == 1 and self.memory_budget is None and self.window not in ({"mini_steps": 1}, {})
+        return self.ranks == 1 and self.memory_budget is None and self.window != {"mini_steps": 1}
 
     @property
     def window_rows(self) -> int:
@@ -174,13 +177,15 @@ class Settings:
     @property
     def rates(self) -> list[float]:
         """list[float], the learning rates of the first updates; the last one is that of all others."""
-        firsts, known = sorted(self.window_sizes), max(*self.window_sizes, self.warmup_updates) + 1
-        found, size = [], 0
-        for update in range(known if self.lr_decay == "none" else self.updates):
-            size = update if update in firsts else size
+        count = self.updates
+        if self.lr_decay == "none":
+            count = max(*self.window_sizes, self.warmup_updates) + 1
+        rates, window = [], self.window_sizes[0]
+        for update in range(count):
+            window = self.window_sizes.get(update, window)
             part = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay)
-            found.append(self.lr * self._factor(self.window_sizes[size]) * part)
-        return found[:1] if len(set(found)) == 1 else found
+            rates.append(self.lr * self._factor(window) * part)
+        return rates[:1] if len(set(rates)) == 1 else rates
 
     def _factor(self, micro_batches: int | None) -> float:
         """Return what the learning rate is multiplied by for windows of this number of micro-batches."""
@@ -196,15 +201,16 @@ class Settings:
     @property
     def models(self) -> list[str]:
         """list[str], the paths of the models: the last one, the best one with --keep_best, the average with --ema."""
-        named = [(True, self.model_path), (self.keep_best, best_of(self.model_path))]
-        named.append((self.ema is not None, ema_of(self.model_path)))
-        return [path for wanted, path in named if wanted]
+        best = [best_of(self.model_path)] if self.keep_best else []
+        average = [ema_of(self.model_path)] if self.ema is not None else []
+        return [self.model_path, *best, *average]
 
     @property
     def copies(self) -> list[str]:
         """list[str], the paths of the copies of the last model and its average in the current folder."""
-        named = [DEFAULT, *([ema_of(DEFAULT)] if self.ema is not None else [])]
-        return named if self.is_latest else []
+        if not self.is_latest:
+            return []
+        return [DEFAULT] if self.ema is None else [DEFAULT, ema_of(DEFAULT)]
 
     @property
     def states(self) -> str:
@@ -232,9 +238,8 @@ class Settings:
     @property
     def config(self) -> dict[str, Any]:
         """The settings that must equal those of a resumed run."""
-        newer = {name: getattr(self, name) for name, usual in _NEWER.items() if getattr(self, name) != usual}
-        falls = {} if self.lr_decay == "none" else {"updates": self.updates}
-        return {**{name: getattr(self, name) for name in _CONFIG}, **newer, **falls}
+        config = {name: getattr(self, name) for name in _CONFIG}
+        return config if self.lr_decay == "none" else {**config, "updates": self.updates}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -261,31 +266,22 @@ def ema_of(model: str) -> str:
     return "{}.ema{}".format(*os.path.splitext(model))
 
 
-def _check_numerics(given: dict[str, Any]) -> None:
-    """Reject flags that need another one, and fill in the loss scale for float16."""
-    if (given["lr_scaling"] == "none") != (given["base_batch"] is None):
-        needs = "--base_batch: needs --lr_scaling" if given["base_batch"] else "--lr_scaling: needs --base_batch"
-        raise Failure(f"argument {needs}", USAGE)
-    if given["loss_scale"] is None and given["amp"] in ("O1", "O2", "O3"):
-        given["loss_scale"] = "dynamic"
-
-
-def _check_window(given: Mapping[str, Any]) -> None:
+def _check_window(values: Mapping[str, Any]) -> None:
     """Reject flags that define the window twice: by micro-batches and their number, and by its rows."""
-    whole_batch = given["effective_batch"]
-    if given["batch_size"] == AUTO and whole_batch is None:
+    whole_batch = values["effective_batch"]
+    if values["batch_size"] == AUTO and whole_batch is None:
         raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
-    if given["memory_budget"] is not None and given["batch_size"] != AUTO:
+    if values["memory_budget"] is not None and values["batch_size"] != AUTO:
         raise Failure("argument --memory_budget: is for --batch_size auto", USAGE)
     if whole_batch is None:
         return
-    tail = given["tail"]
-    if given["mini_steps"] is not None:
+    tail = values["tail"]
+    if values["mini_steps"] is not None:
         raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
-    if given["zero"] == 2:
+    if values["zero"] == 2:
         what = "2 needs --mini_steps, so that all processes have the same number of micro-batches"
         raise Failure(f"argument --zero: {what}", USAGE)
     if tail != "flush":
         raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {tail}", USAGE)
-    if given["batch_size"] != AUTO and given["batch_size"] > whole_batch:
+    if values["batch_size"] != AUTO and values["batch_size"] > whole_batch:
         raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
