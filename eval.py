@@ -10,25 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from ms_accum import __version__
-from ms_accum.program.flags import Parser, place
-from ms_accum.program.main import CHECKPOINT, DATA, DISK, USAGE, Failure, begin, exit_code, run
-from ms_accum.program.settings import ema_of
+from ms_accum.app.flags import Parser, path
+from ms_accum.app.process import CHECKPOINT, DATA, DISK, USAGE, Failure, begin, exit_code, run
+from ms_accum.app.settings import ema_of
 from ms_accum.zoo import MODELS
 
 
 def flags() -> Parser:
     """Return the flags and their defaults."""
     parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked)
-    parser.add_device()
+    parser.add_program()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; none for the digits")
-    add("--ckpt_path", type=place, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
-    add(
-        "--use_ema", action="store_true", help="evaluate the averaged weights that train.py --ema has written beside it"
-    )
+    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
+    text = "evaluate the averaged weights that train.py --ema has written beside it"
+    add("--use_ema", action="store_true", help=text)
     add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
-    what = "also write DIR/report.html: accuracy by class, the confusion matrix, the most certain wrong answers"
-    add("--report", type=place, metavar="DIR", help=what)
+    text = "also write DIR/report.html: accuracy by class, the confusion matrix, the most certain wrong answers"
+    add("--report", type=path, metavar="DIR", help=text)
     return parser
 
 
@@ -47,21 +46,34 @@ from mindspore import nn
 
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
-from ms_accum.training.evaluation import evaluate_seen
-from ms_accum.fitting.runtime import keep_cpu_defaults
-from ms_accum.program.plan import in_percent, show_accuracy, show_runtime
-from ms_accum.program.report import show
-from ms_accum.program.steps import choose_device, versions_with
-from ms_accum.results.diagnosis import Answers
-from ms_accum.results.report_file import place_of, write_page
-from ms_accum.results.report_page import Subject, page
-from ms_accum.results.series import FILE, Metrics, read
+from ms_accum.app.plan import in_percent, show, show_accuracy, show_runtime
+from ms_accum.app.report_page import Answers, Subject, page, place_of, write_page
+from ms_accum.app.series import FILE, Metrics, read
+from ms_accum.app.steps import choose_device, versions_with
+from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.saving.model_file import CheckpointError, differences, load_model, load_parameters, read_record
+from ms_accum.training.evaluation import evaluate_seen
 from ms_accum.zoo import DataError, create_dataset
 from ms_accum.zoo.data.classes import class_names
 from ms_accum.zoo.recipes import RECIPES, dataset_for
 
 Record = Mapping[str, Any]
+
+
+def load(args: argparse.Namespace) -> tuple[str, nn.Cell, Record | None]:
+    """Return the name of the checkpoint's model, the network with its weights, and its record if it has one."""
+    path = args.ckpt_path
+    with exit_code(CHECKPOINT, CheckpointError, OSError):
+        record = read_record(path)
+        if record is not None:
+            for field, known in (("model", MODELS), ("dataset", RECIPES)):
+                if record[field] not in known:
+                    fault = f"'{path}' is of the {field} '{record[field]}', and eval.py has {', '.join(known)}"
+                    raise CheckpointError(fault)
+        name = args.model or (record["model"] if record else model_of(path))
+        network: nn.Cell = MODELS[name].make()
+        load_model(network, path)
+    return name, network, record
 
 
 def model_of(path: str) -> str:
@@ -70,29 +82,8 @@ def model_of(path: str) -> str:
     for name, entry in MODELS.items():
         if not differences(entry.make(), parameters):
             return name
-    found = ", ".join(f"{one_line(name)} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
-    raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {found}, ...")
-
-
-def averaged(path: str) -> str:
-    """Return the path of the averaged model beside a checkpoint."""
-    if not os.path.isfile(ema_of(path)):
-        raise Failure(f"argument --use_ema: there is no '{ema_of(path)}'; train.py --ema 0.999 writes it", CHECKPOINT)
-    return ema_of(path)
-
-
-def load(args: argparse.Namespace) -> tuple[str, nn.Cell, Record | None]:
-    """Return the name of the checkpoint's model, the network with its weights, and its record if it has one."""
-    path = args.ckpt_path
-    with exit_code(CHECKPOINT, CheckpointError, OSError):
-        record = read_record(path)
-        for field, has in (("model", MODELS), ("dataset", RECIPES)) if record else ():
-            if record and record[field] not in has:
-                raise CheckpointError(f"'{path}' is of the {field} '{record[field]}', and eval.py has {', '.join(has)}")
-        name = args.model or (record["model"] if record else model_of(path))
-        network: nn.Cell = MODELS[name].make()
-        load_model(network, path)
-    return name, network, record
+    first = ", ".join(f"{one_line(name)} {tuple(p.shape)}" for name, p in list(parameters.items())[:3])
+    raise CheckpointError(f"'{path}' is of none of the architectures {', '.join(MODELS)}: it holds {first}, ...")
 
 
 def dataset_of(record: Record | None, model: str, data_path: str | None) -> str:
@@ -103,9 +94,8 @@ def dataset_of(record: Record | None, model: str, data_path: str | None) -> str:
     if dataset == "digits" and data_path is not None:
         raise Failure("argument --data_path: the model was trained on the embedded digits; leave it out", USAGE)
     if dataset != "digits" and data_path is None:
-        raise Failure(
-            f"argument --data_path: must be given, the folder of {dataset}: the model was trained on it", USAGE
-        )
+        remedy = f"must be given, the folder of {dataset}: the model was trained on it"
+        raise Failure(f"argument --data_path: {remedy}", USAGE)
     return dataset
 
 
@@ -114,10 +104,11 @@ def data_of(record: Record | None, dataset: str, model: str, data_path: str | No
     size = MODELS[model].image_size
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
         test = create_dataset(data_path, 100, usage="test", image_size=size, dataset=dataset)
-    for name in ("image_size", "channels", "classes", "mean", "std") if record else ():
-        if record and test.source.facts[name] != record[name]:
-            found = f"{name} {test.source.facts[name]}, and the model was trained with {record[name]}"
-            raise Failure(f"the test images of {data_path or 'the digits'} have {found}", DATA)
+    if record is not None:
+        for name in ("image_size", "channels", "classes", "mean", "std"):
+            if test.source.facts[name] != record[name]:
+                fault = f"{name} {test.source.facts[name]}, and the model was trained with {record[name]}"
+                raise Failure(f"the test images of {data_path or 'the digits'} have {fault}", DATA)
     return test
 
 
@@ -130,8 +121,8 @@ def described(args: argparse.Namespace, record: Record | None, test: Any) -> str
     """Return the test images in words."""
     facts = test.source.facts
     images = f"{facts['rows']:,} test images of {facts['image_size']}x{facts['image_size']}"
-    of = f"{args.data_path} ({record['dataset']})" if record and args.data_path else args.data_path or "embedded digits"
-    return f"{of}, {images}"
+    dataset = f" ({record['dataset']})" if record and args.data_path else ""
+    return f"{args.data_path or 'embedded digits'}{dataset}, {images}"
 
 
 def show_what(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
@@ -193,7 +184,10 @@ def write_report(path: str, subject: Subject, answers: Answers) -> None:
 def main(args: argparse.Namespace) -> None:
     """Load the checkpoint's model, find its data, count the right answers, and write the report if it is wanted."""
     if args.use_ema:
-        args.ckpt_path = averaged(args.ckpt_path)
+        args.ckpt_path = ema_of(args.ckpt_path)
+        if not os.path.isfile(args.ckpt_path):
+            fault = f"there is no '{args.ckpt_path}'; train.py --ema 0.999 writes it"
+            raise Failure(f"argument --use_ema: {fault}", CHECKPOINT)
     choose_device(args.device_target)
     model, network, record = load(args)
     dataset = dataset_of(record, model, args.data_path)

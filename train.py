@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any, Callable
 
 from ms_accum import __version__
-from ms_accum.program import outputs, resumed
-from ms_accum.program.flags import Parser, number, whole
-from ms_accum.program.main import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
-from ms_accum.program.settings import Settings
+from ms_accum.app import outputs
+from ms_accum.app.flags import Parser, number, whole
+from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
+from ms_accum.app.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
 from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
 
@@ -23,9 +23,9 @@ def flags() -> Parser:
     parser = Parser(
         "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
         finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
-        before=resumed.flags_before,
+        before=outputs.flags_before,
     )
-    parser.add_device()
+    parser.add_program()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of MNIST or CIFAR-10; without it the embedded digits are used")
     add("--download", nargs="?", const=True, metavar="URL", help="fetch the data set into --data_path first")
@@ -34,8 +34,8 @@ def flags() -> Parser:
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
     parser.add_window(batch_size=by_dataset("batch_size"))
     add("--optimizer", choices=OPTIMIZERS, help=f"default: {by_dataset('optimizer')}")
-    what = f"default: {by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
-    add("--lr", type=number(0, above=True), metavar="X", help=what)
+    rates = f"{by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
+    add("--lr", type=number(0, above=True), metavar="X", help=f"default: {rates}")
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
     add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
@@ -53,32 +53,37 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, evaluate, tune_cpu, verify
-from ms_accum.training.evaluation import evaluate_together
-from ms_accum.fitting.rates import rate_by_update
-from ms_accum.fitting.runtime import keep_cpu_defaults
+from ms_accum.app import plan, steps
+from ms_accum.app.rates import rate_by_update
 from ms_accum.engine.loss_scale import mixed, scaler_of
-from ms_accum.program import plan, steps
+from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.ranks.group import comes_first
+from ms_accum.training.evaluation import evaluate_together
 from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
 
 
 def download(settings: Settings) -> None:
     """Download the data set in one process; the others wait in `join`, with a timeout of ten minutes."""
     if settings.download is not None and comes_first():
-        where: Any = {} if settings.download is True else {"url": settings.download}
+        url: Any = {} if settings.download is True else {"url": settings.download}
         with exit_code(USAGE, TypeError, ValueError, ImportError), exit_code(DATA, DataError, OSError):
-            DOWNLOADS[settings.dataset](settings.data_path or "", **where)
+            DOWNLOADS[settings.dataset](settings.data_path or "", **url)
 
 
 def datasets(settings: Settings, group: Group | None) -> tuple[Any, Any]:
     """Return the training split, in batches of one window or one micro-batch, and the test split."""
     rank, size = group or (0, 1)
-    part: Any = {"num_shards": size, "shard_id": rank, "dataset": settings.dataset}
-    part["image_size"] = MODELS[settings.model].image_size
+    create = partial(
+        create_dataset,
+        settings.data_path,
+        image_size=MODELS[settings.model].image_size,
+        dataset=settings.dataset,
+        num_shards=size,
+        shard_id=rank,
+    )
     # A DataError is also a ValueError: the inner context handles it first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        train = create_dataset(settings.data_path, settings.loaded_rows, usage="train", seed=settings.seed, **part)
-        return train, create_dataset(settings.data_path, 100, usage="test", **part)
+        return create(settings.loaded_rows, usage="train", seed=settings.seed), create(100, usage="test")
 
 
 def loss() -> nn.Cell:
@@ -93,9 +98,9 @@ def check_gradients(settings: Settings, network: nn.Cell, train: Any) -> None:
     window = tuple(ops.cat(column) for column in zip(*batches))
     rtol = 1e-3 if settings.amp == "off" else 0.05
     with exit_code(USAGE, ValueError):
-        found = verify(network, loss(), window, micro_batches, reduction=settings.reduction, rtol=rtol)
-    print(found)
-    if not found.ok:
+        verification = verify(network, loss(), window, micro_batches, reduction=settings.reduction, rtol=rtol)
+    print(verification)
+    if not verification.ok:
         raise Failure("the gradients of micro-batches and of one large batch differ", TRAINING)
 
 
@@ -114,13 +119,21 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
     )
     parameters = network.trainable_params()
     optimizer = ZeroOptimizer(make, parameters) if settings.zero else make(parameters)
-    how: dict[str, Any] = {"reduction": settings.reduction, "tail": settings.tail, "clip_norm": settings.clip_norm}
-    how |= {"loss_scale": scaler_of(settings.loss_scale), "nonfinite": settings.nonfinite}
-    how |= {"save_bad_batches": settings.save_bad_batches, "sync_every_micro_batch": settings.zero == 2}
-    ema = None if settings.ema is None else Ema(settings.ema, warm_up=100)
-    noise = NoiseScale() if settings.noise_scale else None
     with exit_code(USAGE, ValueError):
-        model = GradientAccumulation(network, loss(), optimizer, **how, ema=ema, noise_scale=noise)
+        model = GradientAccumulation(
+            network,
+            loss(),
+            optimizer,
+            reduction=settings.reduction,
+            tail=settings.tail,
+            clip_norm=settings.clip_norm,
+            sync_every_micro_batch=settings.zero == 2,
+            loss_scale=scaler_of(settings.loss_scale),
+            nonfinite=settings.nonfinite,
+            save_bad_batches=settings.save_bad_batches,
+            ema=None if settings.ema is None else Ema(settings.ema, warm_up=100),
+            noise_scale=NoiseScale() if settings.noise_scale else None,
+        )
     return model, network, runtime
 
 
@@ -142,23 +155,22 @@ def main(settings: Settings) -> None:
     device = steps.choose_device(settings.device_target)
     download(settings)
     settings, group = steps.join(settings)
-    plan.show_before(settings)
+    plan.show_flags_before(settings)
     train, test = datasets(settings, group)
     settings = steps.planned(settings, train)
     model, network, runtime = build(settings)
     if settings.verify:
         check_gradients(settings, network, train)
         return
-    settings, found = steps.fit(settings, partial(trial, settings), __version__)
+    settings, search = steps.fit(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)
     plan.show_runtime(runtime)
-    plan.show_plan(settings, device, network, train.get_dataset_size(), found)
+    plan.show_plan(settings, device, network, train.get_dataset_size(), search)
     correct = partial(evaluate_together, network, test, group)
-    written = steps.Written(network, model, settings, steps.facts_of(__version__, train, test), group)
+    models = steps.Models(network, model, settings, steps.facts_of(__version__, train, test), group)
     began = time.perf_counter()
-    counts = steps.train(model, settings, train, written=written, evaluate=correct)
-    kept = written.latest.kept if written.latest else None
-    plan.show_end(settings, time.perf_counter() - began, kept, model.noise_scale)
+    counts = steps.train(model, settings, train, models=models, evaluate=correct)
+    plan.show_end(settings, time.perf_counter() - began, models.previous, model.noise_scale)
     plan.show_accuracy(*counts)
 
 

@@ -1,4 +1,10 @@
 from .accumulator import Accumulator as Accumulator
+from .app.memory import MemoryReport as MemoryReport
+from .app.memory import memory_report as memory_report
+from .app.rates import scale_learning_rate as scale_learning_rate
+from .app.search import MicroBatch as MicroBatch
+from .app.search import find_micro_batch_size as find_micro_batch_size
+from .app.tensorboard import TensorBoardLog as TensorBoardLog
 from .driver import GradientAccumulation as GradientAccumulation
 from .engine.cells import TrainClear as TrainClear
 from .engine.cells import TrainForwardBackward as TrainForwardBackward
@@ -9,12 +15,6 @@ from .engine.ends import ramp_up as ramp_up
 from .engine.ends import split_batch as split_batch
 from .engine.ends import updates_per_epoch as updates_per_epoch
 from .engine.noise_scale import NoiseScale as NoiseScale
-from .fitting.batch_size import MicroBatch as MicroBatch
-from .fitting.batch_size import find_micro_batch_size as find_micro_batch_size
-from .fitting.memory import MemoryReport as MemoryReport
-from .fitting.memory import memory_report as memory_report
-from .fitting.rates import scale_learning_rate as scale_learning_rate
-from .fitting.runtime import tune_cpu as tune_cpu
 from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
 from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
 from .layers.batch_norm import pool_batch_norm as pool_batch_norm
@@ -22,11 +22,11 @@ from .layers.dropout import CountedDropout as CountedDropout
 from .layers.dropout import replace_dropout as replace_dropout
 from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
 from .model_step import FlushTail as FlushTail
+from .network.runtime import tune_cpu as tune_cpu
 from .ranks.group import Group as Group
 from .ranks.group import own_group as own_group
 from .ranks.group import total as total
 from .ranks.zero import ZeroOptimizer as ZeroOptimizer
-from .results.tensorboard import TensorBoardLog as TensorBoardLog
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
 from .saving.model_file import CheckpointError as CheckpointError

@@ -13,11 +13,11 @@ from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
 from .engine.nonfinite import SKIP_WINDOW
-from .fitting.runtime import tune
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
 from .network.optimizers import kind_of
+from .network.runtime import tune
 from .network.state import unique_name
 from .ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
 from .ranks.group import AUTO

@@ -13,9 +13,8 @@ from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
-from .fitting.runtime import tune
 from .network.optimizers import check_optimizer, check_scheduler, kind_of
-from .program.report import called_in
+from .network.runtime import tune
 from .ranks.agreement import agree, facts_of
 from .ranks.group import AUTO, check_together, group_of, is_first, total
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
@@ -24,6 +23,7 @@ from .saving.model_file import check_path
 from .training.bad_batches import BadBatches
 from .training.data import Data
 from .training.evaluation import evaluation_of
+from .training.progress import called_in
 from .training.record import raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, epochs_of, given_facts, windows_facts
 from .training.window import OpenWindow

@@ -17,12 +17,12 @@ from .engine.forward import Forward, check_network
 from .engine.graph_window import GraphWindow
 from .engine.loss_scale import own_scale
 from .engine.nonfinite import RAISE, SKIP_WINDOW
-from .fitting.runtime import tune
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
 from .network import tree
 from .network.optimizers import check_optimizer
+from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, facts_of, prepare_on_ranks, rate_facts, take_from_rank_0
 from .ranks.group import AUTO, group_of, total

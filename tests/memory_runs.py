@@ -41,15 +41,6 @@ def takes_memory_and_time(rows):
     return lambda: time.sleep(0.01 * len(held))
 
 
-def stops_its_parent(path, rows):
-    """Note which process this is, and take memory while nobody looks."""
-    os.kill(os.getppid(), signal.SIGSTOP)
-    with open(f"{path}.new", "w") as file:
-        file.write(str(os.getpid()))
-    os.replace(f"{path}.new", path)
-    takes_memory(rows)
-
-
 def waits(path, rows):
     """Note which process this is, and stay."""
     with open(f"{path}.new", "w") as file:
@@ -161,7 +152,7 @@ def train_whole(effective_batch, rows, report=()):
 
 def peak():
     """Return the peak so far in MB."""
-    from ms_accum.fitting.trials import peak_of
+    from ms_accum.app.trials import peak_of
 
     return peak_of("self") / 2**20
 

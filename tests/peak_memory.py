@@ -8,7 +8,7 @@ from mindspore import nn
 
 import ms_accum.network.tree as tree
 from ms_accum import GradientAccumulation
-from ms_accum.fitting.trials import peak_of
+from ms_accum.app.trials import peak_of
 
 kind = sys.argv[1]
 if kind == "zeros":  # a mutant: the accumulators are emptied with a set of zeros

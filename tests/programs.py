@@ -12,7 +12,7 @@ import pytest
 
 import eval as evaluation
 import train as training
-from ms_accum.program.main import run
+from ms_accum.app.process import run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")

@@ -462,7 +462,10 @@ MUTANTS = {
     "skipped windows count as updates": [(OpenWindow, "end", _counts_all)],
     "all micro-batches count alike": [(Weight, "counted", _one_each)],
     "what is cleared stays": [(_Accumulating, "clear", lambda self: None)],
-    "a unit for ever": [(Weight, "set_unit_for", lambda self, micro_batches: None), (Weight, "begin", lambda self: None)],
+    "a unit for ever": [
+        (Weight, "set_unit_for", lambda self, micro_batches: None),
+        (Weight, "begin", lambda self: None),
+    ],
 }
 # Not a fault: a unit cancels out in float32. It shows that what changes nothing is not taken for one.
 HARMLESS = {"a unit for ever"}

@@ -29,16 +29,14 @@ FLOORS = (
     ("network",),
     ("ranks",),
     ("layers",),
-    ("loss", "fitting"),
+    ("loss",),
     ("engine",),
     ("saving",),
     ("training",),
-    ("results",),
-    ("program",),
     (TOP,),
     (APP,),
 )
-COMMANDS = ("launch", "inspect", "plot", "commands")  # beside the library, for `python -m ms_accum.launch`
+COMMANDS = ("launch", "inspect", "plot")  # beside the library, for `python -m ms_accum.launch`
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 EVERYWHERE = "_check"  # may be imported by all, and imports none
 OUTSIDE = ("model_zoo", "train", "eval", "examples", "benchmarks", "tests")
@@ -260,11 +258,11 @@ def test_imports_go_down(path):
         (TOP, "_check", "from . import _check"),
         ("network", "tree", "from ..engine.ends import is_full"),
         ("network", "tree", "from .. import _check, driver"),
-        ("loss", "objective", "from ..fitting import memory"),
+        ("loss", "objective", "from ..engine import window"),
         ("training", "window", "from ..driver import GradientAccumulation"),
         ("engine", "window", "def f():\n    from ..driver import GradientAccumulation"),
         ("loss", "objective", "import ms_accum.engine.cells"),
-        ("saving", "checkpointer", "from ms_accum.program.report import Bar"),
+        ("saving", "checkpointer", "from ms_accum.app.plan import Bar"),
         ("saving", "checkpointer", "from ms_accum import Accumulator"),
         ("program", "steps", "from ..evaluation import evaluate"),
         ("program", "steps", "from model_zoo import MLP"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_accum.fitting import batch_size
+from ms_accum.app import search as batch_size
 from ms_accum.saving import files
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,14 +17,15 @@ except ImportError:  # before Python 3.11; pytest brings it
     import tomli as tomllib
 
 import ms_accum
-from ms_accum import commands, launch
+from ms_accum import launch
+from ms_accum.app import launcher, process
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, SETUPTOOLS = CONFIG["project"], CONFIG["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Requirements by what is imported, where the names differ.
-DISTRIBUTIONS = {"google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 
 
 def lines(name):
@@ -96,12 +97,12 @@ def test_the_files_that_are_no_modules_are_installed():
 
 def test_the_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
-    assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in commands.PROGRAMS.values()}
-    assert set(commands.PROGRAMS.values()) == {str(ROOT / name) for name in files}
-    assert set(PROJECT["scripts"]) == {*commands.PROGRAMS, "ms-accum-launch"}
+    assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
+    assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
+    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, "ms-accum-launch"}
     for place in PROJECT["scripts"].values():
         module, _, function = place.partition(":")
-        assert callable(getattr({"ms_accum.commands": commands, "ms_accum.launch": launch}[module], function))
+        assert callable(getattr({"ms_accum.app.process": process, "ms_accum.launch": launch}[module], function))
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
@@ -154,7 +155,7 @@ def test_a_users_own_model_zoo_is_not_taken_for_ours(theirs, tmp_path):
 
 # Console scripts
 
-RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.commands import {2} as run; run()"
+RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.app.process import {2} as run; run()"
 
 
 @pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
@@ -171,7 +172,7 @@ def test_a_console_script_has_its_name_and_imports_nothing_of_the_users(name, fu
 def launched(monkeypatch):
     """Return the list of the commands that the launcher would run."""
     commands_run = []
-    monkeypatch.setattr(launch, "launch", lambda command, *how: commands_run.append(command) or 0)
+    monkeypatch.setattr(launcher, "launch", lambda command, *how: commands_run.append(command) or 0)
     return commands_run
 
 

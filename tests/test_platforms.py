@@ -61,11 +61,12 @@ METHODS = {
         "network/tree.py",
         "mul_",
     ): NEUTRAL,
-    ("fitting/memory.py", "untyped_storage"): f"{HOST}: asks where a Tensor is",
-    ("fitting/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
+    ("app/memory.py", "untyped_storage"): f"{HOST}: asks where a Tensor is",
+    ("app/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
     ("network/tree.py", "register"): f"{OTHER} of a MultitypeFuncGraph",
-    ("fitting/trials.py", "split"): f"{OTHER} of a text",
-    ("loss/first_micro_batch.py", "split"): f"{OTHER} of a text",
+    ("app/trials.py", "split"): f"{OTHER} of a text",
+    ("loss/first_look.py", "split"): f"{OTHER} of a text",
+    ("loss/first_look.py", "transpose"): f"{OTHER} NumPy's",
     ("network/generators.py", "view"): f"{OTHER} NumPy's",
 }
 TO_THE_HOST = "asnumpy"

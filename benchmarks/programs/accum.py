@@ -9,7 +9,7 @@ import networks_ms
 from ours import VERSIONS, LastLoss, driver, tuned
 from workload import Network, Train, Trainer, run
 
-from ms_accum.fitting.runtime import keep_cpu_defaults
+from ms_accum.network.runtime import keep_cpu_defaults
 
 
 def make(network: Network, untuned: bool = False, plain: bool = False) -> Trainer:

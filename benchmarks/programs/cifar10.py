@@ -17,7 +17,7 @@ from typing import Any, Callable, Literal
 
 from protocol import by_epoch, flags_of, serve
 
-from ms_accum.program.settings import part_of_rate
+from ms_accum.app.settings import part_of_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"
@@ -66,7 +66,7 @@ def batch_norm(data: str, seed: int) -> Iterator:
 
     from model_zoo import SmallResNet, create_dataset
     from ms_accum import evaluate, updates_per_epoch
-    from ms_accum.fitting.rates import rate_by_update
+    from ms_accum.app.rates import rate_by_update
 
     yield {"mindspore": ms.__version__}
     ms.set_context(mode=ms.GRAPH_MODE)

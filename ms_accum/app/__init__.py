@@ -1,1 +1,1 @@
-"""The programs: flags, signals, plots, reports, launcher, searches. The library does not import them."""
+"""The programs: flags, settings, output, signals, plots, reports, the launcher. The library never imports them."""

@@ -14,8 +14,8 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..fitting.runtime import tune
 from ..network import tree
+from ..network.runtime import tune
 from ..network.state import attached, untracked
 from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
 from ..ranks.group import AUTO

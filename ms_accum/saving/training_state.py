@@ -88,7 +88,6 @@ def restore(
     """
     from mindspore import Tensor, ops
 
-
     on_one_side = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
     left_out = {leave_out, *on_one_side.intersection(optional)}
     arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in left_out}

@@ -12,10 +12,10 @@ from mindspore.train.metrics import get_metrics, names
 
 from .. import _check
 from ..engine.ema import Ema, averaged
-from ..fitting.runtime import tune
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
 from ..network.restoring import training_mode
+from ..network.runtime import tune
 from ..ranks.agreement import take_from_rank_0
 from ..ranks.group import Group, broadcast_number, total
 from ..saving.checkpointer import Stopped

@@ -22,9 +22,9 @@ from ..engine.loss_scale import own_scale
 from ..engine.noise_scale import NoiseScale
 from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
-from ..fitting.out_of_memory import memory_advised
 from ..loss.objective import Objective
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
+from ..network.out_of_memory import memory_advised
 from ..network.parameters import has_half
 from ..network.state import unique_name
 from ..ranks.group import is_first

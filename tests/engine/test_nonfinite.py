@@ -12,8 +12,8 @@ from mindspore.train import Model
 
 from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
+from ms_accum.app.metrics import MetricsFile
 from ms_accum.engine import nonfinite
-from ms_accum.results.metrics import MetricsFile
 from ms_accum.training import bad_batches
 from reference import miss
 from runs import stop_after

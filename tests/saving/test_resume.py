@@ -24,7 +24,7 @@ from cifar_files import write_cifar10
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, NoiseScale, Stopped, evaluate
-from ms_accum.results.metrics import MetricsFile
+from ms_accum.app.metrics import MetricsFile
 from ms_accum.saving import training_state
 from reference import digest
 from runs import (

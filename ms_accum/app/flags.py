@@ -1,0 +1,338 @@
+"""Reads the flags of a program, from the command line, a YAML file, and the run that it resumes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Callable, NamedTuple, NoReturn
+
+from .. import _check
+from ..engine.ends import TAILS
+from .amounts import RULE, from_text
+from .process import CHECKPOINT, USAGE, Failure, exit_code
+
+AUTO = "auto"
+MINI_STEPS = 4
+# How the library words errors: For 'function', 'argument' must be RULE with other='value', but got VALUE.
+_OWNER, _RULE = re.compile(r"^For '[\w.]+', "), re.compile(r"'(\w+)' (must .*)", re.DOTALL)
+_NAME, _SET = re.compile(r"(?<=.)'(\w+)'"), re.compile(r"\b(\w+)='(\w+)'")
+# Its arguments that are set by a flag of another name.
+_FLAGS = {"epoch": "epochs", "micro_batch_size": "batch_size", "url": "download"}
+
+
+class FlagsOfRun(NamedTuple):
+    """The flags of a run that is resumed."""
+
+    source: str
+    """The path of the state that has them."""
+    flags: Mapping[str, str]
+    """Their texts by name, without those that were given again."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """list[str], the flags as on a command line."""
+        return [f"--{name}={text}" if text else f"--{name}" for name, text in self.flags.items()]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose errors are a `Failure` of one line.
+
+    Args:
+        description (str): what the program does, for --help.
+        finish (Optional[Callable]): makes the result of `parse` from the flags, a dict. Default: ``None``, a Namespace.
+        before (Optional[Callable]): returns, from the texts of the flags that were given, by name, the flags of the run
+            that they resume. They come first, so that those that were given override them; `finish` gets them as
+            ``before``, and all texts as ``given``. Default: ``None``.
+        prog (Optional[str]): the name of the program. Default: ``None``, that of its file.
+        usage (Optional[str]): the first line of --help. Default: ``None``, made from the flags.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        finish: Callable[[dict[str, Any]], Any] | None = None,
+        before: Callable[[Mapping[str, Any]], FlagsOfRun | None] | None = None,
+        prog: str | None = None,
+        usage: str | None = None,
+    ):
+        super().__init__(prog, usage, description, allow_abbrev=False)
+        self._finish = finish
+        self._before = before
+        self._values: dict[str, Any] = {}
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `Failure` of one line for wrong flags."""
+        unknown = message.partition("unrecognized arguments: ")[2]
+        hint = _hint(unknown.split()[0], self._option_string_actions) if unknown else ""
+        raise Failure(f"{message}{hint}", USAGE)
+
+    def add_program(self) -> None:
+        """Add the flags of a program that trains or evaluates, and those for the device."""
+        add, shown = self.add_argument, "default: %(default)s"
+        add("--config", type=path, metavar="FILE", help="YAML file of flags; those on the command line win")
+        add("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
+        add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=shown)
+        add("--runtime", choices=("tuned", "default"), default="tuned", help=f"of MindSpore on CPU, {shown}")
+
+    def add_states(self) -> None:
+        """Add the flags for training states."""
+        add = self.add_argument
+        text = "continue from a training state; auto, or no value: the newest complete one, of the newest run without "
+        text += "--output_dir"
+        add("--resume", nargs="?", const=AUTO, type=path, metavar="FILE|auto", help=text)
+        text = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
+        add("--save_every", type=interval, default={}, metavar="N|Xmin", help=text)
+        add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
+        text = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
+        add("--keep_best", action="store_true", help=text)
+        add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
+
+    def add_window(self, batch_size: str) -> None:
+        """Add the flags for the window and its gradient.
+
+        Args:
+            batch_size (str): the default rows of a micro-batch, as text.
+        """
+        add = self.add_argument
+        text = f"rows of a micro-batch, default: {batch_size}; auto: the fastest that fit into memory"
+        add("--batch_size", type=or_word(AUTO, whole(1)), metavar="N|auto", help=text)
+        names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
+        text = f"micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 changes it at update 100"
+        add(*names, type=sizes, metavar="N", help=text)
+        text = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
+        add("--effective_batch", type=whole(1), metavar="N", help=text)
+        text = "for --batch_size auto: what the process may take, such as 2GiB; on CPU it is required"
+        add("--memory_budget", type=memory, metavar="SIZE", help=text)
+        add("--reduction", choices=("mean", "sum"), default="mean", help="of the gradients, default: %(default)s")
+        add("--tail", choices=TAILS, default="flush", help="of a last, shorter window, default: %(default)s")
+        add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the gradient, default: none")
+
+    def add_numerics(self) -> None:
+        """Add the flags for mixed precision, gradients that are not finite, averages and learning rates."""
+        add = self.add_argument
+        text = "mixed precision of MindSpore, O1 to O3 in float16, bf16 in bfloat16, default: %(default)s"
+        add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=text)
+        text = "what the loss is multiplied by, default: 1, with O1 to O3 dynamic: it is lowered where it overflows"
+        add("--loss_scale", type=or_word("dynamic", number(0, above=True)), metavar="X|dynamic", help=text)
+        text = "what happens to gradients that are not finite, default: %(default)s"
+        add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=text)
+        add("--save_bad_batches", type=path, metavar="DIR", help="a folder for micro-batches that are not finite")
+        text = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
+        add("--ema", type=number(0, below=1), metavar="X", help=text)
+        add("--noise_scale", action="store_true", help="at the end print how many rows a window should have")
+        text = "compare the gradient of micro-batches with that of one large batch, and end; 1 if they differ"
+        add("--verify", action="store_true", help=text)
+        text = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
+        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=text)
+        add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")
+        add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
+        text = "how the rate falls to 0 over the updates after that, default: %(default)s"
+        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
+
+    def add_output(self) -> None:
+        """Add the flags for the output files."""
+        add = self.add_argument
+        text = "for what is written, default: a new one, runs/001 and so on"
+        add("--output_dir", type=path, metavar="DIR", help=text)
+        text = "off a terminal, updates from one line to the next, default: about 20 lines an epoch"
+        add("--log_every", type=whole(1), metavar="N", help=text)
+        add("--tensorboard", action="store_true", help="also write the curves for TensorBoard, to a folder tensorboard")
+        text = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
+        add("--ckpt_path", type=path, metavar="FILE", help=text)
+        add("--overwrite", action="store_true", help="replace what another run has written there")
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        """Parse the flags; those of the run that is resumed come first, then those of a --config file."""
+        values = vars(self.parse_args(argv))
+        if values.get("config") is not None:
+            argv = [*_flags_of(values["config"], self._flags()), *argv]
+            values = vars(self.parse_args(argv))
+        before = None
+        with exit_code(USAGE, ValueError, OSError):
+            if self._before is not None:
+                given = self._texts(argv)
+                before = self._before(given)
+                if before is not None:
+                    values = self._with_flags_of(before, argv)
+                    given = {**before.flags, **given}
+                values = {**values, "given": given, "before": before}
+        self._values = values
+        try:
+            with exit_code(USAGE, ValueError, OSError):
+                return argparse.Namespace(**values) if self._finish is None else self._finish(values)
+        except Failure as failure:
+            if before is None or not any(f"--{name}" in str(failure) for name in before.flags):
+                raise
+            message = f"{failure} (the run that is resumed has {' '.join(before.arguments)})"
+            raise Failure(message, failure.code) from failure
+
+    def _with_flags_of(self, before: FlagsOfRun, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse the flags of the run that is resumed, which may be a stranger's, and those that override them."""
+        try:
+            self.parse_args(before.arguments)
+        except Failure as failure:
+            raise Failure(f"'{before.source}' has flags that can't be used: {failure}", CHECKPOINT) from failure
+        return vars(self.parse_args([*before.arguments, *argv]))
+
+    def _flags(self) -> dict[str, argparse.Action]:
+        """Return the flags by all their names, without dashes, except --help and --config."""
+        names = {name[2:]: action for name, action in self._option_string_actions.items() if name.startswith("--")}
+        return {name: action for name, action in names.items() if action.dest not in ("help", "config")}
+
+    def _texts(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the flags that were given by name: their texts, empty for those without a value."""
+        plain = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        for action in dict.fromkeys(self._flags().values()):  # once, whatever the number of its names
+            if action.nargs == 0:
+                plain.add_argument(*action.option_strings, dest=action.dest, action="store_const", const="")
+            else:
+                plain.add_argument(*action.option_strings, dest=action.dest, nargs=action.nargs, const=action.const)
+        return vars(plain.parse_known_args(argv)[0])
+
+    def in_flags(self, message: str) -> str:
+        """Return an error message about arguments of the library as one about the flags that set them."""
+        if not _OWNER.match(message):
+            return message
+        rule, got, value = _OWNER.sub("", message).partition("but got ")
+        argument = _RULE.match(rule)
+        if argument and self._flag_of(argument[1]):
+            rule = f"argument {self._flag_of(argument[1])}: {argument[2]}"
+        rule = _NAME.sub(lambda name: self._flag_of(name[1]) or name[0], rule)
+        rule = _SET.sub(lambda name: f"{self._flag_of(name[1])} {name[2]}" if self._flag_of(name[1]) else name[0], rule)
+        return f"{rule}{got}{value}"
+
+    def _flag_of(self, argument: str) -> str | None:
+        """Return the flag that sets an argument of the library, if there is one."""
+        name = _FLAGS.get(argument, argument)
+        if argument == "batch_size" and self._values.get("effective_batch"):
+            name = "effective_batch"
+        return f"--{name}" if name in self._flags() else None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return the known name that was probably meant, as the end of an error message."""
+    close = get_close_matches(name.partition("=")[0], known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _flags_of(config: str, known: Mapping[str, argparse.Action]) -> list[str]:
+    """Return the settings of a YAML file as arguments, so that they are checked like those of the command line."""
+    arguments: list[str] = []
+    for name, text in _read_yaml(config).items():
+        if name not in known:
+            hint = _hint(name, known) or f"; known are {', '.join(sorted(known))}"
+            raise Failure(f"'{config}' has the unknown key '{_check.one_line(name)}'{hint}", USAGE)
+        word = text.lower()
+        if known[name].nargs in (0, "?") and word in ("true", "yes", "on"):
+            arguments.append(f"--{name}")
+        elif word not in ("", "~", "null") and not (known[name].nargs in (0, "?") and word in ("false", "no", "off")):
+            arguments.append(f"--{name}={text}")
+    return arguments
+
+
+def _read_yaml(config: str) -> dict[str, str]:
+    """Return the settings of a YAML file as texts; PyYAML's BaseLoader makes no objects but texts, lists and dicts."""
+    try:
+        import yaml  # only --config needs it
+    except ImportError as error:
+        raise Failure("argument --config: needs PyYAML. Run: pip install PyYAML", USAGE) from error
+    if os.path.exists(config) and not os.path.isfile(config):  # a pipe would be waited for, with signals blocked
+        raise Failure(f"argument --config: '{config}' is not a file", USAGE)
+    try:
+        with open(config, encoding="utf-8") as file:
+            settings = yaml.BaseLoader(file).get_single_data() or {}
+    except OSError as error:
+        raise Failure(f"'{config}' can't be read: {error.strerror}", USAGE) from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise Failure(f"'{config}' is not YAML: {' '.join(str(error).split())}", USAGE) from error
+    rule = f"'{config}' must hold lines of the form 'flag: value'"
+    if not isinstance(settings, dict):
+        raise Failure(f"{rule}, but has a {type(settings).__name__}", USAGE)
+    for name, value in settings.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise Failure(f"{rule}, but '{_check.one_line(name)}' has a {type(value).__name__}", USAGE)
+    return settings
+
+
+# The types of flags
+
+
+def or_word(word: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a flag's type: a word, or what `convert` accepts."""
+    return lambda text: word if text == word else convert(text)
+
+
+def sizes(text: str) -> int | dict[int, int]:
+    """Convert a flag's text (micro-batches in a window, or such numbers by their first update) to `mini_steps`."""
+    if ":" not in text:
+        return whole(1)(text)
+    by_update: dict[int, int] = {}
+    for part in text.split(","):
+        update, _, size = part.partition(":")
+        by_update[whole(0)(update)] = whole(1)(size)
+    if 0 not in by_update or len(by_update) <= text.count(","):
+        raise argparse.ArgumentTypeError(
+            f"must begin with update 0, such as 0:1,100:4, and have each update once, but got '{text}'"
+        )
+    return dict(sorted(by_update.items()))
+
+
+def interval(text: str) -> dict[str, float]:
+    """Convert a flag's text (updates or minutes) to arguments of `Checkpointer`."""
+    try:
+        if text.endswith("min"):
+            return {"minutes": number(0, above=True)(text[:-3])}
+        return {"every": whole(1)(text)}
+    except argparse.ArgumentTypeError as error:
+        rule = "must be a number of updates, such as 100, or of minutes, such as 5min"
+        raise argparse.ArgumentTypeError(f"{rule}, but got '{text}'") from error
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a flag's type: an int from `low` to `high`; errors mention `high` only if it is exceeded."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            most = f" and <= {high}" if value > high else ""
+            raise argparse.ArgumentTypeError(f"must be an int >= {low}{most}, but got '{text}'")
+        return value
+
+    return convert
+
+
+def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
+    """Return a flag's type: a finite number >= `low` (with `above`: > `low`)."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        rule = f"a number {'>' if above else '>='} {low:g}{'' if below == math.inf else f' and < {below:g}'}"
+        if not low <= value < below or (above and value == low):
+            raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
+        return value
+
+    return convert
+
+
+def path(text: str) -> str:
+    """Convert a flag's text to a path; a shell does not expand the `~` of --flag=~/x."""
+    return os.path.expanduser(text)
+
+
+def memory(text: str) -> int:
+    """Convert a flag's text to bytes."""
+    size = from_text(text)
+    if size is None:
+        raise argparse.ArgumentTypeError(f"must be {RULE}, but got '{text}'")
+    return size

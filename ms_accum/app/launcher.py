@@ -1,0 +1,315 @@
+"""Starts several processes of one program, and ends them together.
+
+    python -m ms_accum.launch --nproc 2 train.py --epochs 3
+
+MindSpore's dynamic cluster consists of a scheduler and workers, which find it through environment variables. The
+launcher starts them like `msrun`, but with this interpreter, a free port, and meaningful exit codes: if a rank fails,
+the launcher ends the others and returns that rank's exit code. It forwards each signal to the ranks once: they run in
+their own sessions, so Ctrl-C in a terminal reaches only the launcher. One machine only; for several use `msrun`.
+A rank computes on the device with its number, as with `msrun` (Ascend and GPU not run here).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..ranks.heartbeat import read
+from ..saving.files import check_inside
+from .flags import Parser, number, path, whole
+from .process import CODES, DISK, PROGRAMS, WORDS, Failure, StopRequest, handled_signals, open_streams
+from .processes import (
+    SCHEDULER,
+    Member,
+    Relay,
+    cluster,
+    complain,
+    free_port,
+    heartbeat_of,
+    say,
+    scheduler_of,
+    start,
+    terminal,
+    worker_of,
+)
+
+_WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
+LOOK, LAST, PATIENCE, LOST = 0.1, 1.0, 20.0, 3.0
+"""float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
+which an exchange is lost that a failed rank takes no part in.
+
+On CPU a rank waits for the others for half a minute, then MindSpore raises an error.
+"""
+
+
+class Job:
+    """The ranks of a program, and the scheduler through which they find each other.
+
+    Args:
+        command (Sequence[str]): the command of each rank, after the interpreter.
+        nproc (int): number of ranks.
+        logs (Path): the folder of their logs.
+    """
+
+    def __init__(self, command: Sequence[str], nproc: int, logs: Path):
+        self.workers: list[Member] = []
+        self._members: list[Member] = []
+        self._relay: Relay | None = None
+        self._port = free_port()
+        try:
+            self._start(command, cluster(nproc, self._port.getsockname()[1]), nproc, logs)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all remaining processes: the scheduler, ranks, and processes started by ranks."""
+        for member in self._members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(member.process.pid, signal.SIGKILL)
+            member.process.wait()
+        self.drain()
+        self._port.close()
+
+    def drain(self) -> None:
+        """Wait until all output of rank 0 is shown."""
+        if self._relay:
+            self._relay.drain(LAST)
+
+    def running(self) -> list[Member]:
+        """Return the ranks that have not ended."""
+        return [worker for worker in self.workers if worker.running()]
+
+    def failed(self, asked: bool, ended: Sequence[Member] = ()) -> Member | None:
+        """Return the process that failed, preferably a rank; not one that ended by a requested signal, or in `ended`.
+
+        A failure of the scheduler counts only while all ranks run, or if they hang without it: the scheduler also ends
+        after a rank has ended.
+        """
+        scheduler_counts = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
+        for member in [*self.workers, *(self._members if scheduler_counts else [])]:
+            if member.failed() and member not in ended and not (asked and member.code() in WORDS):
+                return member
+        return None
+
+    def late(self, failed: Member) -> str | None:
+        """Return a text about the slowest rank, for which the failed one may have waited; None if there is none."""
+        beats = {worker: beat for worker in self.workers if (beat := read(heartbeat_of(worker.log)))}
+        if failed not in beats:
+            return None
+        slowest = min(beats, key=lambda worker: beats[worker].done)
+        beat, own = beats[slowest], beats[failed].done
+        if beat.done >= own:
+            return None
+        of_failed = f"{failed.name} had finished {own:,}"
+        if not slowest.running():
+            return f"{slowest.name} had ended before, after {beat.done:,} micro-batches; {of_failed}"
+        if beat.age < PATIENCE:  # the failed rank had another reason
+            return None
+        so_far = f"it had finished {beat.done:,} micro-batches, the last {beat.age:.0f} s ago"
+        return f"{slowest.name} was late: {so_far}; {of_failed}"
+
+    def stranded(self) -> bool:
+        """Return whether all remaining programs have ended, but their processes hang without the scheduler."""
+        if self._members[0].running():
+            return False
+        beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
+        return all(beat is not None and beat.over for beat in beats)
+
+    def lost(self) -> list[Member]:
+        """Return the ranks that are in an exchange for a while, of which each rank is needed."""
+        beats = [(worker, read(heartbeat_of(worker.log))) for worker in self.running()]
+        return [worker for worker, beat in beats if beat and beat.exchanges and not beat.over and beat.age >= LOST]
+
+    def send(self, number: int) -> None:
+        """Send a signal to the ranks, which must themselves end the processes that they started."""
+        for worker in self.running():
+            worker.process.send_signal(number)
+
+    def _start(self, command: Sequence[str], environment: dict[str, str], nproc: int, logs: Path) -> None:
+        log = logs / "scheduler.log"
+        self._members.append(start("the scheduler", SCHEDULER, scheduler_of(environment), log))
+        for rank in range(nproc):
+            log = logs / f"worker_{rank}.log"
+            own = {**worker_of(environment, rank, log), **(terminal() if rank == 0 else {})}
+            heartbeat_of(log).unlink(missing_ok=True)
+            self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
+            self._members.append(self.workers[-1])
+        # Created last, because its threads must start after the last fork.
+        self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
+
+
+class Ending:
+    """How a job ends: by itself, by a signal, or because a rank failed.
+
+    Args:
+        job (Job): the job.
+        grace (float): seconds in which the other ranks must end after a rank has failed.
+    """
+
+    def __init__(self, job: Job, grace: float):
+        self._job = job
+        self._grace = grace
+        self._failed: Member | None = None
+        self._signal: StopRequest | None = None
+        self._ended: list[Member] = []  # by the launcher
+        self._deadline = math.inf
+        self._gone_at = math.inf
+
+    @property
+    def _asked(self) -> bool:
+        return self._failed is not None or self._signal is not None
+
+    @property
+    def overdue(self) -> bool:
+        """bool, whether the time limit of the remaining ranks is over. After a first signal there is no limit."""
+        return time.monotonic() > self._deadline or (self._failed is not None and self._job.stranded())
+
+    def check_ranks(self) -> None:
+        """Check whether a rank has failed. The first failure is the job's; the other ranks are sent SIGTERM."""
+        self._end_lost()
+        if self._failed is not None:
+            return
+        failed = self._job.failed(self._asked, self._ended)
+        if failed is None:
+            return
+        if not self._asked and failed.process.returncode in WORDS:
+            # It received a signal that the launcher did not receive. The others may be saving their states.
+            self._signal = StopRequest(next(number for number, code in CODES.items() if code == failed.code()))
+            self._gone_at = time.monotonic()
+            return
+        # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
+        reason = self._job.late(failed) if failed in self._job.workers else _WITHOUT
+        if not self._asked:  # a second signal would end our programs before they have saved their state
+            self._job.send(signal.SIGTERM)
+        self._failed = failed
+        self._gone_at = time.monotonic()
+        self._deadline = min(self._deadline, self._gone_at + self._grace)
+        shown = failed is self._job.workers[0]
+        if shown:
+            self._job.drain()
+        complain(failed.end(shown))
+        if reason:
+            complain(reason)
+
+    def _end_lost(self) -> None:
+        """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
+
+        A rank that has failed, or has ended with a signal that only this rank received, maybe before all had joined.
+        """
+        by_rank = self._failed is None or self._failed in self._job.workers
+        if by_rank and time.monotonic() - self._gone_at >= LOST:
+            for worker in self._job.lost():
+                worker.process.kill()
+                worker.process.wait()
+                self._ended.append(worker)
+                complain(f"{worker.name} was waiting for all ranks and was ended")
+
+    def forward(self, number: int) -> None:
+        """Forward a signal; ranks that already received one must now end at once."""
+        if self._signal is not None and not self._signal.at_once(number):
+            return
+        if self._asked:
+            self._grace = LAST
+            self._deadline = time.monotonic() + LAST
+        self._signal = self._signal or StopRequest(number)
+        self._job.send(number)
+
+    def code(self) -> int:
+        """Print the final messages, and return the exit code: that of the failed rank, else that of the signal."""
+        for worker in self._job.running() if not self._job.stranded() else ():
+            complain(f"{worker.name} did not end within {self._grace:g} s and was killed")
+        self.check_ranks()
+        if self._failed is not None:
+            return self._failed.code()
+        if self._signal is None:
+            return 0
+        self._job.drain()
+        complain(WORDS[self._signal.code])
+        return self._signal.code
+
+
+def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
+    """Run the ranks of a program, forward signals to them, and return the exit code of the job."""
+    received: list[int] = []
+    for signal_number in handled_signals():
+        signal.signal(signal_number, lambda signal_number, frame: received.append(signal_number))
+    with Job(command, nproc, logs) as job:
+        ending = Ending(job, grace)
+        while job.running() and not ending.overdue:
+            ending.check_ranks()
+            while received:
+                ending.forward(received.pop(0))
+            time.sleep(LOOK)
+        return ending.code()
+
+
+def flags() -> Parser:
+    """Return the launcher's flags; everything after the program's name belongs to the program."""
+    usage = (
+        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS] (script.py | -m module) [its flags]"
+    )
+    parser = Parser("Run several processes (ranks) of one program.", usage=usage)
+    add = parser.add_argument
+    add("--nproc", type=whole(1), metavar="N", default=1, help="number of processes, default: %(default)s")
+    text = "folder for the logs of the ranks, default: a new folder in 'logs'"
+    add("--log_dir", type=path, metavar="DIR", help=text)
+    text = "time for the other ranks to end after a rank has failed, default: 20"
+    add("--grace", type=number(0), metavar="SECONDS", default=20.0, help=text)
+    add("-m", dest="module", action="store_true", help="run the program as a module")
+    add("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
+    return parser
+
+
+def log_folder(folder: str | None, nproc: int) -> Path:
+    """Create the log folder, and remove logs of an earlier job with more ranks.
+
+    Raises:
+        OSError: If it can't be created, or a log would be a link out of it.
+    """
+    if folder is None:
+        os.makedirs("logs", exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))
+    os.makedirs(folder, exist_ok=True)
+    for old in (*Path(folder).glob("worker_*.log"), *Path(folder).glob("worker_*.beat")):
+        rank = old.stem[len("worker_") :]
+        if rank.isascii() and rank.isdecimal() and int(rank) >= nproc:
+            old.unlink()
+    logs = [Path(folder, "scheduler.log"), *(Path(folder, f"worker_{rank}.log") for rank in range(nproc))]
+    check_inside(folder, *logs, *map(heartbeat_of, logs))
+    return Path(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the flags, run the program and return the exit code."""
+    open_streams()
+    parser = flags()
+    try:
+        args = parser.parse(sys.argv[1:] if argv is None else argv)
+        name, *own = args.command
+        script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
+        if not (args.module or os.path.isfile(script[0])):
+            parser.error(f"argument script.py: '{name}' is not a file")
+        logs = log_folder(args.log_dir, args.nproc)
+        say(f"{'ranks':16} {args.nproc}, logs in {logs}")
+        return launch([*script, *own], args.nproc, logs, args.grace)
+    except Failure as failure:
+        complain(str(failure))
+        return failure.code
+    except OSError as error:
+        complain(f"the job can't be started: {error}")
+        return DISK

@@ -1,0 +1,302 @@
+"""Draws the metrics of runs: `python -m ms_accum.plot`. Needs matplotlib, and does not import MindSpore."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import numpy as np
+
+from .. import _check
+from ..saving.files import check_inside, write_bytes
+from .flags import Parser
+from .process import DATA, DISK, USAGE, Failure, exit_code, quiet
+from .series import Metrics, finite, read, table_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The command
+
+
+def flags() -> Parser:
+    """Return the flags."""
+    what = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
+    parser = Parser(what, prog="python -m ms_accum.plot")
+    what = "folder of a run of train.py; several are drawn into one picture"
+    parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=what)
+    what = "folder of the pictures, default: the first run's"
+    parser.add_argument("--output", type=os.path.expanduser, metavar="DIR", help=what)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def main(args: argparse.Namespace) -> None:
+    """Read the metrics, draw them, and write the tables."""
+    with exit_code(USAGE, ImportError):
+        check_installed()
+    with exit_code(DATA, OSError, ValueError):
+        folders = {os.path.realpath(folder): folder for folder in args.folders}
+        runs = [read(folder) for folder in folders.values()]
+        tables = {str(run.path.with_suffix(".csv")): table_of(run).encode() for run in runs}
+    output = args.output or args.folders[0]
+    pictures = {kind: os.path.join(output, f"metrics.{kind}") for kind in ("png", "svg")}
+    try:
+        os.makedirs(output, exist_ok=True)
+        check_inside(output, *pictures.values())
+        for path in tables:
+            check_inside(os.path.dirname(path), path)
+        drawn = draw(runs, tuple(pictures))
+        contents = {**{path: drawn[kind] for kind, path in pictures.items()}, **tables}
+        for path, content in contents.items():
+            write_bytes(path, content)
+    except OSError as error:
+        what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
+        raise Failure(what, DISK) from error
+    for path in contents:
+        print(f"{'written':16} {_check.one_line(path, _check.LINE)}")
+
+
+def check_installed() -> None:
+    """Raise an ImportError of one line if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError("matplotlib is not installed. Run: pip install matplotlib") from error
+
+
+# The figure
+
+_POINTS = 1200  # of a running mean, at most; a panel is about half as wide in pixels
+_FEW = 12  # curves with no more points than these have dots
+_SMOOTH_FROM, _SMOOTH_PART, _MOST_SMOOTH = 40, 1 / 40, 1000  # updates on each side of a mean
+_OUTLIERS = (0.5, 99.5)  # values of single updates outside of these percentiles may lie outside of the axis
+_WIDE = 100.0  # the ratio of values from which an axis is logarithmic
+# The colours of Okabe and Ito, which the colour-blind can distinguish, without the yellow, which is too light. With 7
+# colours and 4 styles of lines, 28 runs differ.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+_STYLES = ("-", (0, (5, 1.5)), (0, (5, 1.2, 1, 1.2)), (0, (1.5, 1)))
+# Fonts with Chinese characters, for the names of folders; those that are installed are used.
+_FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "SimHei")
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "ms_accum",  # the same metrics give the same file
+    "text.parse_math": False,  # a folder's name may contain a $
+    "font.sans-serif": ["DejaVu Sans", *_FONTS, "sans-serif"],
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+}
+
+
+class Panel(NamedTuple):
+    """A panel of the figure."""
+
+    label: str
+    """What is drawn, as the name of the axis."""
+    points: Callable[[Metrics], tuple[np.ndarray, np.ndarray]]
+    """Returns the updates and the values."""
+    average: Callable | None = None
+    """Drawn over the values of a long run: a running ``np.mean`` or ``np.median``; None for nothing."""
+    axis: str = "linear"
+    """``"linear"``, ``"from zero"``, or ``"wide"``: logarithmic if the values differ much."""
+    number: Callable[[float], str] = "{:g}".format
+    """Formats a number of the axis."""
+    dots: bool = False
+    """Whether each value has a dot; else only few values have."""
+    steps: bool = False
+    """Whether the values are counts, drawn as steps."""
+
+
+def _field(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
+    return lambda run: (run.numbers("update"), run.numbers(name))
+
+
+def _accuracy(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
+    points = [(finite(each.updates), finite(each.results.get("accuracy"))) for each in run.evaluations]
+    table = np.array(points, np.float64).reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    return table[:, 0], table[:, 1]
+
+
+def _skipped(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
+    return run.numbers("update"), np.cumsum(np.nan_to_num(run.numbers("skipped")))
+
+
+def _speed(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
+    seconds = run.numbers("seconds")
+    seconds[~(seconds > 0)] = math.nan
+    return run.numbers("update"), run.numbers("samples") / seconds
+
+
+PANELS = (
+    Panel("loss", _field("loss"), np.mean, "wide"),
+    Panel("learning rate", _field("lr"), None, "from zero"),
+    Panel("gradient norm", _field("grad_norm"), np.mean, "wide"),
+    Panel("test accuracy", _accuracy, number=lambda value: f"{100 * value:.6g} %", dots=True),
+    Panel("skipped windows", _skipped, None, "from zero", steps=True),
+    # A window in which the run evaluates or saves takes seconds, hence the median.
+    Panel("images/s", _speed, np.median, "from zero", "{:,.6g}".format),
+)
+
+
+def draw(runs: Sequence[Metrics], kinds: Sequence[str], *, mark: float | None = None) -> dict[str, bytes]:
+    """Draw runs in one figure.
+
+    Args:
+        runs (Sequence[Metrics]): the runs.
+        kinds (Sequence[str]): formats, of ``"png"`` and ``"svg"``.
+        mark (Optional[float]): an update at which a line is drawn. Default: ``None``.
+
+    Returns:
+        dict[str, bytes], the contents of a file of each format.
+    """
+    contents = {}
+    with style():
+        figure = figure_of(runs, mark)
+        for kind in kinds:
+            metadata: dict[str, Any] = {"Title": "Metrics of " + ", ".join(names_of(runs))}
+            if kind == "svg":
+                metadata["Date"] = None
+            picture = io.BytesIO()
+            figure.savefig(picture, format=kind, dpi=150, metadata=metadata)
+            contents[kind] = picture.getvalue()
+    return contents
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Let figures look alike inside the block, whatever the user's settings of matplotlib, which may be dark."""
+    import matplotlib
+
+    with quiet(), matplotlib.rc_context(), warnings.catch_warnings():  # the log is about fonts
+        warnings.filterwarnings("ignore", "Glyph ", UserWarning)  # no font has it: the PNG shows a box
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def names_of(runs: Sequence[Metrics]) -> list[str]:
+    """Return the names of the runs' folders; the complete path where two have the same name."""
+    paths = [run.path.resolve().parent for run in runs]
+    names = [path.name for path in paths]
+    return [_check.one_line(name if names.count(name) == 1 else str(path)) for name, path in zip(names, paths)]
+
+
+def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
+    """Return the figure of some runs."""
+    from matplotlib.figure import Figure  # a Figure of its own needs no display
+
+    figure = Figure(figsize=(12.0, 6.6), layout="constrained")
+    grid = figure.subplots(2, 3, sharex=True)
+    for axes, panel in zip(grid.flat, PANELS):
+        _fill(axes, panel, runs)
+        if mark is not None:
+            axes.axvline(mark, color="#555555", linestyle="--", linewidth=1.2)
+    for axes in grid[-1]:
+        axes.set_xlabel("updates")
+        axes.locator_params(axis="x", nbins=4, integer=True, steps=[1, 2, 5, 10])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.margins(x=0.03)
+    figure.align_ylabels(grid)
+    if any(half_of(len(run.windows)) for run in runs):
+        note = "faint: each update; strong: running mean (images/s: median)"
+        figure.text(0.995, 0.995, note, ha="right", va="top", color="#555555", size="small")
+    if len(runs) == 1:
+        figure.suptitle(*names_of(runs), x=0.01, ha="left", size="large")
+    else:
+        figure.suptitle(" ", size="small")  # room for the note
+        figure.legend(
+            *grid.flat[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=min(len(runs), 5),
+            frameon=False,
+            handlelength=4,
+        )
+    return figure
+
+
+def _fill(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
+    """Draw the curves of a panel."""
+    strong, faint = np.empty(0), np.empty(0)
+    for run, name, colour, line in zip(runs, names_of(runs), cycle(COLOURS), cycle(_STYLES)):
+        updates, values = panel.points(run)
+        # matplotlib hides labels that begin with _
+        look: dict[str, Any] = {"label": f" {name}", "color": colour, "linestyle": line, "linewidth": 1.6}
+        if panel.steps:
+            look["drawstyle"] = "steps-post"
+        if panel.dots or len(values) <= (1 if panel.steps else _FEW):
+            look.update(marker="o", markersize=4)
+        half = half_of(len(values))
+        if panel.average is not None and half:
+            axes.plot(updates, values, color=colour, alpha=0.25, linewidth=0.8, zorder=1.8)
+            faint = np.append(faint, values[np.isfinite(values)])
+            places = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
+            updates = updates[places]
+            values = running(values, half, places, panel.average)
+        axes.plot(updates, values, **look)
+        strong = np.append(strong, values[np.isfinite(values)])
+    axes.set_ylabel(panel.label)
+    axes.yaxis.set_major_formatter(lambda value, _: panel.number(value))
+    if panel.steps:
+        axes.locator_params(axis="y", integer=True)
+    if len(strong):
+        _limit(axes, panel, strong, faint)
+    elif not len(faint):  # with few values among many NaN, only faint ones may be drawn
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color="#555555")
+
+
+def _limit(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray) -> None:
+    """Set the ends of the axis of values: it shows all strong ones, but no outliers of the faint ones."""
+    wide = panel.axis == "wide" and strong.min() > 0 and strong.max() / strong.min() > _WIDE
+    if wide:
+        faint = faint[faint > 0]
+    shown = np.append(strong, np.percentile(faint, _OUTLIERS) if len(faint) else [])
+    low, high = shown.min(), shown.max()
+    if panel.axis == "from zero":
+        low, high = min(low, 0.0), high or 1.0
+    if wide:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: panel.number(value))
+        axes.yaxis.set_minor_formatter("")
+        margin = (high / low) ** 0.05
+        axes.set_ylim(low / margin, high * margin)
+    else:
+        margin = 0.05 * (high - low) or 1.0
+        axes.set_ylim(low - margin, high + margin)
+
+
+def half_of(windows: int) -> int:
+    """Return the number of values on each side in a running mean of so many windows; 0 for a short run."""
+    return 0 if windows < _SMOOTH_FROM else min(_MOST_SMOOTH, math.ceil(windows * _SMOOTH_PART))
+
+
+def running(values: np.ndarray, half: int, places: np.ndarray, average: Callable = np.mean) -> np.ndarray:
+    """Return at some places the average of the values there, `half` values before and `half` after.
+
+    NaN count for nothing, and stay NaN. Each mean has a sum of its own: differences of cumulative sums would lose what
+    is small after a large value.
+
+    Args:
+        values (ndarray): the values.
+        half (int): the number of values on each side.
+        places (ndarray): the numbers of the values to replace by the average.
+        average (Callable): ``np.mean`` or ``np.median``. Default: ``np.mean``.
+    """
+    averages = np.full(len(places), math.nan)
+    for number, place in enumerate(places):
+        if np.isfinite(values[place]):
+            near = values[max(0, place - half) : place + half + 1]
+            averages[number] = average(near[np.isfinite(near)])
+    return averages

@@ -1,0 +1,61 @@
+"""Recognizes out-of-memory errors, and adds the settings that help to their messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Messages of C++, and of MindSpore's memory pools, kernels and graph compiler, on devices and on the host.
+_TEXTS = re.compile(
+    r"bad_alloc|out of memory|memory (is )?not enough|not enough memory|"
+    r"alloc\w*( \w+)* memory( \w+)*,? fail|fail\w* to alloc\w*( \w+)* memory|memory alloc\w*( \w+)* fail",
+    re.IGNORECASE,
+)
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Return whether a message is an out-of-memory message."""
+    return _TEXTS.search(text) is not None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is an out-of-memory error, on the host or on a device."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and says_out_of_memory(str(error)))
+
+
+def memory_advice(error: BaseException, rows: int, window: int | None) -> str | None:
+    """Return one sentence with settings to use after an out-of-memory error; None after any other error.
+
+    Args:
+        error (BaseException): the error that ended the run.
+        rows (int): rows of a micro-batch.
+        window (Optional[int]): micro-batches in a window. ``None``: each batch is a window and is split.
+    """
+    if not is_out_of_memory(error):
+        return None
+    failed = f"out of memory with micro-batches of {rows} rows" + (f" in windows of {window}" if window else "")
+    if rows == 1:
+        rest = "so use a smaller network, an optimizer with less state or more memory"
+        return f"{failed}: a micro-batch can't be smaller, {rest}"
+    half = rows // 2
+    if window is None:
+        return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
+    halved = math.ceil(rows * window / half)
+    return (
+        f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
+        f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"
+    )
+
+
+@contextmanager
+def memory_advised(rows: int, window: int | None) -> Iterator[None]:
+    """Add `memory_advice` to out-of-memory errors raised inside the block."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        advice = memory_advice(error, rows, window)
+        if advice is None:
+            raise
+        raise RuntimeError(advice) from error

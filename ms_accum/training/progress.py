@@ -1,0 +1,173 @@
+"""Shows how a run proceeds: a progress bar on a terminal, elsewhere about 20 lines per epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import deque
+from statistics import median
+from typing import Any
+
+from mindspore.train import Callback, RunContext
+from tqdm import tqdm
+
+from .. import _check
+from ..app.processes import COLUMNS
+from ..training.callbacks import UNKNOWN, callbacks_of
+from ..training.record import UpdateRecord
+
+_LINES_IN_AN_EPOCH = 20  # few enough to be read
+_ROWS = 24  # of a terminal whose height is unknown
+
+
+def called_in(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[Callback]:
+    """Return the callbacks of a run: those that show it, by default `progress`, and the user's."""
+    shown = callbacks_of(owner, "report", progress() if report is None else report)
+    return [*(shown if shows else ()), *callbacks_of(owner, "callbacks", callbacks)]
+
+
+def progress(every: int | None = None) -> Callback:
+    """Return a bar if stdout, or the launcher's, is a terminal, else lines, one for `every` so many windows."""
+    if sys.stdout.isatty():
+        return Bar()
+    columns = os.environ.get(COLUMNS, "")
+    return Bar(int(columns)) if columns.isdecimal() and int(columns) else Lines(every)
+
+
+class Speed:
+    """The rows a second: the median of the last windows, because a window that compiles takes seconds."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=9)
+        self._windows = 0
+
+    def add(self, record: UpdateRecord) -> None:
+        """Count a window, but not the first, which always compiles."""
+        self._windows += 1
+        if self._windows > 1 and record.seconds > 0:
+            self._last.append(record.samples / record.seconds)
+
+    @property
+    def rows(self) -> float:
+        """float, the rows a second; 0 if there is no window to go by."""
+        return median(self._last) if self._last else 0.0
+
+
+class Lines(Callback):
+    """Print lines that begin as MindSpore's tutorial prints them, and one for each evaluation.
+
+    Args:
+        every (Optional[int]): windows from one line to the next; there is also one at the end of an epoch, and one for
+            each skipped window. Default: ``None``, so many that an epoch has about 20 lines at most.
+    """
+
+    def __init__(self, every: int | None = None):
+        self._every = every
+        self._since = 0
+        self._speed = Speed()
+        self._last: UpdateRecord | None = None
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        self._last = args.record
+        self._since += 1
+        self._speed.add(args.record)
+        if args.record.skipped or self._since >= (self._every or _every(args.get("batch_num", 1))):
+            self._print(args.record)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        if self._since and self._last is not None:
+            self._print(self._last)
+        evaluation = _evaluation_line(run_context.original_args())
+        if evaluation:
+            print(evaluation, flush=True)
+
+    def _print(self, record: UpdateRecord) -> None:
+        self._since = 0
+        print(", ".join([_line(record), *_rates(record, self._speed)]), flush=True)
+
+
+class Bar(Callback):
+    """Show a progress bar for the run, for a terminal of 80 columns.
+
+    Args:
+        columns (Optional[int]): the width. Default: ``None``, that of the terminal.
+    """
+
+    def __init__(self, columns: int | None = None):
+        self._columns = columns
+        self._speed = Speed()
+        self._bar: Any = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        total = run_context.original_args().planned
+        columns = self._columns or _columns_of_a_terminal_without_rows()
+        form = "{desc} {n_fmt} updates [{elapsed}{postfix}]"
+        if total is not None:
+            form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+        self._bar = tqdm(
+            total=total,
+            file=sys.stdout,
+            bar_format=form,
+            ncols=columns,
+            nrows=_ROWS if columns else None,
+            dynamic_ncols=not columns,
+        )
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        args = run_context.original_args()
+        record = args.record
+        self._speed.add(record)
+        if record.skipped:
+            self._bar.write(_line(record), file=sys.stdout)
+        last_epoch = args.get("initial_epoch", 0) + args.get("epoch_num", record.epoch)
+        self._bar.set_description_str(f"epoch {record.epoch}/{last_epoch}", refresh=False)
+        self._bar.set_postfix_str(", ".join([f"loss {record.loss:.4f}", *_rates(record, self._speed)]), refresh=False)
+        self._bar.update()
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        evaluation = _evaluation_line(run_context.original_args())
+        if evaluation:
+            self._bar.write(evaluation, file=sys.stdout)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        del run_context
+        self._bar.close()  # before what is printed about the files
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _line(record: UpdateRecord) -> str:
+    line = f"epoch: {record.epoch} step: {record.step} loss is {record.loss:.7g}"
+    reason = "the gradient is not finite" if record.samples else "nothing in it counts"
+    return f"{line} (skipped: {reason})" if record.skipped else line
+
+
+def _rates(record: UpdateRecord, speed: Speed) -> list[str]:
+    """Return the learning rate and the speed as texts, if they are known."""
+    texts = [] if math.isnan(record.lr) else [f"lr {record.lr:.4g}"]
+    return [*texts, f"{speed.rows:,.0f} rows/s"] if speed.rows else texts
+
+
+def _evaluation_line(args: Any) -> str:
+    """Return the line about the evaluation of an epoch, or an empty text if there was none."""
+    results = (args.get("eval_results") or {}).items()
+    texts = [f"{name} {value:.7g}" if isinstance(value, float) else f"{name} {value}" for name, value in results]
+    return f"epoch: {args.cur_epoch_num} evaluation: {', '.join(map(_check.one_line, texts))}" if texts else ""
+
+
+def _every(windows: int) -> int:
+    """Return the windows from one line to the next, in epochs of so many."""
+    return _LINES_IN_AN_EPOCH if windows == UNKNOWN else math.ceil(windows / _LINES_IN_AN_EPOCH)
+
+
+def _columns_of_a_terminal_without_rows() -> int | None:
+    """Return the width of a terminal that reports no height, as some containers do, where tqdm would show no bar."""
+    try:
+        size = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+    return None if size.lines else size.columns or 80

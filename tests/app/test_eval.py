@@ -1,0 +1,133 @@
+"""Does eval.py evaluate a model on what it was trained for, and refuse the rest?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cifar_files import write_cifar10
+from idx_files import write_mnist
+from model_zoo import LeNet5
+from ms_accum.app.process import CHECKPOINT, DATA, OK, USAGE
+from ms_accum.saving import model_file
+from ms_accum.saving.model_file import read_record, save_model, sidecar, write_record
+from programs import closing, evaluate, one_line, plan, train
+
+MNIST = ("--data_path=mnist", "--epochs=1", "--batch_size=16", "--mini_steps=2", "--ckpt_path=mnist.safetensors")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A model of MNIST, one of the digits, and MNIST."""
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_mnist(folder / "mnist", train=64, test=30)
+        assert train(*MNIST) == OK
+        assert train("--model=mlp", "--epochs=1", "--batch_size=512", "--ckpt_path=digits.ckpt") == OK
+    return folder
+
+
+@pytest.fixture
+def models(both, tmp_path):
+    shutil.copytree(both, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def refused(capfd, *argv, code):
+    assert evaluate(*argv) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    return one_line(err)
+
+
+def test_it_says_first_what_it_evaluates_on_what(models, capfd):
+    assert evaluate("--ckpt_path=digits.ckpt") == OK
+    out = capfd.readouterr().out
+    record = read_record("digits.ckpt")
+    accuracy, correct, total = closing(out)
+    assert (correct, total) == (record["correct"], record["total"])
+    said = f"{accuracy * 100:.2f} % ({correct}/{total})"
+    shown = plan(out)
+    shown.pop("runtime", None)
+    assert list(shown.items()) == [
+        ("file", "digits.ckpt"),
+        ("model", "mlp, 1 updates, momentum, lr 0.04"),
+        ("data", "embedded digits, 360 test images of 28x28"),
+        ("record", f"{said} after training"),
+        ("accuracy", said),
+    ]
+
+
+def test_the_data_path_of_a_model_of_mnist_must_be_given(models, capfd):
+    said = refused(capfd, "--ckpt_path=mnist.safetensors", code=USAGE)
+    assert said == "argument --data_path: must be given, the folder of mnist: the model was trained on it"
+    assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=mnist") == OK
+    assert plan(capfd.readouterr().out)["data"] == "mnist (mnist), 30 test images of 32x32"
+
+
+def test_a_model_of_the_digits_is_not_evaluated_on_others(models, capfd):
+    said = refused(capfd, "--ckpt_path=digits.ckpt", "--data_path=mnist", code=USAGE)
+    assert said == "argument --data_path: the model was trained on the embedded digits; leave it out"
+
+
+def test_other_data_in_the_folder_are_refused(models, capfd):
+    write_cifar10(models / "cifar")
+    said = refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=cifar", code=DATA)
+    assert said.startswith("argument --data_path: must contain MNIST, but got 'cifar' with CIFAR-10")
+
+
+def test_other_images_of_the_same_kind_are_evaluated_and_that_is_said(models, capfd):
+    write_mnist(models / "other", train=64, test=12)
+    assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=other") == OK
+    shown = plan(capfd.readouterr().out)
+    assert shown["record"].endswith("/30) on other images after training") and shown["accuracy"].endswith("/12)")
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "named"),
+    [
+        ({"image_size": 28}, DATA, "the test images of mnist have image_size 32, and the model was trained with 28"),
+        ({"classes": 3}, DATA, "the test images of mnist have classes 10, and the model was trained with 3"),
+        ({"channels": 3}, DATA, "the test images of mnist have channels 1, and the model was trained with 3"),
+        ({"mean": 0.5}, DATA, "the test images of mnist have mean 0.1307, and the model was trained with 0.5"),
+        ({"dataset": "imagenet"}, CHECKPOINT, "is of the dataset 'imagenet', and eval.py has mnist, digits, cifar10"),
+        ({"model": "vgg"}, CHECKPOINT, "is of the model 'vgg', and eval.py has lenet5, mlp, resnet18, small_resnet"),
+        ({"model": "mlp"}, CHECKPOINT, "mnist.safetensors' is of another architecture: missing dense_relu"),
+    ],
+    ids=str,
+)
+def test_a_record_that_does_not_fit_is_refused(changed, code, named, models, capfd):
+    record = {name: value for name, value in read_record("mnist.safetensors").items() if name != "version"}
+    write_record("mnist.safetensors", {**record, **changed})
+    assert named in refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=mnist", code=code)
+
+
+def test_a_file_without_a_record_says_what_is_assumed(models, capfd):
+    save_model(LeNet5(), "plain.ckpt")
+    assert evaluate("--ckpt_path=plain.ckpt") == OK
+    shown = plan(capfd.readouterr().out)
+    assert shown["model"] == "lenet5, because its parameters fit"
+    assert shown["data"] == "embedded digits, 360 test images of 32x32"
+    assert shown["record"] == "none: which data it was trained on is not known"
+    assert evaluate("--ckpt_path=plain.ckpt", "--model=lenet5", "--data_path=mnist") == OK
+    assert plan(capfd.readouterr().out)["model"] == "lenet5, because --model says so"
+
+
+def test_the_record_of_another_model_is_noticed(models, capfd):
+    save_model(LeNet5(), "other.ckpt")
+    os.rename(sidecar("digits.ckpt"), sidecar("other.ckpt"))
+    said = refused(capfd, "--ckpt_path=other.ckpt", code=CHECKPOINT)
+    assert "is damaged or belongs to another file" in said and said.endswith(
+        "Remove the record to use the model without it."
+    )
+
+
+def test_a_damaged_record_is_a_checkpoint(models, capfd):
+    path = Path(sidecar("digits.ckpt"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "record": {"version": model_file.VERSION}}))
+    assert "'batch_size' is missing" in refused(capfd, "--ckpt_path=digits.ckpt", code=CHECKPOINT)

@@ -1,0 +1,252 @@
+"""Are flags read from the command line and from YAML, and wrong ones refused in one line?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ms_accum.app.flags import Parser, number, whole
+from ms_accum.app.process import TRAINING, USAGE, Failure, run
+
+
+def example_parser():
+    parser = Parser("A program for the tests.")
+    parser.add_program()
+    parser.add_argument("--epochs", type=whole(1), default=3)
+    parser.add_argument("--lr", "--learning_rate", type=number(0, above=True), default=0.1)
+    parser.add_argument("--momentum", type=number(0))
+    parser.add_argument("--data_path")
+    parser.add_argument("--verbose", action="store_true")
+    return parser
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return a function that writes a configuration and returns the flag that names it."""
+
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return f"--config={path}"
+
+    return write
+
+
+def refused(argv, capfd, main=None):
+    """Run, and return the exit code and the one line on stderr."""
+    code = run(main or (lambda arguments: pytest.fail("the program ran")), example_parser(), argv)
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return code, err[len("error: ") : -1]
+
+
+def raising(error):
+    def main(arguments):
+        raise error
+
+    return main
+
+
+# Flags
+
+
+def test_defaults_and_flags():
+    assert vars(example_parser().parse(["--lr", "0.5", "--verbose"])) == {
+        "epochs": 3,
+        "lr": 0.5,
+        "momentum": None,
+        "data_path": None,
+        "verbose": True,
+        "config": None,
+        "debug": False,
+        "device_target": "auto",
+        "runtime": "tuned",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--epochs", "0"], "argument --epochs: must be an int >= 1, but got '0'"),
+        (["--epochs=-1"], "argument --epochs: must be an int >= 1, but got '-1'"),
+        (["--epochs", "1.5"], "argument --epochs: must be an int >= 1, but got '1.5'"),
+        (["--epochs", "x"], "argument --epochs: must be an int >= 1, but got 'x'"),
+        (["--epochs", ""], "argument --epochs: must be an int >= 1, but got ''"),
+        (["--epochs"], "argument --epochs: expected one argument"),
+        (["--lr", "0"], "argument --lr/--learning_rate: must be a number > 0, but got '0'"),
+        (["--lr=-1"], "argument --lr/--learning_rate: must be a number > 0, but got '-1'"),
+        (["--lr", "nan"], "argument --lr/--learning_rate: must be a number > 0, but got 'nan'"),
+        (["--lr", "inf"], "argument --lr/--learning_rate: must be a number > 0, but got 'inf'"),
+        (["--lr", "fast"], "argument --lr/--learning_rate: must be a number > 0, but got 'fast'"),
+        (["--momentum=-0.1"], "argument --momentum: must be a number >= 0, but got '-0.1'"),
+        (["--unknown", "1"], "unrecognized arguments: --unknown 1"),
+        (["--epoch", "1"], "unrecognized arguments: --epoch 1; did you mean --epochs?"),
+        (["--data-path=x"], "unrecognized arguments: --data-path=x; did you mean --data_path?"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(argv, line, capfd):
+    assert refused(argv, capfd) == (USAGE, line)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("12", 12)])
+def test_whole_numbers(text, value):
+    assert whole(1)(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("1e-3", 0.001), ("2", 2.0)])
+def test_numbers(text, value):
+    assert number(0)(text) == value
+
+
+def test_config_without_a_file_is_one_line(capfd):
+    assert refused(["--config"], capfd) == (USAGE, "argument --config: expected one argument")
+
+
+def test_help_names_every_flag(capsys):
+    with pytest.raises(SystemExit) as end:
+        run(raising(AssertionError), example_parser(), ["--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert [flag for flag in example_parser()._option_string_actions if flag not in shown] == []
+
+
+# The configuration file
+
+
+def test_a_config_gives_flags(config):
+    given = example_parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
+    assert (given.epochs, given.lr, given.verbose, given.data_path) == (5, 0.001, True, "数据 dir")
+
+
+def test_flags_win_over_the_config(config):
+    given = example_parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
+    assert (given.epochs, given.momentum) == (2, 0.5)
+
+
+def test_a_config_knows_aliases(config):
+    assert example_parser().parse([config("learning_rate: 0.25")]).lr == 0.25
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for():
+    os.mkfifo("pipe")
+    with pytest.raises(Failure, match="^argument --config: 'pipe' is not a file$"):
+        example_parser().parse(["--config=pipe"])
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])
+def test_an_empty_config_changes_nothing(config, text):
+    given, without = vars(example_parser().parse([config(text)])), vars(example_parser().parse([]))
+    assert given.pop("config") and {**given, "config": None} == without
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epochs: 1\nepoch: 2\n", "unknown key 'epoch'; did you mean epochs?"),
+        ("batch-size: 1\n", "unknown key 'batch-size'"),
+        ("1: 2\n", "unknown key '1'; known are data_path, debug, "),
+        ("--epochs: 1\n", "unknown key '--epochs'"),
+        ("- epochs\n- 3\n", "run.yaml' must hold lines of the form 'flag: value'"),
+        ("epochs", "run.yaml' must hold lines of the form 'flag: value'"),
+        ("epochs: 0\n", "argument --epochs: must be an int >= 1, but got '0'"),
+        ("lr: 1\nepochs: [1, 2]\n", "run.yaml' must hold lines of the form 'flag: value', but 'epochs' has a list"),
+        ("epochs: {a: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but 'epochs' has a dict"),
+        ("? [epochs]\n: 1\n", "run.yaml' is not YAML: "),
+        ("<<: {epochs: 1}\n", "run.yaml' must hold lines of the form 'flag: value', but '<<' has a dict"),
+        ("epochs: 2001-13-01\n", "argument --epochs: must be an int >= 1, but got '2001-13-01'"),
+        ("epochs: 0x10\n", "argument --epochs: must be an int >= 1, but got '0x10'"),
+        ('model: "\\UFFFFFFFF"\n', "run.yaml' is not YAML: "),
+        (f"epochs: {'9' * 5000}\n", "argument --epochs: must be an int >= 1, but got '999"),
+        ("config: other.yaml\n", "unknown key 'config'"),
+        ("help: true\n", "unknown key 'help'"),
+        ("lr: .nan\n", "argument --lr/--learning_rate: must be a number > 0, but got '.nan'"),
+        ("verbose: 3\n", "argument --verbose: ignored explicit argument '3'"),
+    ],
+)
+def test_a_wrong_config_is_one_line(config, text, expected, capfd):
+    code, line = refused([config(text)], capfd)
+    assert code == USAGE and expected in line
+
+
+def test_a_missing_config_is_named(capfd, tmp_path):
+    code, line = refused([f"--config={tmp_path / 'none.yaml'}"], capfd)
+    assert code == USAGE and "none.yaml" in line
+
+
+def test_a_folder_is_no_config(capfd, tmp_path):
+    code, line = refused([f"--config={tmp_path}"], capfd)
+    assert code == USAGE and str(tmp_path) in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.mkdir [planted]",
+        "epochs: !!python/object/apply:os.mkdir [planted]",
+        "epochs: !!python/object/new:os.mkdir [planted]",
+    ],
+)
+def test_python_objects_in_a_config_are_not_made(config, text, capfd, tmp_path):
+    code, _ = refused([config(text)], capfd)
+    assert code == USAGE
+    assert not (tmp_path / "planted").exists()
+
+
+def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
+    """Nine lines that would be a list of a billion elements."""
+    names = "abcdefghi"
+    lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
+    code, line = refused([config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
+    assert code == USAGE and line.endswith("but 'a' has a list")
+
+
+@pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
+def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
+    code, line = refused([config(text)], capfd)
+    assert code == USAGE and "run.yaml' is not YAML: " in line
+
+
+def test_null_in_a_config_is_as_good_as_absent(config):
+    assert example_parser().parse([config("data_path:\n")]).data_path is None
+
+
+@pytest.mark.parametrize("value", ["false", "true"])
+def test_a_bool_is_no_number(config, value, capfd):
+    code, line = refused([config(f"epochs: {value}\n")], capfd)
+    assert code == USAGE and line.startswith("argument --epochs: must be an int >= 1, but got ")
+
+
+# The library's arguments and the program's flags
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("For 'f', 'data_path' must be a path, but got ''.", "argument --data_path: must be a path, but got ''."),
+        (
+            "For 'f', 'epoch' must be at least 2, but got 1: 'x'",
+            "argument --epochs: must be at least 2, but got 1: 'x'",
+        ),
+        ("For 'f', 'lr' must be 1 with epochs='two'.", "argument --lr: must be 1 with --epochs two."),
+        ("For 'f', the files of 'data_path' must be unpacked.", "the files of --data_path must be unpacked."),
+        ("For 'a.b', 'x.safetensors' is old. Give 'lr' again.", "'x.safetensors' is old. Give --lr again."),
+        ("For 'f', 'lr' must be big, but got 'epochs'.", "argument --lr: must be big, but got 'epochs'."),
+        ("For 'f', 'url' must be one, but got 1.", "'url' must be one, but got 1."),
+        ("'run.yaml' has the key 'epochs' twice", "'run.yaml' has the key 'epochs' twice"),
+    ],
+)
+def test_errors_are_about_flags(message, line, capfd):
+    assert refused([], capfd, main=raising(ValueError(message))) == (TRAINING, line)
+
+
+def test_the_rows_of_a_batch_are_those_of_the_flag_that_was_given(capfd):
+    flags = example_parser()
+    for flag in ("--batch_size", "--effective_batch"):
+        flags.add_argument(flag, type=int)
+    named = []
+    for argv in (["--batch_size=7"], ["--batch_size=7", "--effective_batch=9"]):
+        assert run(raising(ValueError("For 'f', 'batch_size' must be <= 5, but got 9.")), flags, argv) == TRAINING
+        named.append(capfd.readouterr().err)
+    assert [line.split(":")[1] for line in named] == [" argument --batch_size", " argument --effective_batch"]

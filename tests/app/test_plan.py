@@ -1,0 +1,103 @@
+"""Does a program print what follows from its settings, in a terminal of 80 columns?"""
+
+from __future__ import annotations
+
+import pytest
+
+from model_zoo import MLP
+from ms_accum.app import plan
+from ms_accum.app.plan import Hint, show_accuracy
+from ms_accum.training.callbacks import Callbacks, Facts
+from programs import settings_of
+from update_records import record
+
+# Before the run
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "said"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
+)
+def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsys):
+    plan.show_plan(settings_of("--model=mlp", *argv).on(ranks).with_updates(12), "CPU", MLP(), 45, "")
+    lines = capsys.readouterr().out.splitlines()
+    assert ("zero             no effect: a single process has nothing to shard" in lines) is said
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--tail=carry", "--clip_norm=0.25", "--weight_decay=0.0005", "--mini_steps=16", "--zero=1"),
+        ("--effective_batch=1000", "--batch_size=96", "--optimizer=adamw", "--weight_decay=0.0005", "--reduction=sum"),
+    ],
+)
+def test_a_terminal_of_80_columns_shows_each_line_of_the_plan(argv, capsys):
+    plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
+    plan.show_plan(settings_of(*argv).in_folder("runs/001").with_updates(23_440), "Ascend", MLP(), 18_750, "")
+    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
+
+
+# During the run
+
+
+class States:
+    """The state of a run that was to have 40 epochs."""
+
+    resumed = ("a state",)
+
+    def epochs_done(self):
+        """It stopped inside one."""
+
+    def settings(self):
+        return {"notes": {"epochs": 40}}
+
+
+@pytest.mark.parametrize(("epochs", "shown"), [(25, ["with 25 epochs, not 40 as it began (see --epochs)"]), (40, [])])
+def test_a_resumed_run_with_fewer_epochs_is_pointed_out(epochs, shown, capsys):
+    opening = plan.reporters(settings_of(f"--epochs={epochs}"), States(), ())[0]
+    opening.on_train_begin(None)
+    lines = [line.partition(" ")[2].strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["a state", *shown]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rows", "hint"),
+    [
+        (0.008, 32, "hint             a micro-batch takes 2.0 ms, mostly the fixed cost of a call;"),
+        (0.008, 64, ""),  # 4 ms are not short
+        (0.08, 32, ""),
+    ],
+)
+def test_short_micro_batches_are_pointed_out_once(seconds, rows, hint, capsys):
+    with Callbacks([Hint(rows)], Facts()) as calls:
+        calls("on_train_begin", planned=None)
+        for number, took in enumerate((9.0, seconds, seconds, 100 * seconds)):  # the first compiles, one is disturbed
+            calls.step_end(record(number + 1, seconds=took))
+        calls("on_train_end")
+    out = capsys.readouterr().out
+    assert out.startswith(hint) and out.count("\n") == 2 * bool(hint)
+    assert max(map(len, out.splitlines()), default=0) <= 80
+
+
+# At its end
+
+
+@pytest.mark.parametrize(("flags", "shown"), [((), False), (("--tensorboard",), True)])
+def test_the_end_says_where_the_curves_are(flags, shown, capsys):
+    plan.show_end(settings_of(*flags).in_folder("runs/001"), 1.0, None)
+    assert ("tensorboard      runs/001/tensorboard" in capsys.readouterr().out.splitlines()) is shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.26, "4.3 s"), (754.0, "12.6 min"), (5400.0, "1.5 h")])
+def test_times_are_in_fitting_units(seconds, text, capsys):
+    plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"time             {text}\n")
+    assert "copied to        gradient_accumulation.ckpt (previous file: previous.ckpt)\n" in shown
+
+
+def test_the_closing_lines(capsys):
+    show_accuracy(49, 50)
+    readable, closing = "accuracy         98.00 % (49/50)\n", "============== {'Accuracy': 0.98} ==============\n"
+    assert capsys.readouterr().out == f"{readable}{closing}correct/total: 49/50\n"

@@ -1,0 +1,295 @@
+"""Does the figure show what the metrics of the runs say?"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from ms_accum.app import plots
+from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_of, names_of, running, style
+from ms_accum.app.series import read
+
+pytestmark = pytest.mark.host
+matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
+LABELS = ["loss", "learning rate", "gradient norm", "test accuracy", "skipped windows", "images/s"]
+NAN = float("nan")
+
+
+def window(update, **others):
+    line = {"epoch": 1, "update": update, "loss": 2 / update, "lr": 0.1, "grad_norm": 1.0, "samples": 64}
+    return {**line, "seconds": 0.5, "skipped": False, **others}
+
+
+def evaluation(updates, accuracy):
+    return {"epoch": 1, "updates": updates, "accuracy": accuracy, "correct": 1, "total": 2}
+
+
+def run_of(folder, *lines):
+    """Write the metrics of a run, and read them again."""
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return read(folder)
+
+
+@pytest.fixture
+def panels():
+    """Return a function from runs to the axes of their figure, by label."""
+
+    def axes_of(*runs):
+        with style():
+            figure = figure_of(runs)
+        assert [axes.get_ylabel() for axes in figure.axes] == LABELS == [panel.label for panel in PANELS]
+        return dict(zip(LABELS, figure.axes))
+
+    return axes_of
+
+
+def curves(axes):
+    """Return what is drawn: for each line the updates and the values."""
+    return [tuple(np.asarray(part, float).tolist() for part in line.get_data()) for line in axes.get_lines()]
+
+
+# Short runs
+
+
+def short_run(folder):
+    lines = [window(1), window(2), evaluation(2, 0.25), window(2, loss=None, grad_norm=None, skipped=True)]
+    return run_of(folder, *lines, window(3, lr=0.05, seconds=0.25), window(4, samples=32), evaluation(4, 0.5))
+
+
+def check_short_run(axes):
+    by_update = {label: curves(each) for label, each in axes.items()}
+    updates = [1, 2, 2, 3, 4]
+    np.testing.assert_equal(by_update["loss"], [(updates, [2, 1, NAN, 2 / 3, 0.5])])
+    np.testing.assert_equal(by_update["learning rate"], [(updates, [0.1, 0.1, 0.1, 0.05, 0.1])])
+    np.testing.assert_equal(by_update["gradient norm"], [(updates, [1, 1, NAN, 1, 1])])
+    assert by_update["test accuracy"] == [([2, 4], [0.25, 0.5])]
+    assert by_update["skipped windows"] == [(updates, [0, 0, 1, 1, 1])]
+    assert by_update["images/s"] == [(updates, [128, 128, 128, 256, 64])]
+
+
+def test_each_panel_shows_its_values(tmp_path, panels):
+    check_short_run(panels(short_run(tmp_path / "a")))
+
+
+@pytest.mark.parametrize(
+    ("label", "points"),
+    [
+        ("test accuracy", lambda run: (np.arange(2.0), np.array([0.25, 0.5]))),
+        ("skipped windows", lambda run: (run.numbers("update"), run.numbers("skipped"))),
+        ("images/s", lambda run: (run.numbers("update"), run.numbers("seconds"))),
+    ],
+)
+def test_a_panel_with_other_values_is_noticed(tmp_path, panels, monkeypatch, label, points):
+    changed = [panel._replace(points=points) if panel.label == label else panel for panel in PANELS]
+    monkeypatch.setattr(plots, "PANELS", tuple(changed))
+    with pytest.raises(AssertionError):
+        check_short_run(panels(short_run(tmp_path / "a")))
+
+
+def test_few_values_have_dots(tmp_path, panels):
+    few = panels(run_of(tmp_path / "few", window(1)))
+    many = panels(run_of(tmp_path / "many", *(window(update) for update in range(1, 40)), evaluation(39, 0.5)))
+    assert few["loss"].get_lines()[0].get_marker() == "o" == many["test accuracy"].get_lines()[0].get_marker()
+    assert many["loss"].get_lines()[0].get_marker() == "None"
+
+
+def test_a_panel_without_values_says_so(tmp_path, panels):
+    axes = panels(run_of(tmp_path / "a", *(window(update, lr=None) for update in (1, 2))))
+    said = {label: [text.get_text() for text in each.texts] for label, each in axes.items()}
+    assert said == {label: ["no values"] if label in ("learning rate", "test accuracy") else [] for label in LABELS}
+
+
+def test_evaluations_without_an_accuracy_are_left_out(tmp_path, panels):
+    lines = [evaluation(1, None), evaluation(10**400, 0.5), {"epoch": 1, "updates": 1}, evaluation(2, 10**400)]
+    axes = panels(run_of(tmp_path / "a", window(1), *lines, evaluation(3, 0.25)))
+    assert curves(axes["test accuracy"]) == [([3], [0.25])]
+
+
+def test_values_that_differ_much_have_a_logarithmic_axis(tmp_path, panels):
+    scales = {}
+    for name, losses in {"falls": [2.0, 0.001], "is even": [2.0, 1.0], "reaches 0": [2.0, 0.0]}.items():
+        run = run_of(tmp_path / name, *(window(update, loss=loss) for update, loss in enumerate(losses, 1)))
+        scales[name] = panels(run)["loss"].get_yscale()
+    assert scales == {"falls": "log", "is even": "linear", "reaches 0": "linear"}
+
+
+# Long runs
+
+
+def long_run(folder, updates=400, **others):
+    noise = np.random.RandomState(1).uniform(0.5, 1.5, updates)
+    lines = [window(update, loss=each, seconds=0.5 * each, **others) for update, each in enumerate(noise, 1)]
+    return run_of(folder, *lines), noise
+
+
+def test_what_is_noisy_is_faint_below_its_running_mean(tmp_path, panels):
+    run, noise = long_run(tmp_path / "a")
+    axes = panels(run)
+    half = half_of(400)
+    assert half == 10
+    means = [noise[max(0, place - half) : place + half + 1].mean() for place in range(400)]
+    raw, mean = axes["loss"].get_lines()
+    assert raw.get_alpha() == 0.25 and mean.get_alpha() is None and raw.get_color() == mean.get_color()
+    np.testing.assert_allclose(raw.get_ydata(), noise)
+    np.testing.assert_allclose(mean.get_ydata(), means)
+    medians = [np.median(128 / noise[max(0, place - half) : place + half + 1]) for place in range(400)]
+    np.testing.assert_allclose(axes["images/s"].get_lines()[1].get_ydata(), np.array(medians))
+    assert len(axes["learning rate"].get_lines()) == len(axes["skipped windows"].get_lines()) == 1
+
+
+def test_the_files_of_a_long_run_are_no_larger_than_a_page_of_pictures(tmp_path):
+    run, _ = long_run(tmp_path / "a", 100_000)
+    contents = draw([run], ["png", "svg"])
+    assert len(contents["png"]) < 300_000 and len(contents["svg"]) < 1_500_000
+
+
+def test_a_mean_of_a_long_run_has_few_points(tmp_path, panels):
+    raw, mean = panels(long_run(tmp_path / "a", 20_000)[0])["loss"].get_lines()
+    assert len(mean.get_ydata()) == 1200 and raw.get_ydata().max() > 1.4999
+
+
+def test_few_values_among_many_gaps_are_drawn(tmp_path, panels):
+    lines = [window(update, loss=3.0 if update == 1237 else None) for update in range(1, 5001)]
+    raw, mean = panels(run_of(tmp_path / "a", *lines))["loss"].get_lines()
+    assert np.nanmax(raw.get_ydata()) == 3 and np.isnan(mean.get_ydata()).all()
+
+
+def check_outlier(axes):
+    for label in ("loss", "images/s"):
+        low, high = axes[label].get_ylim()
+        assert -20 < low < high < 500, label
+
+
+def test_one_outlier_does_not_flatten_the_others(tmp_path, panels, monkeypatch):
+    lines = list(long_run(tmp_path / "a")[0].windows)
+    lines[200] = {**lines[200], "loss": 1e3, "seconds": 1e-6}
+    run = run_of(tmp_path / "b", *lines)
+    check_outlier(panels(run))
+    monkeypatch.setattr(plots, "_OUTLIERS", (0, 100))
+    with pytest.raises(AssertionError):
+        check_outlier(panels(run))
+
+
+# Running means
+
+
+def by_definition(values, half, places, middle=np.mean):
+    of = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
+    near = [values[max(0, place - half) : place + half + 1] for place in places]
+    return [math.nan if math.isnan(values[place]) else of(each) for place, each in zip(places, near)]
+
+
+def by_differences(values, half, places, middle=np.mean):
+    sums = np.concatenate([[0.0], np.nancumsum(values)])
+    starts, ends = (np.clip(np.arange(len(values)) + by, 0, len(values)) for by in (-half, half + 1))
+    known = np.concatenate([[0], np.cumsum(np.isfinite(values))])
+    means = (sums[ends] - sums[starts]) / np.maximum(known[ends] - known[starts], 1)
+    return np.where(np.isfinite(values), means, math.nan)[places]
+
+
+def gaps_as_zeros(values, half, places, middle=np.mean):
+    return np.where(np.isfinite(values[places]), running(np.nan_to_num(values), half, places, middle), math.nan)
+
+
+def of_more(values, half, places, middle=np.mean):
+    return running(values, half + 1, places, middle)
+
+
+def always_the_mean(values, half, places, middle=np.mean):
+    return running(values, half, places)
+
+
+def check_running(function, rng):
+    for length, half, middle in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
+        values = rng.randn(length)
+        values[5:7] = values[-2:] = NAN
+        values[20:21] = 1e20
+        for places in (np.arange(length), np.arange(length)[::7]):
+            expected = by_definition(values, half, places, middle)
+            np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_running_mean_is_that_of_the_neighbours(rng):
+    check_running(running, rng)
+
+
+@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
+def test_other_means_are_noticed(function, rng):
+    with pytest.raises(AssertionError):
+        check_running(function, rng)
+
+
+# Several runs
+
+
+def test_several_runs_are_told_apart(tmp_path, panels):
+    runs = [run_of(tmp_path / f"_run{number}", window(1), window(2)) for number in range(28)]
+    axes = panels(*runs)
+    looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes["loss"].get_lines()}
+    assert len(looks) == 28
+    (legend,) = axes["loss"].figure.legends
+    assert [text.get_text().strip() for text in legend.get_texts()] == [f"_run{number}" for number in range(28)]
+
+
+def luminance(colour):
+    return sum(
+        part * (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4)
+        for part, each in zip((0.2126, 0.7152, 0.0722), matplotlib.colors.to_rgb(colour))
+    )
+
+
+def test_colours_are_seen_on_white():
+    import matplotlib.colors  # noqa: F401
+
+    assert min(1.05 / (luminance(colour) + 0.05) for colour in COLOURS) > 2
+    assert 1.05 / (luminance("#F0E442") + 0.05) < 2  # the yellow, which is left out
+
+
+def test_folders_of_one_name_have_their_paths(tmp_path):
+    runs = [run_of(tmp_path / name, window(1)) for name in ("a/out", "b/out", "c")]
+    assert names_of(runs) == [str(tmp_path / "a" / "out"), str(tmp_path / "b" / "out"), "c"]
+
+
+# Files
+
+
+STRANGE = "$x_1$ <&> 我的 \\frac"
+
+
+def test_the_files_are_a_light_picture_and_text(tmp_path):
+    from matplotlib.image import imread
+
+    runs = [short_run(tmp_path / STRANGE), run_of(tmp_path / "b", window(1))]
+    with matplotlib.rc_context({"figure.facecolor": "black", "axes.facecolor": "black", "svg.fonttype": "path"}):
+        contents = draw(runs, ["png", "svg"])
+        assert matplotlib.rcParams["figure.facecolor"] == "black"
+    picture = imread(io.BytesIO(contents["png"]))
+    assert picture.shape[0] >= 900 and (picture[:5, :5] == 1).all() and np.median(picture[..., :3]) == 1
+    texts = [each.text for each in ElementTree.fromstring(contents["svg"]).iter() if each.tag.endswith("}text")]
+    assert {*LABELS, "updates"} <= set(texts) and [text.strip() for text in texts].count(STRANGE) == 1
+
+
+def test_the_same_metrics_are_the_same_files(tmp_path):
+    run = short_run(tmp_path / "a")
+    assert draw([run], ["png", "svg"]) == draw([run], ["png", "svg"])
+
+
+def test_a_mark_is_a_line_in_each_panel(tmp_path):
+    with style():
+        figure = figure_of([short_run(tmp_path / "a")], mark=3)
+    assert [axes.get_lines()[-1].get_xdata() for axes in figure.axes] == [[3, 3]] * 6
+
+
+def test_a_single_run_is_the_title(tmp_path):
+    run = short_run(tmp_path / "mine")
+    with style():
+        figure = figure_of([run])
+    assert "mine" in [text.get_text() for text in figure.texts] and not figure.legends
+    assert math.isclose(figure.get_figwidth(), 12)

@@ -1,0 +1,120 @@
+"""Does a program say what it has to say in one line and an exit code?"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+
+import pytest
+
+from ms_accum.app import process
+from ms_accum.app.flags import Parser, whole
+from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
+
+
+def parser():
+    parser = Parser("A program for the tests.")
+    parser.add_program()
+    parser.add_argument("--epochs", type=whole(1), default=3)
+    return parser
+
+
+def refused(argv, capfd, main=None):
+    """Run, and return the exit code and the one line on stderr."""
+    code = run(main or (lambda arguments: pytest.fail("the program ran")), parser(), argv)
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return code, err[len("error: ") : -1]
+
+
+def raising(error):
+    def main(arguments):
+        raise error
+
+    return main
+
+
+# Exit codes
+
+
+def test_the_codes_are_the_documented_ones():
+    assert (OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED) == (0, 1, 2, 3, 4, 5, 130)
+
+
+def test_a_program_that_ends_well(capfd):
+    seen = []
+    assert run(seen.append, parser(), ["--epochs", "7"]) == OK
+    assert seen[0].epochs == 7 and capfd.readouterr() == ("", "")
+
+
+def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["program.py", "--epochs", "8"])
+    assert run(seen.append, parser()) == OK and seen[0].epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (Failure("no such data", DATA), DATA, "no such data"),
+        (RuntimeError("diverged"), TRAINING, "diverged"),
+        (ValueError("\n  first\nsecond\n"), TRAINING, "first"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+    ],
+)
+def test_an_error_becomes_a_line_and_a_code(error, code, line, capfd):
+    assert refused([], capfd, main=raising(error)) == (code, line)
+
+
+def test_an_error_without_a_text_says_its_kind(capfd):
+    assert "MemoryError" in refused([], capfd, main=raising(MemoryError()))[1]
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
+    assert run(raising(Failure("broken", DATA)), parser(), ["--debug"]) == DATA
+    err = capfd.readouterr().err
+    assert err.startswith("Traceback") and err.endswith("\nerror: broken\n")
+
+
+def test_a_warning_is_one_line_while_the_program_runs():
+    def warn(arguments):
+        shown.append(warnings.formatwarning("two\n lines", UserWarning, "file.py", 7, "its_line()"))
+
+    shown, before = [], warnings.formatwarning
+    assert run(warn, parser(), []) == OK
+    assert shown == ["warning: two lines\n"] and warnings.formatwarning is before
+
+
+def test_exit_code_takes_its_kinds_only():
+    with pytest.raises(Failure, match="gone") as failure, exit_code(DATA, OSError):
+        raise FileNotFoundError("gone")
+    assert failure.value.code == DATA
+    with pytest.raises(KeyError), exit_code(DATA, OSError, ValueError):
+        raise KeyError("other")
+
+
+def test_the_innermost_exit_code_wins():
+    with pytest.raises(Failure) as failure, exit_code(TRAINING, Exception), exit_code(DISK, OSError):
+        raise OSError("full")
+    assert failure.value.code == DISK
+
+
+# The first line
+
+
+@pytest.mark.parametrize(
+    ("terminal", "argv", "said"),
+    [
+        (True, [], "ms_accum         1.2.3, starting MindSpore ...\n"),
+        (False, [], ""),
+        (True, ["--epochs=0"], ""),
+    ],
+)
+def test_a_terminal_gets_a_line_before_mindspore_is_imported(terminal, argv, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py", *argv])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(process, "block_signals", lambda: None)
+    with pytest.raises(SystemExit) if argv else contextlib.nullcontext():
+        process.begin(parser(), "1.2.3")
+    assert capsys.readouterr().out == said

@@ -1,0 +1,121 @@
+"""Is the fastest split of a window found, of those that fit, and once only?"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+
+import pytest
+
+import memory_runs as runs
+from ms_accum import find_micro_batch_size
+from ms_accum.app.search import FoundBefore, MicroBatch, sizes
+from ms_accum.app.trials import Trial, run_trial
+
+MIB = 2**20
+on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "tried"),
+    [
+        (512, 512, [16, 32, 64, 128, 256, 512]),
+        (512, 15, [1, 2, 4, 8]),
+        (250, 250, [8, 16, 32, 63, 125, 250]),
+        (6, 6, [1, 2, 3, 6]),
+        (1, 1, [1]),
+    ],
+)
+def test_what_is_tried(rows, most, tried):
+    assert sizes(rows, most) == tried
+
+
+@on_linux
+@pytest.mark.slow
+def test_the_fastest_is_found_and_not_the_largest():
+    found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB")
+    assert (found.micro_batch_size, found.mini_steps, found.effective_batch) == (16, 4, 64)
+    assert [tried.rows for tried in found.trials] == [2, 4, 8, 16, 32, 64] and all(t.fits for t in found.trials)
+    assert found.trials[3].seconds == pytest.approx(0.016, rel=0.5) and found.trials[4].seconds > 0.1
+    assert found.advice == "" and len(found.table.splitlines()) == 7
+    assert found.table.splitlines()[4].split()[:2] == ["16", "4"]
+
+
+@on_linux
+@pytest.mark.slow
+def test_the_largest_is_found_on_request():
+    found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="memory")
+    assert (found.micro_batch_size, found.mini_steps) == (64, 1) and found.trials[0].seconds is None
+    assert found.advice == "The complete batch of 64 rows fits into memory: you need not accumulate."
+
+
+@on_linux
+@pytest.mark.slow
+def test_what_does_not_fit_is_not_found():
+    idle = run_trial("test", runs.ends_well, 1, None).peak
+    found = find_micro_batch_size(runs.takes_memory_and_time, 64, memory_budget=int((idle + 250 * MIB) / 0.98))
+    assert [tried.fits for tried in found.trials] == [True, True, True, True, False]  # of 32 rows; 64 are not tried
+    assert found.micro_batch_size == 2 and "does not fit, above" in found.table.splitlines()[-1]
+
+
+@on_linux
+@pytest.mark.slow
+def test_smaller_ones_are_tried_where_none_fits():
+    idle = run_trial("test", runs.ends_well, 1, None).peak
+    found = find_micro_batch_size(runs.takes_memory_and_time, 640, memory_budget=int((idle + 120 * MIB) / 0.98))
+    assert found.micro_batch_size in (1, 2, 3, 5, 10) and found.trials[-1] == max(found.trials)
+    assert not found.trials[-1].fits and found.trials[0].rows == 1
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trial", "error", "message"),
+    [
+        (
+            runs.ends_well,
+            TypeError,
+            "'trial' must be a function that returns a function, which trains the window once more, but got one that "
+            "returns NoneType. Return one, or use prefer='memory'.",
+        ),
+        (partial(runs.costs, most=8), RuntimeError, "runs with 16 rows in a new process, but got ValueError: 16 are"),
+    ],
+)
+def test_refused_trials(trial, error, message):
+    with pytest.raises(error, match=message):
+        find_micro_batch_size(trial, 64, memory_budget="8GiB")
+
+
+def test_another_preference_is_refused():
+    with pytest.raises(ValueError, match="'prefer' must be one of"):
+        find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="both")
+
+
+FOUND = MicroBatch(32, 2, 10**8, (Trial(32, 10**8, True, 0.5), Trial(64, None, False)), 64)
+
+
+def test_a_result_is_kept(tmp_path):
+    path = tmp_path / "folder" / "found.json"
+    assert FoundBefore(path, model="mlp").get() is None
+    FoundBefore(path, model="mlp").keep(FOUND)
+    FoundBefore(path, model="lenet5").keep(FOUND._replace(micro_batch_size=64))
+    assert FoundBefore(path, model="mlp").get() == FOUND
+    assert FoundBefore(path, model="lenet5").get().micro_batch_size == 64
+    assert FoundBefore(path, model="mlp", amp="O2").get() is None  # another run
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", None])
+def test_a_file_that_can_not_be_used_holds_nothing(tmp_path, text):
+    path = tmp_path / "found.json"
+    FoundBefore(path, model="mlp").keep(FOUND)
+    key = next(iter(json.loads(path.read_text())))
+    path.write_text(json.dumps({key: {"trials": 3}}) if text is None else text)
+    assert FoundBefore(path, model="mlp").get() is None
+    FoundBefore(path, model="mlp").keep(FOUND)
+    assert FoundBefore(path, model="mlp").get() == FOUND
+
+
+def test_a_result_that_can_not_be_kept_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    FoundBefore(tmp_path / "file" / "found.json").keep(FOUND)

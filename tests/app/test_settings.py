@@ -1,0 +1,65 @@
+"""Do the flags end in one record that nobody changes?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from programs import settings_of
+from train import flags
+
+
+def test_it_has_a_field_for_each_flag():
+    """But for the one that is about reading flags."""
+    given = vars(flags().parse_args(()))
+    fields = {field.name for field in dataclasses.fields(settings_of())}
+    assert fields == {*given, "ranks", "updates", "is_latest", "given", "before"} - {"config"}
+
+
+def test_it_is_not_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings_of().batch_size = 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "loaded", "window"),
+    [
+        ((), 1, 32, {"mini_steps": 4}),
+        (("--batch_size=8", "--mini_steps=3"), 2, 8, {"mini_steps": 3}),
+        (("--effective_batch=100",), 1, 100, {"micro_batch_size": 32}),
+        (("--effective_batch=100",), 2, 50, {"micro_batch_size": 32}),
+        (("--effective_batch=64",), 2, 32, {"mini_steps": 1}),
+        (("--effective_batch=24",), 1, 24, {"mini_steps": 1}),
+        (("--effective_batch=24",), 3, 8, {"mini_steps": 1}),
+        (("--effective_batch=24", "--batch_size=5"), 2, 12, {"micro_batch_size": 5}),
+    ],
+)
+def test_what_the_driver_gets(argv, ranks, loaded, window):
+    settings = settings_of(*argv).on(ranks)
+    assert (settings.ranks, settings.loaded_rows, settings.window) == (ranks, loaded, window)
+
+
+def test_a_micro_batch_that_is_found_takes_the_place_of_auto():
+    settings = settings_of("--effective_batch=64", "--batch_size=auto", "--memory_budget=1GiB")
+    assert settings.auto and settings.memory_budget == 2**30 and settings.on(1) == settings
+    found = settings.with_micro_batches_of(16)
+    assert not found.auto and found.window == {"micro_batch_size": 16} and settings.auto
+
+
+def test_where_it_writes():
+    settings = settings_of()
+    assert settings.output_dir is None and settings.is_latest
+    settings = settings.in_folder("runs/007")
+    assert settings.models == ["runs/007/gradient_accumulation.ckpt"] and settings.is_latest
+    settings = settings_of("--output_dir=a", "--ckpt_path=b/c.safetensors", "--keep_best", "--save_every=3")
+    assert settings.models == ["b/c.safetensors", "b/c.best.safetensors"] and settings.states == "a/states"
+    assert settings.metrics == "a/metrics.jsonl" and not settings.is_latest
+    assert not settings_of("--ckpt_path=b/c.ckpt").is_latest
+
+
+def test_what_a_resumed_run_must_have_had():
+    found = settings_of("--lr=0.5", "--model=mlp").config
+    names = ["model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed"]
+    names += ["amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay"]
+    assert found == dict(zip(names, ("mlp", "digits", 32, None, 0.5, 0.9, 0, 1, "off", "none", None, 0, "none")))

@@ -1,0 +1,117 @@
+"""Does a program survive what it prints?"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ms_accum.app.process import MindSporeLog
+from ms_accum.ranks import lifetime
+from programs import process
+
+FOLDER = Path(__file__).resolve().parents[2]
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})  # without MindSpore
+from ms_accum.app.process import lasting_streams
+
+with lasting_streams():
+    assert sys.stdout.isatty() is False
+    for number in range(20_000):
+        print(number, flush=number % 100 == 0)
+    print("\u53f7", "error", file=sys.stderr)
+    print("done")
+sys.exit(7)
+"""
+BROKEN = PROGRAM.replace("with lasting_streams():", "if True:")
+
+
+def ended(redirected, program=PROGRAM):
+    """Return the exit code and what stderr got."""
+    command = ["bash", "-c", f'"{sys.executable}" -c "$1" {redirected}', "bash", program]
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+CLOSED = [">&-", "| head -n 1; exit ${PIPESTATUS[0]}", "> /dev/full"]
+
+
+@pytest.mark.parametrize("redirected", CLOSED)
+def test_whoever_stops_reading_does_not_end_it(redirected):
+    assert ended(redirected) == (7, "\\u53f7 error\n")
+
+
+@pytest.mark.parametrize("redirected", CLOSED)
+def test_without_it_that_ends_a_program(redirected):
+    assert ended(redirected, BROKEN)[0] != 7
+
+
+def test_without_stderr_either():
+    assert ended(">&- 2>&-") == (7, "")
+
+
+# MindSpore's log
+
+
+def diverted(folder, monkeypatch, logged, path):
+    """Run a program that logs, to its end; its folder is removed after that by the one who made it."""
+    monkeypatch.setattr(lifetime, "scratch_folder", lambda: folder.mkdir() or str(folder))
+    monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
+    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", others)
+    log, ended = MindSporeLog(), []
+    log.divert()
+    assert others["GLOG_log_dir"] == str(folder)
+    (folder / "rank_0" / "logs").mkdir(parents=True)
+    (folder / "rank_0" / "logs" / "mindspore.log.7").write_text(logged)
+    log.path = path
+    ((function, arguments),) = ended
+    function(*arguments)
+
+
+@pytest.mark.parametrize("logged", ["a warning\n", ""])
+def test_mindspores_log_is_kept_in_a_file(tmp_path, monkeypatch, logged):
+    kept = tmp_path / "mindspore.log"
+    diverted(tmp_path / "temporary", monkeypatch, logged, str(kept))
+    assert kept.read_text() == logged if logged else not kept.exists()
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere/mindspore.log"])
+def test_a_log_that_can_not_be_kept_ends_nothing(tmp_path, monkeypatch, path):
+    diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
+    assert path is None or not os.path.exists(path)
+
+
+def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeypatch):
+    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", others)
+
+    def full():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(lifetime, "scratch_folder", full)
+    MindSporeLog().divert()
+    assert others["GLOG_v"] == "4" and "GLOG_log_dir" not in others
+
+
+@pytest.mark.parametrize("name", ["GLOG_v", "MS_ROLE"])
+def test_the_log_stays_where_the_user_or_the_launcher_wants_it(monkeypatch, name):
+    monkeypatch.setenv(name, "2")
+    before = dict(os.environ)
+    MindSporeLog().divert()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+def test_mindspores_warnings_are_not_on_the_terminal(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    flags = ("--epochs=1", "--model=mlp", "--optimizer=adam", "--output_dir=out")
+    done = process("train.py", *flags, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'FusedSparseAdam' is deprecated" in (tmp_path / "out" / "mindspore.log").read_text()

@@ -1,0 +1,230 @@
+"""Is the CPU runtime told what pays, and nothing that the user has decided himself?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import train as training
+from conftest import CORES
+from model_zoo import MLP, LeNet5
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
+from ms_accum.network import runtime
+from programs import settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """An AVX-512 machine whose user has set nothing; what a test sets is taken back."""
+    for name in (KERNELS, HOST):
+        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
+    monkeypatch.setattr(ms, "__version__", "2.10.0")
+    monkeypatch.setattr(runtime, "_logged", set())
+
+
+def test_convolutions_get_both_settings_and_the_environment_has_them():
+    settings = tune_cpu(LeNet5())
+    assert settings == {KERNELS: "AVX2", HOST: "1"}
+    assert {name: os.environ[name] for name in settings} == settings
+
+
+def test_matrix_products_keep_their_kernels():
+    assert tune_cpu(MLP()) == {HOST: "1"}
+    assert KERNELS not in os.environ
+
+
+@pytest.mark.parametrize(("name", "other"), [(KERNELS, HOST), (HOST, KERNELS)])
+def test_what_the_user_set_stays(monkeypatch, name, other):
+    monkeypatch.setenv(name, "his own")
+    assert list(tune_cpu(LeNet5())) == [other]
+    assert os.environ[name] == "his own"
+
+
+def test_a_machine_without_avx512_needs_no_cap(monkeypatch):
+    monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
+    assert tune_cpu(LeNet5()) == {HOST: "1"}
+
+
+def test_too_late_is_said(monkeypatch):
+    """Where oneDNN has kernels of AVX-512 in use it does not listen any more; nothing is set that is not heard."""
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
+    with pytest.warns(RuntimeWarning, match="'tune_cpu', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2: a network has"):
+        assert tune_cpu(LeNet5()) == {HOST: "1"}
+    assert KERNELS not in os.environ
+
+
+SAYS_DEFAULT = f"""
+import os
+os.environ["{KERNELS}"] = "DEFAULT"
+from ms_accum.network.runtime import _has_avx512, _uses_avx512
+print(_has_avx512() == _uses_avx512())
+"""
+
+
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
+def test_the_default_that_is_kept_is_onednns():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_DEFAULT], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == "True\n"
+
+
+SAYS_ISA = """
+import ctypes, os, sys
+from pathlib import Path
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn
+if sys.argv[1] == "late":
+    nn.Conv2d(1, 2, 3)(Tensor(np.ones((1, 1, 8, 8), np.float32)))
+os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
+print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_get_effective_cpu_isa())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
+def test_what_onednn_says_is_what_it_has_read():
+    """SSE41, which every machine has, in the place of AVX2."""
+    said = {}
+    for moment in ("early", "late"):
+        done = subprocess.run([sys.executable, "-c", SAYS_ISA, moment], capture_output=True, text=True, check=True)
+        said[moment] = int(done.stdout)
+    assert said["early"] == 1 < said["late"]
+
+
+@pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])
+def test_older_versions_need_less(monkeypatch, version, names):
+    monkeypatch.setattr(ms, "__version__", version)
+    assert list(tune_cpu(LeNet5())) == names
+
+
+def test_other_devices_are_left_alone(monkeypatch):
+    monkeypatch.setattr(ms, "get_context", lambda name: "Ascend")
+    assert tune_cpu(LeNet5()) == {}
+
+
+@pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
+def test_convolutions_are_found_inside(cell, found):
+    assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
+
+
+# Constructors do the same
+
+
+def sgd(network):
+    return nn.SGD(network.trainable_params(), 0.1)
+
+
+def cells(network):
+    optimizer = sgd(network)
+    TrainForwardBackward(network, optimizer, optimizer.parameters.clone(prefix="grad_sum", init="zeros"))
+
+
+TUNING = {
+    "GradientAccumulation": lambda network: GradientAccumulation(network, None, sgd(network)),
+    "Accumulator": lambda network: Accumulator(sgd(network), 2),
+    "TrainForwardBackward": cells,
+    "evaluate": lambda network: evaluate(network, [(Tensor(np.ones((1, 1, 32, 32)), ms.float32), Tensor([1]))]),
+}
+
+
+@pytest.mark.parametrize("owner", TUNING)
+def test_constructors_set_the_same_and_log_it_once(owner, caplog):
+    network = LeNet5()
+    with caplog.at_level(logging.INFO, "ms_accum"):
+        TUNING[owner](network)
+        TUNING["Accumulator"](network)
+    assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
+    (said,) = caplog.messages
+    assert said.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
+
+
+def test_constructors_print_nothing(capfd):
+    TUNING["GradientAccumulation"](LeNet5())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("owner", TUNING)
+def test_constructors_leave_what_the_user_set(owner, monkeypatch, caplog):
+    for name in (KERNELS, HOST):
+        monkeypatch.setenv(name, "his own")
+    with caplog.at_level(logging.INFO, "ms_accum"):
+        TUNING[owner](LeNet5())
+    assert os.environ[KERNELS] == os.environ[HOST] == "his own" and not caplog.messages
+
+
+def test_an_accumulator_does_not_see_a_frozen_convolution():
+    network = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Dense(8, 2))
+    for parameter in network[0].get_parameters():
+        parameter.requires_grad = False
+    TUNING["Accumulator"](network)
+    assert KERNELS not in os.environ and os.environ[HOST] == "1"
+    assert tune_cpu(network) == {KERNELS: "AVX2"}
+
+
+def test_constructors_log_once_that_it_is_too_late(monkeypatch, caplog):
+    monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
+    for _ in range(2):
+        TUNING["GradientAccumulation"](LeNet5())
+    (said,) = [record for record in caplog.records if record.name == "ms_accum"]
+    assert said.levelno == logging.WARNING
+    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in said.getMessage()
+    assert KERNELS not in os.environ
+
+
+def test_defaults_that_are_kept_are_kept_from_constructors(monkeypatch):
+    monkeypatch.setenv(HOST, "his own")
+    assert runtime.keep_cpu_defaults() == {}
+    TUNING["GradientAccumulation"](LeNet5())
+    assert (os.environ[HOST], os.environ[KERNELS]) == ("his own", "DEFAULT")
+
+
+@pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])
+def test_train_py_chooses(choice, kept):
+    training.build(settings_of(f"--runtime={choice}"))
+    assert (os.environ[HOST], os.environ[KERNELS]) == kept
+
+
+# Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
+
+
+SHORT = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--overwrite")
+
+
+def losses(folder, cores=2, seed=1, **settings):
+    """Return the losses of a short run of train.py."""
+    unset = {name: value for name, value in os.environ.items() if name not in (KERNELS, HOST)}
+    flags = [f"--{name}={value}" for name, value in settings.items() if name == "runtime"]
+    environment = {**unset, **{name: value for name, value in settings.items() if name != "runtime"}}
+    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"--output_dir={folder}", f"--seed={seed}", *flags]
+    run = {"env": environment, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, CORES[:cores])}
+    subprocess.run(command, check=True, capture_output=True, timeout=300, **run)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [found["loss"] for found in map(json.loads, lines) if "loss" in found]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORES, reason="needs Linux")
+def test_results_change_by_rounding_only(tmp_path):
+    expected = losses(tmp_path, runtime="default")
+    assert len(expected) == 6
+    for settings in ({}, {"cores": 1}, {KERNELS: "SSE41"}):  # where there is AVX-512, tuning asks for AVX2
+        assert losses(tmp_path, **settings) == pytest.approx(expected, rel=1e-4), settings
+    assert losses(tmp_path, seed=2) != pytest.approx(expected, rel=1e-4)
