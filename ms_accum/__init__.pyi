@@ -34,7 +34,7 @@ from .training.evaluation import evaluate as evaluate
 from .training.loop import ResumableLoop as ResumableLoop
 from .training.loop import SaveStates as SaveStates
 from .training.record import UpdateRecord as UpdateRecord
-from .training.verification import Verification as Verification
-from .training.verification import verify as verify
+from .verification import Verification as Verification
+from .verification import verify as verify
 
 __version__: str

@@ -16,10 +16,10 @@ from .engine.nonfinite import SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
-from .network.optimizers import kind_of
+from .network.optimizers import kind_of, may_have_sparse_rule
 from .network.runtime import tune
 from .network.state import unique_name
-from .ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
+from .ranks.agreement import agree_and_broadcast, facts_of
 from .ranks.group import AUTO
 
 _OWNER = "Accumulator"
@@ -139,11 +139,12 @@ class Accumulator:
             settings = {"'accumulate_step'": sizes.settings, "'clip_norm'": clip_norm, "'reduction'": reduction}
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
             facts = {**settings, **collaborators.equal_on_ranks}
-            agree(_OWNER, collaborators.group, {**facts, **facts_of(optimizer, network)})
-            take_from_rank_0(optimizer.parameters, collaborators.group)
-            prepare_on_ranks(network, optimizer.parameters, collaborators.group)
+            facts |= facts_of(optimizer, network)
+            agree_and_broadcast(_OWNER, collaborators.group, facts, optimizer, network)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
+        self.dense_only = network is None and (collaborators.skips is not None or may_have_sparse_rule(optimizer))
+        """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes)
@@ -152,7 +153,7 @@ class Accumulator:
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         window = self.window
         window.outside()
-        grads = tree.check_gradients("Accumulator", grads, window.parameters)
+        grads = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         weight = self._checked(weight)
         if window.window.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.

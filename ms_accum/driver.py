@@ -15,7 +15,7 @@ from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
 from .network.optimizers import check_optimizer, check_scheduler, kind_of
 from .network.runtime import tune
-from .ranks.agreement import agree, facts_of
+from .ranks.agreement import agree, agree_and_broadcast, facts_of
 from .ranks.group import AUTO, check_together, group_of, is_first, total
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
@@ -141,7 +141,8 @@ class GradientAccumulation:
             facts = {f"'{name}'": value for name, value in own.items()} | collaborators.equal_on_ranks
             facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _name_of(loss_fn)}
             facts |= {"'weight'": weight if isinstance(weight, (int, float)) else _name_of(weight)}
-            agree(_OWNER, self._group, {**facts, **facts_of(optimizer, objective.forward, scheduler)})
+            facts |= facts_of(optimizer, objective.forward, scheduler)
+            agree_and_broadcast(_OWNER, self._group, facts, optimizer, objective.forward)
         self._window = OpenWindow(objective, collaborators, scheduler=scheduler, wait=wait)
         self._bad_batches = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
 

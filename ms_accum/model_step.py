@@ -24,7 +24,7 @@ from .network import tree
 from .network.optimizers import check_optimizer
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
-from .ranks.agreement import agree, facts_of, prepare_on_ranks, rate_facts, take_from_rank_0
+from .ranks.agreement import agree, agree_and_broadcast, facts_of, rate_facts
 from .ranks.group import AUTO, group_of, total
 from .training.record import SKIPPED_IN_A_ROW
 
@@ -140,9 +140,8 @@ class AccumulatedTrainStep(nn.Cell):
         if self.group is not None:
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
             settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
-            agree(_OWNER, self.group, {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)})
-            take_from_rank_0(optimizer.parameters, self.group)
-            prepare_on_ranks(network, optimizer.parameters, self.group)
+            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
+            agree_and_broadcast(_OWNER, self.group, facts, optimizer, network)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""

@@ -122,7 +122,7 @@ def functional(group, mini_steps):
     network = network_of()
     loss_fn = cross_entropy()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
-    accumulator = Accumulator(optimizer, mini_steps, reduction="mean")
+    accumulator = Accumulator(optimizer, mini_steps, reduction="mean", network=network)
     train_step = compiled_step(network, loss_fn, accumulator, optimizer)
 
     for x, y in own_data(group):
@@ -135,10 +135,14 @@ def functional(group, mini_steps):
 def own_weights(group):
     """The Cells and the Accumulator, of networks that each rank has made for itself."""
     digests = []
-    for make in (lambda o: Accumulator(o, 2), lambda o: TrainOptim(o, o.parameters.clone("sum", "zeros"))):
-        optimizer = nn.SGD(network_of(seed=1 + group.rank).trainable_params(), 0.1)
+    for make in (
+        lambda network, optimizer: Accumulator(optimizer, 2, network=network),
+        lambda network, optimizer: TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros")),
+    ):
+        network = network_of(seed=1 + group.rank)
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
         before = digest(optimizer.parameters)
-        make(optimizer)
+        make(network, optimizer)
         digests.append([before, digest(optimizer.parameters)])
     return digests
 

@@ -34,9 +34,9 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.network import parameters
 from ms_accum.ranks import agreement, reduction
 from ms_accum.ranks import group as collectives
+from ms_accum.saving import training_state
 from reference import digest
 from ways import Half
 
@@ -96,7 +96,8 @@ def settings_that_differ(group):
         return TrainForwardBackward(network, optimizer, optimizer.parameters.clone("sum", "zeros"), sens)
 
     def accumulator(rate=0.1, steps=2, **options):
-        return Accumulator(nn.SGD(ranks.network_of().trainable_params(), rate), steps, **options)
+        network = ranks.network_of()
+        return Accumulator(nn.SGD(network.trainable_params(), rate), steps, network=network, **options)
 
     def step(**options):
         network = ranks.network_of()
@@ -152,7 +153,7 @@ def folders_per_machine(group):
                     train = partial(ranks.train, model, data, 2, 1, checkpointer=states)
                     found[f"{name} {way}"] = error_of(train)
                 else:
-                    accumulator = Accumulator(optimizer, 2, **own)
+                    accumulator = Accumulator(optimizer, 2, network=network, **own)
                     loop = ResumableLoop(states, network, accumulator)
                     found[f"{name} {way}"] = error_of(lambda loop=loop: loop.__enter__().__exit__(None))
     return found
@@ -177,7 +178,7 @@ def drifted(group):
     def accumulator(change):
         network = ranks.network_of()
         optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
-        held = Accumulator(optimizer, 2)
+        held = Accumulator(optimizer, 2, network=network)
         grads = tuple(each * 0.1 for each in optimizer.parameters)
         found = None
         for epoch in range(3):
@@ -230,7 +231,8 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
     optimizer = make(network) if make else nn.SGD([network.w], 0.01)
     scaler = amp.DynamicLossScaler(8.0, 2, 2) if options.pop("scaled", False) else None
     ema = Ema(0.5)
-    held = Accumulator(optimizer, N, **{"reduction": "mean", **options}, ema=ema, loss_scale=scaler)
+    options = {"reduction": "mean", **options}
+    held = Accumulator(optimizer, N, network=network, ema=ema, loss_scale=scaler, **options)
 
     def forward(x):
         return held.scale(network(x))
@@ -258,7 +260,7 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
 def resized(group, **options):
     """Rank 0 alone changes the size of its windows."""
     network = Half()
-    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", **options)
+    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
     if group.rank == 0:
         held.accumulate_step = 2
     for number in range(3):
@@ -271,7 +273,7 @@ def reductions(group, **options):
     kept, calls = reduction._sum, []
     reduction._sum = lambda *arguments: calls.append(1) or kept(*arguments)
     network = Half()
-    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", **options)
+    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
     for _ in range(2 * N):
         held((Tensor([1.0, 2.0], ms.float32),), 1.0)
     reduction._sum = kept
@@ -311,7 +313,7 @@ def uneven_and_resumed(group):
     seen = []
     for stops in (True, False):
         network, asked = Half(), count(1)
-        held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean")
+        held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network)
         grad_fn = ms.value_and_grad(network, None, held.optimizer.parameters)
         stop = (lambda asked=asked: next(asked) >= 3) if stops and group.rank == 1 else None
         states = Checkpointer(FOLDER / "uneven", every=1, resume="auto", stop=stop)
@@ -440,10 +442,10 @@ def sent(group):
 def copied(group):
     """How many arrays a save reads on this rank."""
     model, reads = ranks.driver_of(ranks.network_of()), []
-    kept = parameters.as_array
-    parameters.as_array = lambda parameter: reads.append(1) or kept(parameter)
+    kept = training_state.as_array
+    training_state.as_array = lambda parameter: reads.append(1) or kept(parameter)
     ranks.train(model, ranks.even_data(group)[:2], 2, 1, checkpointer=Checkpointer(FOLDER / "copied"))
-    parameters.as_array = kept
+    training_state.as_array = kept
     return len(reads)
 
 

@@ -52,7 +52,7 @@ def backbones(group):
                 nn.WithLossCell(network, cross_entropy()), optimizer, optimizer.parameters.clone("sum", "zeros")
             ),
         ),
-        ("accumulator", lambda network, optimizer: Accumulator(optimizer, 2)),
+        ("accumulator", lambda network, optimizer: Accumulator(optimizer, 2, network=network)),
         (
             "driver",
             lambda network, optimizer: ranks.train(
@@ -76,7 +76,7 @@ def may_differ(group):
     optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), network.head.trainable_params())
     optimizer.inner.moments[0].set_data(optimizer.inner.moments[0] + group.rank)
     held = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
-    accumulator = Accumulator(optimizer, 2)
+    accumulator = Accumulator(optimizer, 2, network=network)
     return [accumulator.updates, len(other.trainable_params()), int(held.asnumpy()[0])]
 
 

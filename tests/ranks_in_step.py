@@ -158,7 +158,7 @@ def functional(group, zero, **options):
     """An Accumulator inside a compiled step."""
     network = ranks.network_of()
     loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.momentum_of(network, zero)
-    accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", **options)
+    accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", network=network, **options)
     train_step = compiled_step(network, loss_fn, accumulator, optimizer, weight=counting)
     for x, y in even(group):
         train_step(x, y)
@@ -218,7 +218,7 @@ def misused(group):
     network = ranks.network_of()
     model = ranks.driver_of(network, tail="carry")
     ranks.train(model, [(x, y)], epochs=1)  # a window that is open
-    accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean")
+    accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean", network=network)
     compiled_step(network, cross_entropy(), accumulator, accumulator.optimizer)(x, y)
     other = ranks.network_of(features=7)
     tries = (

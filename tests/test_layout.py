@@ -281,7 +281,7 @@ def test_an_import_the_wrong_way_is_found(room, module, source):
         ("network", "from .. import _check"),
         ("engine", "from .. import _check\nfrom ..network import tree\nfrom .boundary import Boundary"),
         (TOP, "from .engine.ends import is_full\nfrom . import _check"),
-        ("program", "import ms_accumulator, training, os.path\nfrom . import report"),
+        ("app", "import ms_accumulator, trainer, os.path\nfrom . import plan"),
     ],
 )
 def test_an_import_the_right_way_is_left_alone(room, source):

@@ -65,8 +65,8 @@ METHODS = {
     ("app/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
     ("network/tree.py", "register"): f"{OTHER} of a MultitypeFuncGraph",
     ("app/trials.py", "split"): f"{OTHER} of a text",
-    ("loss/first_look.py", "split"): f"{OTHER} of a text",
-    ("loss/first_look.py", "transpose"): f"{OTHER} NumPy's",
+    ("loss/first_micro_batch.py", "split"): f"{OTHER} of a text",
+    ("ranks/group.py", "view"): f"{OTHER} NumPy's",
     ("network/generators.py", "view"): f"{OTHER} NumPy's",
 }
 TO_THE_HOST = "asnumpy"

@@ -67,8 +67,8 @@ ERRORS = ("CheckpointError", "Stopped")
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
 SIGNATURES = {
     ms_accum.Accumulator: (
-        "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', group='auto', sync_every_micro_batch=False, "
-        "loss_scale=None, nonfinite='skip_window', ema=None)"
+        "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', network=None, group='auto', "
+        "sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', ema=None)"
     ),
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
     ms_accum.AccumulatedTrainStep: (
@@ -97,10 +97,10 @@ SIGNATURES = {
         "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto', sync_every_micro_batch=False, "
         "loss_scale=None, nonfinite='skip_window', ema=None)"
     ),
-    ms_accum.TrainOptim.construct: "(self, figures=None)",
+    ms_accum.TrainOptim.construct: "(self, figures=None, divides=True)",
     ms_accum.ZeroOptimizer: "(make, parameters, *, group='auto')",
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None, nonfinite='skip_window')",
-    ms_accum.TrainClear.construct: "(self)",
+    ms_accum.TrainClear.construct: "(self, finite=False)",
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
         "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "

@@ -63,7 +63,7 @@ class Trained:
         )
 
     def make_accumulator(self, reduction, options):
-        self.system = Accumulator(self.optimizer, self.window, reduction=reduction, **options)
+        self.system = Accumulator(self.optimizer, self.window, reduction=reduction, network=self.network, **options)
         self.weighs = reduction == "mean"
         network, system = self.network, self.system
 

@@ -290,7 +290,7 @@ def flags_before(given: Mapping[str, Any]) -> FlagsOfRun | None:
 
 def _readable(paths: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield the paths and the flags of undamaged states; why others can't be read is said when they are resumed."""
-    from ..saving.checkpoint_file import open_state  # imports NumPy, before which signals must be blocked
+    from ..saving.training_state import open_state  # imports NumPy, before which signals must be blocked
 
     for path in paths:
         try:

@@ -206,7 +206,7 @@ class GraphWindow:
         return closed[0], closed[2]
 
     def _count(self, updated: Any, norm: Any, ended: Any) -> None:
-        """Count a window that has ended; with several ranks `ended` tells whether any of them held micro-batches."""
+        """Count a window that has ended; with several ranks `ended` is whether any of them held micro-batches."""
         skipped, now = ops.logical_not(updated), updated
         if ended is not None:
             norm, skipped = ops.where(ended, norm, self.grad_norm), ops.logical_and(ended, skipped)

@@ -115,7 +115,7 @@ class ColumnsCheck:
             data.refuse(ValueError, rule, f"{len(micro_batch)}: {_shown(micro_batch)}")
 
     def _has_class_per_row(self, trial: _Trial, columns: tuple) -> bool:
-        """Return whether the network has as many classes as rows, for a loss that takes class numbers."""
+        """Return whether the network has the same number of classes and rows, for a loss that takes class numbers."""
         rows = columns[0].shape[0]
         return (
             name_and_options(self._loss_fn)[0] in _LOSSES_OF_CLASSES

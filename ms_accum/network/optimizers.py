@@ -130,6 +130,11 @@ def check_sparse_rule(owner: str, optimizer: Any, networks: Iterable[nn.Cell]) -
         _check.refuse(ValueError, owner, "optimizer", rule, other, remedy)
 
 
+def may_have_sparse_rule(optimizer: Any) -> bool:
+    """Return whether the optimizer would have another rule for sparse gradients if all parameters had them."""
+    return bool(_other_rule(inner_of(optimizer), [True] * len(optimizer.parameters)))
+
+
 def _other_rule(optimizer: Any, looked_up: Sequence[bool]) -> str:
     """Return what in an optimizer has another rule for sparse gradients, or "".
 

@@ -72,6 +72,22 @@ def _rows_summed(gradient: Any, parameter: Any) -> Any:
     return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
 
 
+_dense_only = ops.MultitypeFuncGraph("dense_only")
+
+
+@_dense_only.register("Tensor", "Tensor")
+def _dense_gradient_only(gradient: Any, parameter: Any) -> Any:
+    return gradient
+
+
+@_dense_only.register("RowTensor", "Tensor")
+def _rows_rejected(gradient: Any, parameter: Any) -> Any:
+    raise ValueError(
+        "For 'Accumulator', 'network' must be given with sparse gradients of this optimizer, or with 'skip_micro', but "
+        "got None. Use nn.Embedding, or give the network, which is then checked."
+    )
+
+
 @_of_tensors()
 def _add(total: Any, gradient: Any) -> Any:
     return ops.assign_add(total, ops.cast(gradient, total.dtype))
@@ -166,12 +182,16 @@ def check_not_traced(owner: str) -> bool:
     return True
 
 
-def check_gradients(owner: str, grads: Any, parameters: Any) -> Any:
-    """Return gradients as a tuple of dense tensors, or raise an error if they do not match the parameters."""
+def check_gradients(owner: str, grads: Any, parameters: Any, *, dense_only: bool = False) -> Any:
+    """Return gradients as a tuple of dense tensors, or raise an error if they do not match the parameters.
+
+    ``dense_only``: also if there are sparse ones.
+    """
     check_not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
     check_number(owner, "grads", grads, parameters)
-    return check_shapes(owner, "grads", dense(grads, parameters), parameters)
+    grads = _map(_dense_only, grads, parameters) if dense_only else dense(grads, parameters)
+    return check_shapes(owner, "grads", grads, parameters)
 
 
 def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:

@@ -165,6 +165,16 @@ def take_from_rank_0(parameters: Iterable[Parameter], group: Group | None) -> No
     broadcast(parameters)
 
 
+def agree_and_broadcast(
+    owner: str, group: Group | None, facts: Mapping[str, Any], optimizer: Any, network: nn.Cell
+) -> None:
+    """Begin with equal facts, and with rank 0's Parameters; each rank then draws different random numbers."""
+    if group is not None:
+        agree(owner, group, facts)
+        take_from_rank_0(optimizer.parameters, group)
+        prepare_on_ranks(network, optimizer.parameters, group)
+
+
 def prepare_on_ranks(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
     """Set the network's untrained Parameters to rank 0's values, and make each rank draw different random numbers."""
     if group is not None:

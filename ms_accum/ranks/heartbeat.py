@@ -1,4 +1,4 @@
-"""What a launched rank and its launcher tell each other.
+"""What a launched rank and its launcher send to each other.
 
 A rank that waits too long for another ends with a MindSpore error that names no rank. So each rank writes its number of
 finished micro-batches to a file given by the launcher, and the launcher can name the late rank. A rank also records

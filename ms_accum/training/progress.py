@@ -13,9 +13,9 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
-from ..app.processes import COLUMNS
-from ..training.callbacks import UNKNOWN, callbacks_of
-from ..training.record import UpdateRecord
+from ..ranks.heartbeat import COLUMNS
+from .callbacks import UNKNOWN, callbacks_of
+from .record import UpdateRecord
 
 _LINES_IN_AN_EPOCH = 20  # few enough to be read
 _ROWS = 24  # of a terminal whose height is unknown

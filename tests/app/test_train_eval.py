@@ -607,7 +607,7 @@ def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("std::bad_alloc")
 
-    monkeypatch.setattr("ms_accum.training.running.Accumulating.add", fail)
+    monkeypatch.setattr("ms_accum.training.window._Accumulating.add", fail)
     assert train("--output_dir=out") == TRAINING
     message = one_line(capfd.readouterr().err)
     assert "use micro-batches of 16 and 'mini_steps' 8" in message and "--effective_batch 128" in message

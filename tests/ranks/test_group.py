@@ -26,6 +26,7 @@ from ms_accum.ranks import reduction
 from ms_accum.ranks.group import group_of
 from ms_accum.saving.checkpointer import StateFolder
 from ms_accum.training.data import Data, Position
+from ms_accum.training.state import RunState
 from reference import miss
 from runs import Run, numbers, stop_after
 
@@ -233,15 +234,16 @@ def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
     run = Run()
     with pytest.raises(Exception, match="state-00000001"):
         run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
-    found, parameters = StateFolder("test", tmp_path).newest(), run.model._ways.saved.parameters()
-    run.model._window._group = Group(0, 2)
+    state = RunState(run.model._network, run.model._window)
+    found, parameters = StateFolder("test", tmp_path).newest(), state.parameters()
+    run.model._window.group = Group(0, 2)
     with pytest.raises(
         CheckpointError,
         match="holds 2 micro-batches of an open window, which several ranks or a CoupledLoss can't continue",
     ):
-        run.model._ways.saved.put_back(found, parameters, 2, Data(numbers(), 2))
-    run.model._window._group = None
-    assert run.model._ways.saved.put_back(found, parameters, 2, Data(numbers())).batches == 2
+        state.restore(found, parameters, 2, Data(numbers(), 2))
+    run.model._window.group = None
+    assert state.restore(found, parameters, 2, Data(numbers())).batches == 2
 
 
 def test_counts_are_exact():
@@ -252,6 +254,7 @@ def test_counts_are_exact():
 def test_recorders_of_other_ranks_are_not_asked(monkeypatch):
     """What rank 1 of 2 says, without the other one."""
     monkeypatch.setattr("ms_accum.driver.is_first", lambda group: False)
+    monkeypatch.setattr("ms_accum.training.run.is_first", lambda group: False)
     recorder = Recorder()
     run = Run()
     run.model.train_process(1, numbers([8] * 3), 3, report=(recorder,), ckpt_path="model.ckpt")

@@ -296,4 +296,4 @@ def test_a_unit_is_a_power_of_two_near_the_first_weight(weight, unit):
 def test_a_group_of_one_is_a_process_alone():
     optimizer = nn.SGD(program.network_of().trainable_params(), 0.1)
     update = TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=Group(0, 1))
-    assert update.boundary.sums is None
+    assert update.window.boundary.sums is None

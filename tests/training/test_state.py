@@ -82,7 +82,7 @@ def test_a_resumed_run_is_the_same(name, allow, tmp_path):
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
 def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
     expected = run(MAKE[name])
-    monkeypatch.setattr(state, "_held_by", lambda optimizer: optimizer.get_parameters())
+    monkeypatch.setattr(state, "_parameters_of", lambda optimizer: optimizer.get_parameters())
     run(MAKE[name], tmp_path, stop=5)
     assert run(MAKE[name], tmp_path)[:2] != expected[:2]
 

@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from helpers import cross_entropy, mutate
 from ms_accum import freeze_batch_norm, replace_dropout, verify
 from ms_accum.loss.objective import Weight
-from ms_accum.training.verification import _sizes, _Trial
+from ms_accum.verification import _sizes, _Trial
 
 pytestmark = pytest.mark.host
 CLASSES = 3

@@ -12,19 +12,19 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from .. import _check
-from ..driver import GradientAccumulation
-from ..engine.coupled import CoupledLoss
-from ..layers.batch_norm import takes_statistics
-from ..layers.dropout import CountedDropout
-from ..loss.additivity import numbers_rows
-from ..loss.first_micro_batch import one_line
-from ..loss.gradients import WithLoss
-from ..loss.known_losses import loss_reduction, runnable
-from ..network.generators import random_layers
-from ..network.parameters import as_array
-from ..network.restoring import restoring, synchronously
-from .record import UpdateRecord
+from . import _check
+from .driver import GradientAccumulation
+from .engine.coupled import CoupledLoss
+from .layers.batch_norm import takes_statistics
+from .layers.dropout import CountedDropout
+from .loss.additivity import numbers_rows
+from .loss.first_micro_batch import one_line
+from .loss.gradients import WithLoss
+from .loss.known_losses import loss_reduction, runnable
+from .network.generators import random_layers
+from .network.parameters import as_array
+from .network.restoring import restoring, synchronously
+from .training.record import UpdateRecord
 
 _OWNER = "verify"
 _SHOWN = 8
