@@ -159,7 +159,7 @@ class Accumulator:
             # By index: MindSpore warns about a result that a graph takes and does not use.
             filtered = window.window.skips(grads, None, weight)
             grads, weight = filtered[0], None if weight is None else weight * filtered[1]
-        return window.add(grads, weight)[1]
+        return window.add(grads, weight)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""

@@ -184,8 +184,7 @@ class AccumulatedTrainStep(nn.Cell):
         now = self.left[0] - 1
         ops.assign(self.left[0], now)
         sums = self.loss_sums[0] + ops.stack((term, counted, weight))
-        added = window.add(grads, counted if self.mean else None, now == 0, sums)
-        ended, sums = added[0], added[2]
+        ended, sums = window.add_with(sums, grads, counted if self.mean else None, now == 0)
         ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
         if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
             ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))

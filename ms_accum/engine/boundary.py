@@ -42,7 +42,8 @@ class Boundary:
         self.skips = collaborators.skips if in_place else None
         self.after = collaborators.after
         self.sums = collaborators.summing.at_the_end
-        self.in_place = in_place and (self.sums is None or self.sums.in_place)
+        in_place = in_place and (self.sums is None or self.sums.in_place)
+        self.multiply = tree.multiply_in_place if in_place else tree.multiply
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
         used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
@@ -136,6 +137,5 @@ class Boundary:
             divisor = scale if divisor is None else scale * divisor
         if divisor is not None:
             # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
-            multiply = tree.multiply_in_place if self.in_place else tree.multiply
-            gradients = multiply(grad_sum, 1.0 / divisor)
+            gradients = self.multiply(grad_sum, 1.0 / divisor)
         return tree.cast_like(gradients, self.parameters)

@@ -136,42 +136,58 @@ class GraphWindow:
         self._end_compiled = _end_of(self)
         self._take_part_compiled = _take_part_of(self)
 
-    def add(self, gradients: Any, weight: Any = None, last: Any = None, figures: Any = None) -> Any:
-        """Add a micro-batch; end the window if it is full, or if `last` is true.
+    def add(self, gradients: Any, weight: Any = None) -> Any:
+        """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
+        if not self.window.has_sums:
+            return self._closed_at_once(gradients, weight, None)
+        updated = Tensor(False)
+        if self.window.boundary.touch(self._added(gradients, weight, None)):
+            updated = self.end()
+        ops.assign(self.updated, updated)
+        return updated
+
+    def add_with(self, figures: Any, gradients: Any, weight: Any, last: Any) -> Any:
+        """Do so with figures to sum over the ranks, and end the window also if `last` is true.
 
         Returns:
-            tuple[Tensor], whether the window ended, whether the parameters were updated, and `figures`, summed over the
-            ranks if it ended.
+            tuple[Tensor], whether the window ended, and the figures, summed if it ended.
         """
         if not self.window.has_sums:
-            closed = self._closed(gradients, None if weight is None else ops.cast(weight, ms.float32), figures)
-            return Tensor(True), closed[0], closed[1]
+            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, figures)), figures
+        updated = Tensor(False)
         ends = self._added(gradients, weight, last)
-        updated, figures = self._ended_if(ends) if figures is None else self._ended_with(ends, figures)
+        if self.window.boundary.touch(ends):
+            updated, figures = self.end_with(figures)
         ops.assign(self.updated, updated)
-        return ends, updated, figures
+        return ends, figures
 
-    def _ended_if(self, ends: Any) -> Any:
-        """End the window on a condition. Without figures: MindSpore's strict graphs lose a None after an if."""
-        updated = Tensor(False)
-        if self.window.boundary.touch(ends):
-            updated = self.end()[0]
-        return updated, None
+    # A tuple with a None in a branch writes into the memory of others on MindSpore's CPU, so there are two of each.
 
-    def _ended_with(self, ends: Any, figures: Any) -> Any:
-        """End the window on a condition, with figures."""
-        updated = Tensor(False)
-        if self.window.boundary.touch(ends):
-            updated, figures = self.end(figures)
-        return updated, figures
+    def end(self) -> Any:
+        """End the window and begin the next; return whether the parameters were updated."""
+        updated = self._counted(self.window.close(None, self._sent()))
+        self._begin_next()
+        return updated
 
-    def end(self, figures: Any = None) -> Any:
-        """End the window and begin the next; return whether the parameters were updated, and the sum of `figures`."""
-        closed = self._closed(None, None, figures)
+    def end_with(self, figures: Any) -> Any:
+        """Do so with figures; also return their sums over the ranks."""
+        closed = self.window.close(figures, self._sent())
+        updated = self._counted(closed)
+        self._begin_next()
+        return updated, closed[2]
+
+    def _closed_at_once(self, gradients: Any, weight: Any, figures: Any) -> Any:
+        """End a window of one micro-batch, which has no accumulators."""
+        weight = None if weight is None else ops.cast(weight, ms.float32)
+        return self._counted(self.window.close_at_once(gradients, weight, figures))
+
+    def _sent(self) -> Any:
+        return None if self.notes is None else self.notes.sent(self.micro_batches)
+
+    def _begin_next(self) -> None:
         self._clear()
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
-        return closed
 
     def _added(self, gradients: Any, weight: Any, last: Any) -> Any:
         """Add a micro-batch; return whether the window ends with it."""
@@ -191,42 +207,36 @@ class GraphWindow:
         ops.assign_add(self.micro_batches, ops.cast(others[0][0] > 0, ms.int32))
         return others[0][0], others[0][1]
 
-    def _closed(self, gradients: Any, weight: Any, figures: Any) -> Any:
-        """End the window and count it."""
-        notes = None if self.notes is None else self.notes.sent(self.micro_batches)
-        if gradients is None:
-            closed = self.window.close(figures, notes)
-        else:
-            closed = self.window.close_at_once(gradients, weight, figures, notes)
-        if self.notes is None:
-            self._count(closed[0], closed[1], None)
-        else:
-            self._count(closed[0], closed[1], closed[3][0] > 0)
-            ops.assign(self.notes.sums, closed[3])
-        return closed[0], closed[2]
-
-    def _count(self, updated: Any, norm: Any, ended: Any) -> None:
-        """Count a window that has ended; with several ranks `ended` is whether any of them held micro-batches."""
+    def _counted(self, closed: Any) -> Any:
+        """Count a window that has ended; return whether the parameters were updated."""
+        updated, norm = closed[0], closed[1]
         skipped, now = ops.logical_not(updated), updated
-        if ended is not None:
+        if self.notes is not None:
+            ended = closed[3][0] > 0  # with several ranks: whether any of them held micro-batches
+            ops.assign(self.notes.sums, closed[3])
             norm, skipped = ops.where(ended, norm, self.grad_norm), ops.logical_and(ended, skipped)
             now = ops.logical_or(updated, ops.logical_and(self.updated, ops.logical_not(ended)))
         ops.assign(self.grad_norm, norm)
         ops.assign(self.updated, now)
         ops.assign_add(self.updates, ops.cast(updated, ms.int32))
         ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))
+        return updated
 
     def take_part(self, figures: Any) -> Any:
         """Add zeros to the other ranks' micro-batch; return whether there was one, and whether it updated."""
         counted = self._added_together(self.window.zeros(), None, 0.0, ops.zeros((), ms.float32))
         updated = Tensor(False)
         if self.window.boundary.touch(counted[1] > 0):
-            updated = self.end(figures)[0]
+            updated = self.end() if figures is None else self.end_with(figures)[0]
         return counted[0] > 0, updated
 
     def _clear(self) -> None:
         self.window.clear()
         ops.assign(self.micro_batches, Tensor(0, ms.int32))
+
+    def ended(self, figures: Any) -> Any:
+        """End the window, with figures or without; return whether the parameters were updated."""
+        return self.end() if figures is None else self.end_with(figures)[0]
 
     # What follows is for the host.
 
@@ -279,7 +289,7 @@ class GraphWindow:
         In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
         one any more.
         """
-        return bool(self.end(figures)[0] if self.outside.called else self._end_compiled(figures))
+        return bool((self.ended if self.outside.called else self._end_compiled)(figures))
 
     def _take_part_now(self, figures: Any) -> bool:
         """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
@@ -338,7 +348,7 @@ _COUNTERS = ("updates", "skipped", "updated", "grad_norm")
 def _end_of(window: GraphWindow) -> Any:
     @ms.jit
     def end(figures: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
-        return window.end(figures)[0]
+        return window.ended(figures)
 
     return end
 

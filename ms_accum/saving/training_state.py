@@ -18,8 +18,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import _check
-from ..network.generators import is_random_state, random_layers, random_state, set_random_state
-from ..network.parameters import as_array
 from .model_file import (
     COUNT,
     CheckpointError,
@@ -56,6 +54,8 @@ def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any], *, writes: 
 
     With ``writes=False``, on a rank that does not write it, only what is gathered from all ranks is read.
     """
+    from ..network.generators import random_state
+    from ..network.parameters import as_array
 
     arrays = {}
     for name, parameter in parameters.items():
@@ -88,6 +88,9 @@ def restore(
     """
     from mindspore import Tensor, ops
 
+    from ..network.generators import set_random_state
+    from ..network.parameters import as_array
+
     on_one_side = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
     left_out = {leave_out, *on_one_side.intersection(optional)}
     arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in left_out}
@@ -107,6 +110,7 @@ def restore(
 
 def warn_about_random_layers(network: nn.Cell) -> None:
     """Warn, once for a resumed network, that the state of its random layers is not accessible in MindSpore."""
+    from ..network.generators import random_layers
 
     names = random_layers(network)
     if names:
@@ -198,6 +202,7 @@ _NUMBER = (float, COUNT)
 
 
 def _is_random_state(value: Any) -> bool:
+    from ..network.generators import is_random_state
 
     return is_random_state(value)
 
