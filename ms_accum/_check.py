@@ -72,7 +72,7 @@ def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
     warnings.warn(text, kind, stacklevel=level)
 
 
-def refuse(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
+def raise_invalid(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:
     """Raise `error` with a message in the form that all errors of this package have."""
     message = f"For '{owner}', '{name}' must be {rule}, but got {value}."
     raise error(f"{message} {remedy}".rstrip())
@@ -84,9 +84,9 @@ class Argument(NamedTuple):
     owner: str
     name: str
 
-    def refuse(self, error: type[Exception], rule: str, value: Any, remedy: str = "") -> NoReturn:
+    def raise_invalid(self, error: type[Exception], rule: str, value: Any, remedy: str = "") -> NoReturn:
         """Raise an error about this argument."""
-        refuse(error, *self, rule, value, remedy)
+        raise_invalid(error, *self, rule, value, remedy)
 
 
 TRAIN = Argument("train_process", "train_dataset")
@@ -105,33 +105,33 @@ def count(owner: str, name: str, value: Any) -> int:
 
 def _int_from(low: int, owner: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        refuse(TypeError, owner, name, f"an int >= {low}", f"{value!r} ({type(value).__name__})")
+        raise_invalid(TypeError, owner, name, f"an int >= {low}", f"{value!r} ({type(value).__name__})")
     if value < low:
-        refuse(ValueError, owner, name, f"an int >= {low}", value)
+        raise_invalid(ValueError, owner, name, f"an int >= {low}", value)
     return int(value)
 
 
 def positive_number(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or raise an error if it is not a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        refuse(TypeError, owner, name, "a number > 0", f"{value!r} ({type(value).__name__})")
+        raise_invalid(TypeError, owner, name, "a number > 0", f"{value!r} ({type(value).__name__})")
     value = float(value)
     if not (math.isfinite(value) and value > 0):
-        refuse(ValueError, owner, name, "a finite number > 0", value)
+        raise_invalid(ValueError, owner, name, "a finite number > 0", value)
     return value
 
 
 def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return `value`, or raise an error if it is not one of `choices`."""
     if value not in choices:
-        refuse(ValueError, owner, name, "one of " + ", ".join(map(repr, choices)), repr(value))
+        raise_invalid(ValueError, owner, name, "one of " + ", ".join(map(repr, choices)), repr(value))
     return value
 
 
 def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], rule: str) -> Any:
     """Return `value`, or raise an error if it is not a `kind`; `rule` describes the kind in words."""
     if not isinstance(value, kind):
-        refuse(TypeError, owner, name, rule, type(value).__name__)
+        raise_invalid(TypeError, owner, name, rule, type(value).__name__)
     return value
 
 

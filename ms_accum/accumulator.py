@@ -43,8 +43,8 @@ class Accumulator:
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
-            other Parameters and draw different random numbers, and for a frozen part with layers of its own kind, such
-            as convolutions. Default: ``None``.
+            other Parameters and draw different random numbers, and for sparse gradients that the optimizer treats in
+            another way than dense ones. Default: ``None``.
         group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
             ``None`` for this process alone. With ``"sum"`` divide the loss by the micro-batches of all ranks.
             Default: ``"auto"``.
@@ -57,6 +57,9 @@ class Accumulator:
         nonfinite (str): ``"skip_window"`` skips a window whose gradient is not finite; ``"skip_micro"`` leaves out only
             the micro-batch, with its weight. Default: ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+
+    The counters are numbers for the host. Inside the compiled step read the Parameters of `window` instead, such as
+    ``accumulator.window.updates``: a number would stay as it was when the step was compiled.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the order of ``optimizer.parameters``.
@@ -135,7 +138,7 @@ class Accumulator:
         if collaborators.group is not None:
             if network is None:
                 rule = "given with several ranks, which compare its Parameters and draw different random numbers"
-                _check.refuse(ValueError, _OWNER, "network", rule, None)
+                _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
             settings = {"'accumulate_step'": sizes.settings, "'clip_norm'": clip_norm, "'reduction'": reduction}
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
             facts = {**settings, **collaborators.equal_on_ranks}

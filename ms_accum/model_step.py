@@ -373,7 +373,7 @@ class _AverageInEvaluations:
 def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
     """Return the network and its loss function, None if it returns the loss itself."""
     if isinstance(steps, nn.Optimizer):  # as for the driver: network, loss, optimizer
-        _check.refuse(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
+        _check.raise_invalid(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
     network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
     return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn
 
@@ -548,5 +548,5 @@ def step_of(args: Any) -> AccumulatedTrainStep:
     if not alone:
         got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
         remedy = "Use Model(AccumulatedTrainStep(...)) without loss_fn and optimizer; the driver needs no FlushTail."
-        _check.refuse(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
+        _check.raise_invalid(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
     return found[0]

@@ -124,10 +124,10 @@ def verify(
     rows = columns[0].shape[0]
     if any(column.shape[0] != rows for column in columns):
         rule = "columns with the same number of rows"
-        _check.refuse(ValueError, _OWNER, "batch", rule, sorted({column.shape[0] for column in columns}))
+        _check.raise_invalid(ValueError, _OWNER, "batch", rule, sorted({column.shape[0] for column in columns}))
     if steps < 2 or rows < 2 * steps - 1:
         rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
-        _check.refuse(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
+        _check.raise_invalid(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
     sizes = _sizes(rows, steps)
     ends = list(accumulate(sizes))
     pieces = [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, ends)]

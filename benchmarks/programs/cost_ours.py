@@ -12,8 +12,10 @@ from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
 from ms_accum import Ema, NoiseScale
-from ms_accum.engine.cells import runner_of
-from ms_accum.training.running import TOGETHER, Accumulating
+from ms_accum.engine.collaborators import resolve
+from ms_accum.engine.window import new_window
+from ms_accum.network.state import unique_name
+from ms_accum.training.window import TOGETHER, _Accumulating
 
 _ADD = ops.HyperMap()
 # What users may add to the driver, and how many windows are run with it in a call: `NoiseScale` looks at one of 25.
@@ -65,7 +67,7 @@ class AddUp(nn.Cell):
 class While(nn.Cell):
     """A whole window of stacked micro-batches in one graph, with the Cells of ours inside."""
 
-    def __init__(self, windows: Accumulating):
+    def __init__(self, windows: _Accumulating):
         super().__init__(auto_prefix=False)
         self.add, self.optim, self.clear = windows._forward_backward, windows._optim, windows._clear
 
@@ -84,11 +86,11 @@ class Windows:
     """Our Cells, called in several ways; each returns the last loss.
 
     Args:
-        ours (Accumulating): the Cells.
+        ours (_Accumulating): the Cells.
         data (list[tuple]): the micro-batches of a window.
     """
 
-    def __init__(self, ours: Accumulating, data: list[tuple]):
+    def __init__(self, ours: _Accumulating, data: list[tuple]):
         self._ours, self._data = ours, data
         # As the driver has them: those of a full window add up to 1.
         self._one, self._weight = (Tensor(1 / count, ms.float32) for count in (1, len(data)))
@@ -118,8 +120,15 @@ class Windows:
         return self._ended(loss)
 
     def _ended(self, loss: Any) -> Any:
-        self._ours.end(weights=1)
+        self._ours.finish()
+        self._ours.end(None, 1)
         return loss
+
+
+def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> _Accumulating:
+    """Return the Cells of the driver around a window of their own."""
+    collaborators = resolve("cost", optimizer, forward, weighted=True)
+    return _Accumulating(forward, new_window(unique_name("cost"), collaborators, weighs_loss=True), wait=True)
 
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
@@ -129,8 +138,8 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     forward = nn.WithLossCell(trained, networks_ms.loss())
     data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))
     train = driver(trained, optimizer).train_process
-    ours, looped = (runner_of(forward, optimizer, "mean", None) for _ in range(2))
-    returned, add_up, one_graph = Returned(forward, optimizer), AddUp(ours._optim.grad_sum), While(looped)
+    ours, looped = (_accumulating(forward, optimizer) for _ in range(2))
+    returned, add_up, one_graph = Returned(forward, optimizer), AddUp(ours._window.grad_sum), While(looped)
     stacked = [*(ops.stack(column) for column in zip(*data)), Tensor(1.0, ms.float32)]
     plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
     windows = Windows(ours, data)

@@ -27,10 +27,10 @@ def from_text(text: str) -> int | None:
 def amount(owner: str, name: str, value: Any) -> int:
     """Convert an int or a text to bytes; raise an error if it is not an amount of memory."""
     if isinstance(value, bool) or not isinstance(value, (Integral, str)):
-        _check.refuse(TypeError, owner, name, RULE, f"{value!r} ({type(value).__name__})")
+        _check.raise_invalid(TypeError, owner, name, RULE, f"{value!r} ({type(value).__name__})")
     size = from_text(value) if isinstance(value, str) else int(value)
     if size is None or size < 1:
-        _check.refuse(ValueError, owner, name, RULE, repr(value))
+        _check.raise_invalid(ValueError, owner, name, RULE, repr(value))
     return size
 
 

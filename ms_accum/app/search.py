@@ -130,7 +130,7 @@ def find_micro_batch_size(
     """
     owner = "find_micro_batch_size"
     if not callable(trial):
-        _check.refuse(TypeError, owner, "trial", "a function of the rows", type(trial).__name__)
+        _check.raise_invalid(TypeError, owner, "trial", "a function of the rows", type(trial).__name__)
     rows = _check.positive_int(owner, "effective_batch", effective_batch)
     if is_launched():  # otherwise all ranks would run trials at once, in the same memory
         raise RuntimeError(f"For '{owner}', there must be a single process. Run it once, and give its result to all.")
@@ -139,7 +139,7 @@ def find_micro_batch_size(
     by_speed = _check.one_of(owner, "prefer", prefer, (SPEED, MEMORY)) == SPEED
     if memory_budget is None and on_host():
         rule = "given on CPU, where a process could use all memory of the machine"
-        _check.refuse(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
+        _check.raise_invalid(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
     budget = None if memory_budget is None else amounts.amount(owner, "memory_budget", memory_budget)
     limit = None if budget is None else int(budget * (1 - _MARGIN))
     if by_speed:
@@ -161,7 +161,7 @@ def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: int | 
     if smallest.peak is not None:
         needed = amounts.short(int(smallest.peak / (1 - _MARGIN)))
     rule = f"{'at least' if smallest.fits else 'above'} {needed}, which training with a micro-batch of 1 row needs"
-    _check.refuse(ValueError, owner, "memory_budget", rule, None if budget is None else amounts.short(budget))
+    _check.raise_invalid(ValueError, owner, "memory_budget", rule, None if budget is None else amounts.short(budget))
 
 
 # The largest that fits
@@ -253,7 +253,7 @@ def _time_sizes(owner: str, trial: Callable, candidates: list[int], limit: int |
         if took is None:
             rule = "a function that returns a function, which trains the window once more"
             remedy = "Return one, or use prefer='memory'."
-            _check.refuse(TypeError, owner, "trial", rule, f"one that returns {peak}", remedy)
+            _check.raise_invalid(TypeError, owner, "trial", rule, f"one that returns {peak}", remedy)
         seconds[size] = min(took, seconds.get(size, took))
         peaks.setdefault(size, peak)  # of the first pass: the second pass begins with the largest size
     trials = [Trial(size, peaks[size], limit is None or peaks[size] <= limit, seconds[size]) for size in peaks]

@@ -126,7 +126,7 @@ def run_apart(owner: str, work: Callable[[Callable], None], sizes: Sequence[int]
             process.start()
         except Exception as error:  # Python versions raise different errors for what can't be pickled
             rule = "a function at a module's top level, which a new process can import"
-            _check.refuse(TypeError, owner, "trial", rule, f"one that can't be sent to it ({error})")
+            _check.raise_invalid(TypeError, owner, "trial", rule, f"one that can't be sent to it ({error})")
         sender.close()
         try:
             while True:

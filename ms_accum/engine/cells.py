@@ -149,6 +149,8 @@ class TrainOptim(nn.Cell):
     Inputs:
         - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication. With a
           dynamic `loss_scale` the first is the sum of the losses: if it is not finite, the scale is not lowered.
+        - **divides** (bool, optional) - whether to divide by the sum of the weights; False if they add up to 1.
+          Default: ``True``.
 
     Outputs:
         tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `figures` if given.
@@ -209,6 +211,10 @@ class TrainClear(nn.Cell):
         zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
         nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
+
+    Inputs:
+        - **finite** (bool, optional) - whether all accumulators are finite, as after an update: these are cleared
+          without another tensor of zeros. Default: ``False``.
 
     Outputs:
         bool, True.
@@ -310,4 +316,4 @@ def _check_accumulators(collaborators: Collaborators, grad_sum: Any, sync_every_
     for name, value in settings.items():
         if known[name] != value:
             rule = f"{known[name]}, as in the other Cell with this 'grad_sum'"
-            _check.refuse(ValueError, owner, name, rule, value, "Otherwise use separate accumulators.")
+            _check.raise_invalid(ValueError, owner, name, rule, value, "Otherwise use separate accumulators.")

@@ -79,7 +79,7 @@ class CoupledLoss(nn.Cell):
     def __init__(self, loss_fn: Callable, columns: int = 1):
         super().__init__(auto_prefix=False)
         if not callable(loss_fn) or isinstance(loss_fn, CoupledLoss):
-            _check.refuse(TypeError, _OWNER, "loss_fn", "a Cell or a function", type(loss_fn).__name__)
+            _check.raise_invalid(TypeError, _OWNER, "loss_fn", "a Cell or a function", type(loss_fn).__name__)
         if ms.get_context("mode") == ms.GRAPH_MODE:
             check_compiles(loss_fn, owner=_OWNER)
         self.loss_fn = loss_fn
@@ -186,15 +186,17 @@ def objective_of(
     if not isinstance(loss_fn, CoupledLoss):
         return Objective(owner, network, loss_fn, reduction, weight, check, group)
     if weight is not None:
-        _check.refuse(ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another")
+        _check.raise_invalid(
+            ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another"
+        )
     if reduction != "mean":
         remedy = "The loss of a window is computed once, and nothing is divided."
-        _check.refuse(ValueError, owner, "reduction", "'mean' with a CoupledLoss", repr(reduction), remedy)
+        _check.raise_invalid(ValueError, owner, "reduction", "'mean' with a CoupledLoss", repr(reduction), remedy)
     random = random_layers(network)
     if random:
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
-        _check.refuse(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
+        _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
     return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, of_window=True)
 
 
@@ -212,7 +214,7 @@ def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Pa
         found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
         if any(id(each) in known for each in found):
             rule = "a Cell that contains the parameters which it trains"
-            _check.refuse(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
+            _check.raise_invalid(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
     return []
 
 

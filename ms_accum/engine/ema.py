@@ -55,11 +55,11 @@ class Ema:
     def __init__(self, decay: float, warm_up: int = 0):
         rule = "a number >= 0 and < 1"
         if isinstance(decay, bool) or not isinstance(decay, (int, float)):
-            _check.refuse(TypeError, _OWNER, "decay", rule, repr(decay))
+            _check.raise_invalid(TypeError, _OWNER, "decay", rule, repr(decay))
         if not 0 <= decay < 1:
-            _check.refuse(ValueError, _OWNER, "decay", rule, decay)
+            _check.raise_invalid(ValueError, _OWNER, "decay", rule, decay)
         if type(warm_up) is not int or warm_up < 0:
-            _check.refuse(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
+            _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
         self.decay, self.warm_up = float(decay), warm_up
         self._weights: tuple = ()
         self._averages: tuple = ()
@@ -74,7 +74,7 @@ class Ema:
         if [*map(id, parameters)] == [*map(id, self._weights)]:
             return
         if self._averages:
-            _check.refuse(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
+            _check.raise_invalid(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
         self._weights = tuple(parameters)
         self._averages = tuple(
             Parameter(

@@ -35,7 +35,7 @@ class Sizes:
     def _checked(self, given: Mapping) -> list[tuple[int, int]]:
         """Return the first update of each size, and the size, in order."""
         if not given or not all(type(first) is int and first >= 0 for first in given) or 0 not in given:
-            self._argument.refuse(ValueError, _RULE, dict(given))
+            self._argument.raise_invalid(ValueError, _RULE, dict(given))
         return [(first, self._size(given[first])) for first in sorted(given)]
 
     def _size(self, value: Any) -> int:
@@ -82,7 +82,7 @@ def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> di
     named = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
     first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in named.items())
     if last < first:
-        _check.refuse(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
+        _check.raise_invalid(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
     sizes, size, update, seen = {0: first}, first, 0, 0
     while size < last:
         update, seen = update + 1, seen + size * rows
@@ -170,12 +170,12 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     for column in columns:
         if not hasattr(column, "shape"):
             remedy = "Give its values: tuple(batch.values())." if isinstance(batch, Mapping) else ""
-            argument.refuse(TypeError, "tensors or arrays", type(column).__name__, remedy)
+            argument.raise_invalid(TypeError, "tensors or arrays", type(column).__name__, remedy)
         if not column.shape:
-            argument.refuse(ValueError, "tensors with one row per sample", "one that is a single number")
+            argument.raise_invalid(ValueError, "tensors with one row per sample", "one that is a single number")
     rows = {column.shape[0] for column in columns}
     if len(rows) != 1:
-        argument.refuse(ValueError, "tensors with the same number of rows", sorted(rows) or "none")
+        argument.raise_invalid(ValueError, "tensors with the same number of rows", sorted(rows) or "none")
     starts = range(0, rows.pop(), size)
     return (tuple(column[start : start + size] for column in columns) for start in starts)
 

@@ -57,5 +57,5 @@ def check_network(owner: str, network: nn.Cell) -> None:
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
         remedy = "Give it to GradientAccumulation as 'loss_fn'."
-        _check.refuse(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
+        _check.raise_invalid(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
     check_gradient(owner, network)

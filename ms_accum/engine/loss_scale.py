@@ -89,7 +89,7 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
     except (TypeError, RuntimeError):
         here = ms.get_context("device_target")
         remedy = "Use O1 to O3, which compute in float16."
-        _check.refuse(
+        _check.raise_invalid(
             ValueError,
             owner,
             "amp",
@@ -141,7 +141,7 @@ def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScal
     its_own = own_scale(optimizer)
     if its_own != 1.0:
         remedy = "It divides by that scale itself: give the loss scale to one of the two only."
-        _check.refuse(
+        _check.raise_invalid(
             ValueError, owner, "loss_scale", f"None for an optimizer with loss_scale={its_own:g}", given, remedy
         )
     if isinstance(given, DynamicScale):
@@ -168,7 +168,7 @@ def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
         scale.optimizer = weakref.ref(optimizer)
     elif scale.optimizer() is not optimizer:
         rule = "a separate one for each optimizer"
-        _check.refuse(ValueError, owner, "loss_scale", rule, "one that another optimizer uses")
+        _check.raise_invalid(ValueError, owner, "loss_scale", rule, "one that another optimizer uses")
     return scale
 
 
@@ -182,5 +182,5 @@ def _new(owner: str, given: Any) -> DynamicScale:
         first = float(given.get_loss_scale())
         value = state(f"{name}.value", first, ms.float32)
     if not (math.isfinite(first) and first >= 1):
-        _check.refuse(ValueError, owner, "loss_scale", "finite and >= 1", first)
+        _check.raise_invalid(ValueError, owner, "loss_scale", "finite and >= 1", first)
     return DynamicScale(value, state(f"{name}.good", 0, ms.int32), given.scale_factor, given.scale_window)

@@ -56,7 +56,7 @@ class NoiseScale(Callback):
     def __init__(self, every: int = 25, decay: float = 0.95):
         self._every = _check.positive_int(_OWNER, "every", every)
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-            _check.refuse(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
+            _check.raise_invalid(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
         self._decay = float(decay)
         self._windows = self._rows = self._seen = 0
         self._left_out = 0  # by the observed `Accumulator`, at its last micro-batch inside a window
@@ -165,7 +165,9 @@ class NoiseScale(Callback):
         steps = [cell for cell in cells if type(cell).__name__ == "AccumulatedTrainStep"]  # its module imports this one
         if not steps:
             remedy = "Give it to the driver as 'noise_scale'."
-            _check.refuse(TypeError, _OWNER, "network", "an AccumulatedTrainStep of Model", "another one", remedy)
+            _check.raise_invalid(
+                TypeError, _OWNER, "network", "an AccumulatedTrainStep of Model", "another one", remedy
+            )
         self.observe(steps[0], args["train_dataset_element"][0].shape[0])
 
 

@@ -97,7 +97,9 @@ def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]
     """Raise an error for "skip_micro" with sparse gradients, which MindSpore can't compile."""
     if skips is not None and any(map(tree.gives_rows, networks)):
         remedy = "Use nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
-        _check.refuse(ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy)
+        _check.raise_invalid(
+            ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy
+        )
 
 
 def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
@@ -108,5 +110,5 @@ def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
     if in_graph and policy == RAISE:
         choices = f"'{SKIP_WINDOW}' or '{SKIP_MICRO}'"
         remedy = "A compiled step can't raise an error: read 'skipped' after the step, and raise it yourself."
-        _check.refuse(ValueError, owner, "nonfinite", choices, repr(given), remedy)
+        _check.raise_invalid(ValueError, owner, "nonfinite", choices, repr(given), remedy)
     return policy

@@ -87,7 +87,7 @@ def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
         if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
             rule = "without a BatchNorm1d of one channel"
             remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
-            _check.refuse(ValueError, owner, "network", rule, f"'{name}'", remedy)
+            _check.raise_invalid(ValueError, owner, "network", rule, f"'{name}'", remedy)
     if not replaced(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
         _raise_without(owner, network)
     return network
@@ -150,7 +150,7 @@ def _check_contains(owner: str, network: Any, remedy: str) -> None:
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if _is_batch_norm(network):
         rule = "one that contains BatchNorm layers"
-        _check.refuse(TypeError, owner, "network", rule, type(network).__name__, remedy)
+        _check.raise_invalid(TypeError, owner, "network", rule, type(network).__name__, remedy)
 
 
 def _is_batch_norm(cell: Any) -> bool:
@@ -159,7 +159,9 @@ def _is_batch_norm(cell: Any) -> bool:
 
 def _raise_without(owner: str, network: nn.Cell) -> NoReturn:
     rule = "one with BatchNorm layers of mindspore.nn"
-    _check.refuse(ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call.")
+    _check.raise_invalid(
+        ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
+    )
 
 
 # Running statistics of the large batch

@@ -143,7 +143,9 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if isinstance(network, _KINDS):
         remedy = "Make a CountedDropout instead."
-        _check.refuse(TypeError, owner, "network", "one that contains Dropout layers", type(network).__name__, remedy)
+        _check.raise_invalid(
+            TypeError, owner, "network", "one that contains Dropout layers", type(network).__name__, remedy
+        )
     if seed is None:
         seed = ms.get_seed() or 0
     seed = int(_number_below(2**63, owner, "seed", seed))
@@ -155,7 +157,7 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
 
     if not replaced(network, lambda cell: isinstance(cell, _KINDS), counted):
         rule = "one with nn.Dropout or mint.nn.Dropout layers that are not yet replaced"
-        _check.refuse(
+        _check.raise_invalid(
             ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
         )
     return network
@@ -217,7 +219,7 @@ def _number_below(limit: int, owner: str, name: str, value: Any, kind: Any = Int
     """Return a number >= 0 and below the limit, or raise an error."""
     rule = f"{'an int' if kind is Integral else 'a number'} >= 0 and < {limit}"
     if isinstance(value, bool) or not isinstance(value, kind):
-        _check.refuse(TypeError, owner, name, rule, f"{value!r} ({type(value).__name__})")
+        _check.raise_invalid(TypeError, owner, name, rule, f"{value!r} ({type(value).__name__})")
     if not 0 <= value < limit:
-        _check.refuse(ValueError, owner, name, rule, value)
+        _check.raise_invalid(ValueError, owner, name, rule, value)
     return value

@@ -112,7 +112,7 @@ class ColumnsCheck:
         if len(micro_batch) not in self._allowed:
             number = f"{self._allowed.start} or more" if self._allowed.stop == _MANY else self._allowed.start
             rule = f"one that yields {number} columns: the data, and what 'loss_fn' takes in addition to the output"
-            data.refuse(ValueError, rule, f"{len(micro_batch)}: {_shown(micro_batch)}")
+            data.raise_invalid(ValueError, rule, f"{len(micro_batch)}: {_shown(micro_batch)}")
 
     def _has_class_per_row(self, trial: _Trial, columns: tuple) -> bool:
         """Return whether the network has the same number of classes and rows, for a loss that takes class numbers."""
@@ -130,7 +130,7 @@ class ColumnsCheck:
         if wrong is not None:
             classes = output.shape[1]
             rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
-            data.refuse(ValueError, rule, wrong, "Should this be the loss's 'ignore_index'?")
+            data.raise_invalid(ValueError, rule, wrong, "Should this be the loss's 'ignore_index'?")
 
     def _wrong_label(self, output: Any, micro_batch: tuple) -> int | None:
         """Return a label that is not one of the network's classes, for which losses on CPU return inf; else None."""
@@ -263,7 +263,7 @@ def _raise(
     rule = f"one whose columns {origin} accepts"
     if output is not None:
         rule += f" with the network's output, {_shown(output)}"
-    data.refuse(ValueError, rule, _shown(micro_batch), f"{remedy} {one_line(error)}".strip())
+    data.raise_invalid(ValueError, rule, _shown(micro_batch), f"{remedy} {one_line(error)}".strip())
 
 
 def _shown(value: Any) -> str:
@@ -284,7 +284,7 @@ def check_row_numbers(data: _check.Argument, micro_batch: tuple) -> None:
     highest = _highest_class(micro_batch[1:])
     if highest >= rows:
         rule = f"one whose labels are numbers of rows of the micro-batch, from 0 to {rows - 1}"
-        data.refuse(ValueError, rule, highest, "The loss compares the rows of a batch: use CoupledLoss.")
+        data.raise_invalid(ValueError, rule, highest, "The loss compares the rows of a batch: use CoupledLoss.")
 
 
 def _highest_class(labels: tuple) -> int:
@@ -308,7 +308,7 @@ def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_proc
     except (OSError, SyntaxError, IndexError):
         statement = ast.Pass()
     if not isinstance(getattr(statement, "value", None), ast.Lambda):
-        _check.refuse(
+        _check.raise_invalid(
             ValueError,
             owner,
             name,

@@ -252,7 +252,7 @@ def check_reduction(owner: str, loss_fn: Any, reduction: str) -> str | None:
     """Return `loss_reduction`; raise an error if the loss does not match `reduction`."""
     own = loss_reduction(loss_fn)
     if own == "none":
-        _check.refuse(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
+        _check.raise_invalid(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
     if own == "sum" and reduction == "mean":
         raise ValueError(
             f"For '{owner}', 'reduction' must be 'sum' for a loss that sums, but got 'mean'. "
@@ -315,7 +315,7 @@ def check_gradient(owner: str, network: nn.Cell, name: str = "network") -> None:
     if ms.get_context("mode") == ms.PYNATIVE_MODE and any(map(_has_stale_mean, _outside_graphs(network))):
         rule = "one without the mean of nn.BCEWithLogitsLoss in PyNative mode, whose gradient MindSpore divides wrongly"
         remedy = "Use graph mode, or reduction='none' and ops.mean."
-        _check.refuse(ValueError, owner, name, rule, "one with it", remedy)
+        _check.raise_invalid(ValueError, owner, name, rule, "one with it", remedy)
 
 
 def _outside_graphs(cell: Any) -> Iterator[nn.Cell]:

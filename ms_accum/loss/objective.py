@@ -55,7 +55,7 @@ class Objective:
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
         if isinstance(loss_fn, type):
             name = loss_fn.__name__
-            _check.refuse(TypeError, owner, "loss_fn", "an object", f"the class {name}", f"Write {name}().")
+            _check.raise_invalid(TypeError, owner, "loss_fn", "an object", f"the class {name}", f"Write {name}().")
         self.network = network
         self.loss_fn = loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
@@ -194,7 +194,7 @@ class Weight:
         weight = _as_number(self._weight(*micro_batch))
         if not (isinstance(weight, (int, float, np.number)) and math.isfinite(weight) and weight >= 0):
             rule = "a function that returns a finite number >= 0"
-            _check.refuse(ValueError, self._owner, "weight", rule, weight)
+            _check.raise_invalid(ValueError, self._owner, "weight", rule, weight)
         return float(weight)
 
     def in_units(self, amount: float) -> float:

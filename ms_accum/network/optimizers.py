@@ -71,7 +71,7 @@ def check_optimizer(owner: str, optimizer: Any) -> Any:
     frozen = [parameter.name for parameter in optimizer.parameters if not parameter.requires_grad]
     if frozen:
         rule, value = "one of parameters that require gradients", f"'{frozen[0]}', which is frozen"
-        _check.refuse(ValueError, owner, "optimizer", rule, value, "Freeze before you create it.")
+        _check.raise_invalid(ValueError, owner, "optimizer", rule, value, "Freeze before you create it.")
     if ms.get_context("device_target") == "CPU":
         _check_runs_on_cpu(owner, optimizer)
     return optimizer
@@ -82,22 +82,24 @@ def _check_runs_on_cpu(owner: str, optimizer: Any) -> None:
     instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
     if instead:
         rule, remedy = "one that MindSpore runs on CPU", f"Use {instead}, or another device."
-        _check.refuse(ValueError, owner, "optimizer", rule, kind.__name__, remedy)
+        _check.raise_invalid(ValueError, owner, "optimizer", rule, kind.__name__, remedy)
     # For these two MindSpore raises no error: the optimizer runs and does not change the parameters.
     if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
         value = f"mint.optim.{kind.__name__} in PyNative mode"
         remedy = f"Use graph mode, or mindspore.experimental.optim.{kind.__name__}."
-        _check.refuse(ValueError, owner, "optimizer", "one that trains", value, remedy)
+        _check.raise_invalid(ValueError, owner, "optimizer", "one that trains", value, remedy)
     if isinstance(optimizer, nn.AdaFactor) and optimizer.is_group:
         value, remedy = "AdaFactor with parameter groups", "Use it without groups, or nn.Adam."
-        _check.refuse(ValueError, owner, "optimizer", "one that trains", value, remedy)
+        _check.raise_invalid(ValueError, owner, "optimizer", "one that trains", value, remedy)
 
 
 def check_trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
     """Raise an error if the optimizer has none of the network's parameters; it may have others in addition."""
     own = {id(parameter) for parameter in network.get_parameters()}
     if own and not any(id(parameter) in own for parameter in optimizer.parameters):
-        _check.refuse(ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them")
+        _check.raise_invalid(
+            ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them"
+        )
 
 
 def check_scheduler(owner: str, scheduler: Any, optimizer: Any) -> Any:
@@ -109,10 +111,10 @@ def check_scheduler(owner: str, scheduler: Any, optimizer: Any) -> Any:
     needed = [argument for argument in arguments if argument.default is argument.empty]
     if step is None or needed or getattr(scheduler, "optimizer", None) is not optimizer:
         rule = "one of mindspore.experimental.optim.lr_scheduler for this optimizer, whose 'step()' needs no argument"
-        _check.refuse(TypeError, owner, "scheduler", rule, type(scheduler).__name__)
+        _check.raise_invalid(TypeError, owner, "scheduler", rule, type(scheduler).__name__)
     if any("lr_float" in group for group in scheduler.optimizer.param_groups):
         value, remedy = "one of mint.optim.SGD, which ignores it", "Use mindspore.experimental.optim.SGD."
-        _check.refuse(TypeError, owner, "scheduler", "None", value, remedy)
+        _check.raise_invalid(TypeError, owner, "scheduler", "None", value, remedy)
     return scheduler
 
 
@@ -127,7 +129,7 @@ def check_sparse_rule(owner: str, optimizer: Any, networks: Iterable[nn.Cell]) -
     if other:
         rule = "one that updates equally with the sparse gradients of nn.EmbeddingLookup and with dense ones"
         remedy = "Use nn.Embedding, or nn.Adam without 'weight_decay' for the table."
-        _check.refuse(ValueError, owner, "optimizer", rule, other, remedy)
+        _check.raise_invalid(ValueError, owner, "optimizer", rule, other, remedy)
 
 
 def may_have_sparse_rule(optimizer: Any) -> bool:

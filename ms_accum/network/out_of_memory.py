@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Messages of C++, and of MindSpore's memory pools, kernels and graph compiler, on devices and on the host.
 _TEXTS = re.compile(
@@ -47,15 +45,3 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
         f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
         f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"
     )
-
-
-@contextmanager
-def memory_advised(rows: int, window: int | None) -> Iterator[None]:
-    """Add `memory_advice` to out-of-memory errors raised inside the block."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        advice = memory_advice(error, rows, window)
-        if advice is None:
-            raise
-        raise RuntimeError(advice) from error

@@ -96,7 +96,7 @@ def group_of(owner: str, group: Any) -> Group | None:
     if isinstance(group, str) and group == AUTO:
         group = own_group()
     if group is not None and not isinstance(group, Group):
-        _check.refuse(TypeError, owner, "group", "'auto', None or what 'own_group' returns", repr(group))
+        _check.raise_invalid(TypeError, owner, "group", "'auto', None or what 'own_group' returns", repr(group))
     return None if group is None or group.size == 1 else group
 
 
@@ -126,9 +126,9 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     """
     for count in counts:
         if not isinstance(count, (int, np.integer, np.bool_)):
-            _check.refuse(TypeError, "total", "counts", _COUNTS, repr(count))
+            _check.raise_invalid(TypeError, "total", "counts", _COUNTS, repr(count))
         if not 0 <= count < _LIMIT:
-            _check.refuse(ValueError, "total", "counts", _COUNTS, count)
+            _check.raise_invalid(ValueError, "total", "counts", _COUNTS, count)
     if group is None or group.size == 1:
         return list(counts)
     return _from_digits(_all_reduce(Tensor(_to_digits(counts))).asnumpy())
@@ -159,10 +159,10 @@ def check_together(owner: str, group: Group | None, windows: int | None, *, spli
         return
     if windows is None:
         rule = "one with a known size if several processes train"
-        _check.refuse(ValueError, owner, "train_dataset", rule, "one without '__len__'")
+        _check.raise_invalid(ValueError, owner, "train_dataset", rule, "one without '__len__'")
     if splits_in_step:
         rule = "given, with the same number of micro-batches on all ranks, for sync_every_micro_batch=True"
-        _check.refuse(ValueError, owner, "mini_steps", rule, None)
+        _check.raise_invalid(ValueError, owner, "mini_steps", rule, None)
 
 
 # What the ranks send. Every function is called by all ranks of the group.

@@ -183,7 +183,7 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
     like = optimizer.parameters
     sharded = is_sharded(optimizer)
     if sharded and group is None:
-        _check.refuse(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
+        _check.raise_invalid(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
     if group is None:
         return Summing(None, None, like)
     sums = PartSums(optimizer.parts, optimizer.group) if sharded else WholeSums(like)

@@ -112,7 +112,7 @@ class ZeroOptimizer(nn.Cell):
     def __init__(self, make: Callable[[list], Any], parameters: Sequence[Any], *, group: Any = AUTO):
         super().__init__(auto_prefix=False)
         if not callable(make):
-            _check.refuse(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
+            _check.raise_invalid(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
         self.group = group_of(_OWNER, group)
         rank, ranks = self.group or Group(0, 1)
         full = {parameter.name: parameter for parameter in _listed(parameters)}
@@ -198,7 +198,7 @@ def _elementwise(optimizer: Any) -> Any:
     rule = "an optimizer that updates each element independently"
     if type(optimizer) not in ELEMENTWISE:
         kinds = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        _check.refuse(ValueError, _OWNER, "make", f"{rule} ({kinds})", type(optimizer).__name__)
+        _check.raise_invalid(ValueError, _OWNER, "make", f"{rule} ({kinds})", type(optimizer).__name__)
     if any(getattr(optimizer, "group_grad_centralization", ())):
-        _check.refuse(ValueError, _OWNER, "make", rule, "one with 'grad_centralization', which computes a mean")
+        _check.raise_invalid(ValueError, _OWNER, "make", rule, "one with 'grad_centralization', which computes a mean")
     return optimizer

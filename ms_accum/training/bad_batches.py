@@ -33,7 +33,7 @@ class BadBatches:
         _check.instance(owner, "save_bad_batches", folder, (str, os.PathLike), "a path")
         self._folder = Path(os.path.abspath(os.path.expanduser(folder)))
         if os.path.exists(self._folder) and not os.path.isdir(self._folder):
-            _check.refuse(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
+            _check.raise_invalid(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
         self._kept: dict[int, list[np.ndarray]] = {}
         self._left = MOST
         self._prefix = "" if group is None else f"rank-{group.rank}-"

@@ -54,7 +54,7 @@ def callbacks_of(owner: str, name: str, given: Any) -> list[Callback]:
     for each in several:
         if not isinstance(each, Callback) and not all(hasattr(each, part) for part in ("start", "update", "close")):
             rule = "callbacks of mindspore.train, or objects with start, update and close"
-            _check.refuse(TypeError, owner, name, rule, getattr(each, "__name__", type(each).__name__))
+            _check.raise_invalid(TypeError, owner, name, rule, getattr(each, "__name__", type(each).__name__))
     return [each if isinstance(each, Callback) else _Reporting(each) for each in several]
 
 

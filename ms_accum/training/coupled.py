@@ -104,7 +104,7 @@ class Coupled:
         if not all(array.ndim for array in arrays):
             remedy = "Make trained numbers parameters of a Cell that is the 'loss_fn'."
             rule = "one that returns representations with one row per sample, for a CoupledLoss"
-            _check.refuse(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
+            _check.raise_invalid(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
         return arrays
 
     def _cached(self, represented: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:

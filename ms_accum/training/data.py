@@ -72,7 +72,7 @@ class Data:
     def __init__(self, dataset: Any, ranks: int = 1, named: _check.Argument = _check.TRAIN):
         if not any(hasattr(dataset, name) for name in ("create_tuple_iterator", "__iter__", "__getitem__")):
             rule = "a dataset, or an iterable of batches"
-            named.refuse(TypeError, rule, type(dataset).__name__)
+            named.raise_invalid(TypeError, rule, type(dataset).__name__)
         self.dataset, self._ranks, self._named = dataset, ranks, named
         """Union[Dataset, Iterable], what was given."""
 
@@ -175,7 +175,7 @@ def _as_array(column: Any) -> np.ndarray | None:
 
 
 def _refuse(data: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
-    data.refuse(ValueError, f"one that yields {rule}", value, remedy)
+    data.raise_invalid(ValueError, f"one that yields {rule}", value, remedy)
 
 
 def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[], Iterator[tuple]]]:

@@ -134,12 +134,14 @@ class Evaluation:
             known = f"names of MindSpore's metrics ({', '.join(sorted(names()))})"
             raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
         if dataset is None:
-            _check.refuse(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
+            _check.raise_invalid(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
         self._objective, self._data, self._group = objective, Data(dataset, named=_check.VALID), group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
-            _check.refuse(ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy)
+            _check.raise_invalid(
+                ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy
+            )
         self._has_output = loss_fn is not None
         self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
         self._look_at_the_first(dataset)
@@ -151,7 +153,7 @@ class Evaluation:
         with generators_kept():
             first = next(iter(next(self._data.epochs(1))), None)
         if first is None:
-            _check.VALID.refuse(ValueError, "one that yields batches", "none")
+            _check.VALID.raise_invalid(ValueError, "one that yields batches", "none")
         self._objective.check_valid_batch(first)
 
     def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:

@@ -307,7 +307,7 @@ class SaveStates(Callback):
         if self._over:
             raise RuntimeError("For 'SaveStates', a run of Model has used it already. Create a new one for each run.")
         if args["train_dataset"] is not self._data:
-            _check.refuse(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
+            _check.raise_invalid(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
         if self._is_resumed:
             warn_about_counters(args.get("list_callback", ()))
         self._take_noise_scale(list(args.get("list_callback", ())))
@@ -320,7 +320,7 @@ class SaveStates(Callback):
             if isinstance(each, NoiseScale):
                 if self in callbacks[:number]:
                     remedy = "A state would be saved before NoiseScale has seen the micro-batch."
-                    _check.refuse(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
+                    _check.raise_invalid(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
                 self._loop.save_with(each)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -328,7 +328,7 @@ class SaveStates(Callback):
         if epoch < self._epoch:
             remedy = "Pass initial_epoch=states.initial_epoch to Model.train or Model.fit."
             rule = f"{self.initial_epoch}, the number of epochs that the resumed run has finished"
-            _check.refuse(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
+            _check.raise_invalid(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()

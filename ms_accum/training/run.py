@@ -299,7 +299,7 @@ def epochs_of(last: int, before: int) -> int:
     """Return the number of epochs of a run that ends with epoch `last` and begins after epoch `before`."""
     _check.positive_int(_OWNER, "epoch", last)
     if type(before) is not int or not 0 <= before < last:
-        _check.refuse(ValueError, _OWNER, "initial_epoch", f"an int >= 0 and < {last}, the last epoch", before)
+        _check.raise_invalid(ValueError, _OWNER, "initial_epoch", f"an int >= 0 and < {last}, the last epoch", before)
     return last - before
 
 

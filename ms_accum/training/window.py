@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import mindspore as ms
@@ -24,7 +25,7 @@ from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
-from ..network.out_of_memory import memory_advised
+from ..network.out_of_memory import memory_advice
 from ..network.parameters import has_half
 from ..network.state import unique_name
 from ..ranks.group import is_first
@@ -108,8 +109,6 @@ class OpenWindow:
         self._overflows = 0
         self._rows = 1
         self._first_update = FirstUpdate("train_process", kind_of(self.optimizer), collaborators.parameters)
-        # With several ranks, windows of 1 are also weighted and summed.
-        self._always_accumulates = self.group is not None
         self._coupled = isinstance(objective.forward, LossOfBatch)
         # The weight multiplies the loss, which costs nothing, in a unit near the first weight of a window. Else it
         # multiplies the gradients in float32 when these are added: in float16 a loss times another weight of the window
@@ -119,19 +118,20 @@ class OpenWindow:
         self._shares = self._weighs_loss and not (self._coupled or collaborators.skips or collaborators.scales)
         self._check_conflicts()
         self._runners: dict[bool, Runner] = {}
+        self._runner: Runner
         if self.group is not None:
-            self._runner.clear()  # creates the Cells now, on all ranks at the same time, because they communicate
+            self._use_runner()  # creates the Cells now, on all ranks at the same time, because they communicate
 
     def _check_conflicts(self) -> None:
         """Raise an error for collaborators that can't work together."""
         in_step = self.collaborators.summing.of_micro_batch is not None
         if self.collaborators.noise is not None and in_step:
             remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
-            _check.refuse(ValueError, _OWNER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
+            _check.raise_invalid(ValueError, _OWNER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
         if self._coupled and (self.collaborators.skips is not None or self.collaborators.noise is not None):
             name = "noise_scale" if self.collaborators.skips is None else "nonfinite"
             remedy = "Its loss is computed once per window, not for each micro-batch."
-            _check.refuse(ValueError, _OWNER, name, "the default with a CoupledLoss", "another value", remedy)
+            _check.raise_invalid(ValueError, _OWNER, name, "the default with a CoupledLoss", "another value", remedy)
 
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size.
@@ -148,6 +148,7 @@ class OpenWindow:
         if self._shares and size != self.size:
             self._weight.set_unit_for(size or 0)
         self.size = size
+        self._use_runner()
         self.lost = False
         self.skipped_in_a_row = 0
         self._overflows = self.collaborators.overflows
@@ -289,7 +290,7 @@ class OpenWindow:
             who = "a CoupledLoss" if self._coupled else "several processes"
             rule = f"'flush' or 'drop' with a 'checkpointer' and {who}"
             remedy = "They can resume between two windows only."
-            _check.refuse(ValueError, "train_process", "tail", rule, "'carry'", remedy)
+            _check.raise_invalid(ValueError, "train_process", "tail", rule, "'carry'", remedy)
 
     @property
     def can_save(self) -> bool:
@@ -307,25 +308,25 @@ class OpenWindow:
     def _running(self) -> Iterator[None]:
         """Discard the window if one of its micro-batches fails."""
         try:
-            with memory_advised(self._rows, self.size):
-                yield
-        except BaseException:  # also Ctrl-C
+            yield
+        except BaseException as error:  # also Ctrl-C
             self.lost = True
             self._forget()
             self.collaborators.clear()
             for runner in self._runners.values():  # even the first micro-batch may have added a part
                 runner.clear()
+            advice = memory_advice(error, self._rows, self.size)
+            if advice is not None:
+                raise RuntimeError(advice) from error
             raise
 
-    @property
-    def _runner(self) -> Runner:
-        """What runs the micro-batches of windows of this size, created when it is first needed."""
-        accumulates = self.size != 1 or self._always_accumulates
+    def _use_runner(self) -> None:
+        """Use what runs the micro-batches of windows of this size, created when it is first needed."""
+        accumulates = self.size != 1 or self.group is not None  # with several ranks, windows of 1 are summed as well
         if accumulates not in self._runners:
-            self._runners[accumulates] = (
-                self._new_runner() if accumulates else _AtOnce(self.objective, self.collaborators)
-            )
-        return self._runners[accumulates]
+            new = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
+            self._runners[accumulates] = new()
+        self._runner = self._runners[accumulates]
 
     def _new_runner(self) -> Runner:
         name = unique_name("gradient_accumulation")

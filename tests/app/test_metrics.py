@@ -20,10 +20,10 @@ NAN = float("nan")
 
 
 def rows_of(path):
-    def refuse(constant):
+    def raise_invalid(constant):
         raise ValueError(f"{constant} is no JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line, parse_constant=raise_invalid) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def shown(path):
