@@ -583,6 +583,7 @@ def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_whatever_ends_a_micro_batch_leaves_nothing_behind(error, monkeypatch):
     model = slope_driver()
+    model._window.open(3)
     added = model._window._runner.add
 
     def interrupted(*arguments):

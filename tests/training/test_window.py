@@ -149,7 +149,9 @@ def test_in_pynative_mode_they_do_not_wait(calls):
 
 
 def test_a_loss_is_there_once_the_window_has_ended():
-    runner = slope_driver()._window._runner
+    window = slope_driver()._window
+    window.open(2)
+    runner = window._runner
     loss = runner.add((Tensor([[1.0]], ms.float32),), Tensor(1.0, ms.float32))
     with pytest.raises(RuntimeError, match="not been run yet"):
         loss.asnumpy()
