@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -253,6 +254,8 @@ class OwnLoop:
     def __init__(self, accumulate_step=4, *, by=momentum, of=dense, **options):
         self.network, self.losses = of(), []
         self.optimizer = optimizer = by(self.network.trainable_params())
+        if "network" in inspect.signature(Accumulator).parameters:  # an older tree looks for the network itself
+            options = {**options, "network": self.network}
         self.accumulator = accumulator = Accumulator(optimizer, accumulate_step, **options)
         network, loss_fn, weighs = self.network, cross_entropy(), options.get("reduction") == "mean"
 

@@ -161,7 +161,8 @@ class GraphWindow:
         ops.assign(self.updated, updated)
         return ends, figures
 
-    # A tuple with a None in a branch writes into the memory of others on MindSpore's CPU, so there are two of each.
+    # Two of each: a branch whose result contained a tuple with a None ended in SIGSEGV some windows later (MindSpore 2.10
+    # on CPU, ms.jit in PyNative mode).
 
     def end(self) -> Any:
         """End the window and begin the next; return whether the parameters were updated."""
