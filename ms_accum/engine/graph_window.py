@@ -161,8 +161,8 @@ class GraphWindow:
         ops.assign(self.updated, updated)
         return ends, figures
 
-    # Two of each: a branch whose result contained a tuple with a None ended in SIGSEGV some windows later (MindSpore 2.10
-    # on CPU, ms.jit in PyNative mode).
+    # Two of each: on CPU, with ms.jit in PyNative mode, a branch whose result contained a tuple with a None ended in
+    # SIGSEGV some windows later (MindSpore 2.10).
 
     def end(self) -> Any:
         """End the window and begin the next; return whether the parameters were updated."""
