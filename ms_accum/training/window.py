@@ -119,8 +119,6 @@ class OpenWindow:
         self._check_conflicts()
         self._runners: dict[bool, Runner] = {}
         self._runner: Runner
-        if self.group is not None:
-            self._use_runner()  # creates the Cells now, on all ranks at the same time, because they communicate
 
     def _check_conflicts(self) -> None:
         """Raise an error for collaborators that can't work together."""
