@@ -139,10 +139,9 @@ class Accumulator:
             if network is None:
                 rule = "given with several ranks, which compare its Parameters and draw different random numbers"
                 _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
-            settings = {"'accumulate_step'": sizes.settings, "'clip_norm'": clip_norm, "'reduction'": reduction}
+            settings = {"'accumulate_step'": sizes.settings, "'reduction'": reduction}
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
-            facts = {**settings, **collaborators.equal_on_ranks}
-            facts |= facts_of(optimizer, network)
+            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
             agree_and_broadcast(_OWNER, collaborators.group, facts, optimizer, network)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
@@ -158,9 +157,9 @@ class Accumulator:
         window.outside()
         grads = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         weight = self._checked(weight)
-        if window.window.skips is not None:
+        if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
-            filtered = window.window.skips(grads, None, weight)
+            filtered = window.sums.skips(grads, None, weight)
             grads, weight = filtered[0], None if weight is None else weight * filtered[1]
         return window.add(grads, weight)
 

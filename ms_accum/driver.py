@@ -13,9 +13,10 @@ from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
+from .engine.nonfinite import SKIP_WINDOW
 from .network.optimizers import check_optimizer, check_scheduler, kind_of
 from .network.runtime import tune
-from .ranks.agreement import agree, agree_and_broadcast, facts_of
+from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
 from .ranks.group import AUTO, check_together, group_of, is_first, total
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
@@ -103,7 +104,7 @@ class GradientAccumulation:
         sync_every_micro_batch: bool = False,
         scheduler: Any = None,
         loss_scale: Any = None,
-        nonfinite: str = "skip_window",
+        nonfinite: str = SKIP_WINDOW,
         save_bad_batches: str | None = None,
         ema: Ema | None = None,
         noise_scale: NoiseScale | None = None,
@@ -129,18 +130,13 @@ class GradientAccumulation:
             noise_scale=noise_scale,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
-        own = {
-            "reduction": reduction,
-            "tail": tail,
-            "clip_norm": collaborators.clip_norm,
-            "optimizer": kind_of(optimizer),
-        }
-        self._settings = {**own, **collaborators.settings}
+        own = {"reduction": reduction, "tail": tail}
+        self._settings = {**own, **collaborators.settings, "optimizer": kind_of(optimizer)}
         self._group = collaborators.group
         if self._group is not None:
             facts = {f"'{name}'": value for name, value in own.items()} | collaborators.equal_on_ranks
-            facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": _name_of(loss_fn)}
-            facts |= {"'weight'": weight if isinstance(weight, (int, float)) else _name_of(weight)}
+            facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
+            facts |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             facts |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, facts, optimizer, objective.forward)
         self._window = OpenWindow(objective, collaborators, scheduler=scheduler, wait=wait)
@@ -246,7 +242,7 @@ class GradientAccumulation:
         """
         _check.positive_int("planned_updates", "epoch", epoch)
         batches, now = Data(train_dataset).batches, {"held": self.micro_batches, "updates": self.updates}
-        return planned("train_process", batches, mini_steps, self._tail, epoch, **now)
+        return planned("planned_updates", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:
         """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated.
@@ -311,8 +307,3 @@ class GradientAccumulation:
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
         return self._window.collaborators.left_out
-
-
-def _name_of(value: Any) -> str:
-    """Return the name of a function, or of the class of an object, to compare it on all ranks."""
-    return str(getattr(value, "__qualname__", type(value).__name__))

@@ -24,7 +24,7 @@ from .network import tree
 from .network.optimizers import check_optimizer
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
-from .ranks.agreement import agree, agree_and_broadcast, facts_of, rate_facts
+from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
 from .ranks.group import AUTO, group_of, total
 from .training.record import SKIPPED_IN_A_ROW
 
@@ -138,10 +138,11 @@ class AccumulatedTrainStep(nn.Cell):
         self.group = collaborators.group
         self.optimizer = optimizer
         if self.group is not None:
-            settings = {"'gradient_accumulation_steps'": sizes.settings, "'clip_norm'": clip_norm}
-            settings |= {"'reduction'": reduction, "'sync_every_micro_batch'": sync_every_micro_batch}
-            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
-            agree_and_broadcast(_OWNER, self.group, facts, optimizer, network)
+            settings = {"'gradient_accumulation_steps'": sizes.settings, "'reduction'": reduction}
+            settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
+            settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
+            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
+            agree_and_broadcast(_OWNER, self.group, facts, optimizer, forward)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
@@ -174,9 +175,9 @@ class AccumulatedTrainStep(nn.Cell):
         loss, grads = self.loss_and_gradients(1.0, *columns)
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
-        if window.window.skips is not None:
+        if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
-            filtered = window.window.skips(grads, loss, weight)
+            filtered = window.sums.skips(grads, loss, weight)
             grads, term, counted = filtered[0], tree.no_nan(term, filtered[1]), weight * filtered[1]
         elif self.may_be_empty:  # a loss over no labels is 0/0
             kept = ops.cast(weight > 0, ms.float32)

@@ -77,7 +77,7 @@ class Fed:
 
 
 def accumulators_of(accumulator):
-    return values(accumulator.window.window.grad_sum)
+    return values(accumulator.window.sums.grad_sum)
 
 
 # The sum
@@ -370,7 +370,7 @@ def momentum_of_the_second_window(*, touched):
     optimizer = nn.Momentum(parameters, 1.0, 1.0)
     accumulator = Accumulator(optimizer, 2)
     if not touched:
-        accumulator.window.window.boundary.touched = ()
+        accumulator.window.sums.boundary.touched = ()
     step, one = Step(accumulator), Tensor([1.0], ms.float32)
     step(one), step(one)
     optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
@@ -576,7 +576,7 @@ def test_it_runs_in_pynative_too():
 def state_of(accumulator):
     window = accumulator.window
     parameters = [value for value in vars(window).values() if isinstance(value, Parameter)]
-    return [*parameters, *window.window.grad_sum, *window.window.weight_sum]
+    return [*parameters, *window.sums.grad_sum, *window.sums.weight_sum]
 
 
 def test_all_state_has_names_of_its_own_and_is_not_trained():

@@ -306,7 +306,8 @@ class System:
         """Return counts by name."""
         if self.system is None:
             updates, skipped = self.counts
-            held, left_out = len(self.held), 0 if self.add.skips is None else int(self.add.skips.left_out.asnumpy())
+            skips = self.add.window.skips
+            held, left_out = len(self.held), 0 if skips is None else int(skips.left_out.asnumpy())
             return {"updates": updates, "skipped": skipped, "held": held, "left_out": left_out}
         system = self.system
         found = {"updates": system.updates, "skipped": system.skipped, "held": system.micro_batches}

@@ -399,8 +399,8 @@ def by_functions(network, loss_fn, optimizer, weighted):
         train_step(x, y)
         held = [
             *optimizer.get_parameters(),
-            *accumulator.window.window.grad_sum,
-            accumulator.window.window.weight_sum[0],
+            *accumulator.window.sums.grad_sum,
+            accumulator.window.sums.weight_sum[0],
         ]
         return digest(values(held))
 

@@ -70,7 +70,7 @@ class Boundary:
         if weight_sum is not None:
             norm = norm / weight_sum
         elif counts is not None:
-            only = counts[0]
+            only = counts[0]  # the micro-batches that were not left out: without any the norm is 0/0 as well
         if only is not None:
             norm = norm * (only / only)
         gradients = self._gradients(grad_sum, weight_sum, norm, scale)
@@ -129,6 +129,7 @@ class Boundary:
         return ops.depend(condition, self.touched)
 
     def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any, scale: Any) -> Any:
+        """Return the divided, unscaled and clipped gradients; still times the scale by which the optimizer divides."""
         gradients, divisor = grad_sum, weight_sum
         if self.clip_norm is not None:
             excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))

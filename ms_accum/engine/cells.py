@@ -188,7 +188,7 @@ class TrainOptim(nn.Cell):
                 optimizer,
                 grad_sum,
                 weight_sum,
-                {"'clip_norm'": clip_norm},
+                {},
                 clip_norm=clip_norm,
                 group=group,
                 sync_every_micro_batch=sync_every_micro_batch,

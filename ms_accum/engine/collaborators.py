@@ -114,8 +114,8 @@ class Collaborators:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that must be equal in a resumed run, without those that were not given."""
-        settings: dict[str, Any] = {}
+        """dict, the settings that must be equal in a resumed run; of the optional collaborators only those given."""
+        settings: dict[str, Any] = {"clip_norm": self.clip_norm}
         if self.scales:
             settings["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
         if self.policy != SKIP_WINDOW:
@@ -143,6 +143,7 @@ class Collaborators:
         if dynamic is not None:
             scale = f"a dynamic one of {scale}, times {dynamic.factor:g} after {dynamic.window} updates"
         return {
+            "'clip_norm'": self.clip_norm,
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
             "'ema'": None if self.ema is None else self.ema.settings,

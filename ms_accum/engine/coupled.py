@@ -4,7 +4,7 @@ By gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size u
 loss needs all representations of a window at once, but not the activations of the network. So there are three passes:
 1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
 respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
-`coupled_window.py` runs the passes; this module defines what is compiled for each.
+`training/coupled.py` runs the passes; this module defines what is compiled for each.
 """
 
 from __future__ import annotations

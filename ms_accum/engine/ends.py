@@ -320,7 +320,7 @@ def planned(
         raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
     if mini_steps is None:
         return epochs * batches
-    sizes = sizes_of("planned_updates", "mini_steps", mini_steps)
+    sizes = sizes_of(owner, "mini_steps", mini_steps)
     windows = windows_in_run(batches, sizes, tail, epochs, held=held if tail == "carry" else 0, updates=updates)
     if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(

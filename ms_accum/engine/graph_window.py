@@ -117,7 +117,7 @@ class GraphWindow:
         touched = () if self.notes is None else self.notes.parameters
         # A window of 1 needs no accumulators in a single process.
         at_once = sizes.constant == 1 and self.group is None
-        self.window = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
+        self.sums = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
         self.sizes = sizes
         self.next_size = None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
         self.size = state(f"{name}.window", sizes.of(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
@@ -138,25 +138,25 @@ class GraphWindow:
 
     def add(self, gradients: Any, weight: Any = None) -> Any:
         """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
-        if not self.window.has_sums:
+        if not self.sums.has_sums:
             return self._closed_at_once(gradients, weight, None)
         updated = Tensor(False)
-        if self.window.boundary.touch(self._added(gradients, weight, None)):
+        if self.sums.boundary.touch(self._add(gradients, weight, None)):
             updated = self.end()
         ops.assign(self.updated, updated)
         return updated
 
     def add_with(self, figures: Any, gradients: Any, weight: Any, last: Any) -> Any:
-        """Do so with figures to sum over the ranks, and end the window also if `last` is true.
+        """Add a micro-batch, with figures to sum over the ranks; end the window if it is full, or if `last` is true.
 
         Returns:
             tuple[Tensor], whether the window ended, and the figures, summed if it ended.
         """
-        if not self.window.has_sums:
+        if not self.sums.has_sums:
             return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, figures)), figures
         updated = Tensor(False)
-        ends = self._added(gradients, weight, last)
-        if self.window.boundary.touch(ends):
+        ends = self._add(gradients, weight, last)
+        if self.sums.boundary.touch(ends):
             updated, figures = self.end_with(figures)
         ops.assign(self.updated, updated)
         return ends, figures
@@ -166,21 +166,21 @@ class GraphWindow:
 
     def end(self) -> Any:
         """End the window and begin the next; return whether the parameters were updated."""
-        updated = self._counted(self.window.close(None, self._sent()))
+        updated = self._count(self.sums.close(None, self._sent()))
         self._begin_next()
         return updated
 
     def end_with(self, figures: Any) -> Any:
-        """Do so with figures; also return their sums over the ranks."""
-        closed = self.window.close(figures, self._sent())
-        updated = self._counted(closed)
+        """End the window and begin the next; return whether the parameters were updated, and the summed figures."""
+        closed = self.sums.close(figures, self._sent())
+        updated = self._count(closed)
         self._begin_next()
         return updated, closed[2]
 
     def _closed_at_once(self, gradients: Any, weight: Any, figures: Any) -> Any:
         """End a window of one micro-batch, which has no accumulators."""
         weight = None if weight is None else ops.cast(weight, ms.float32)
-        return self._counted(self.window.close_at_once(gradients, weight, figures))
+        return self._count(self.sums.close_at_once(gradients, weight, figures))
 
     def _sent(self) -> Any:
         return None if self.notes is None else self.notes.sent(self.micro_batches)
@@ -190,25 +190,25 @@ class GraphWindow:
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
 
-    def _added(self, gradients: Any, weight: Any, last: Any) -> Any:
+    def _add(self, gradients: Any, weight: Any, last: Any) -> Any:
         """Add a micro-batch; return whether the window ends with it."""
-        if self.window.sum_over_ranks is not None:
+        if self.sums.sum_over_ranks is not None:
             last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
-            return self._added_together(gradients, weight, 1.0, last)[1] > 0
-        self.window.add(gradients, weight)
+            return self._add_together(gradients, weight, 1.0, last)[1] > 0
+        self.sums.add(gradients, weight)
         ops.assign_add(self.micro_batches, 1)
         full = is_full(self.micro_batches, self.size)
         return full if last is None else ops.logical_or(full, last)
 
-    def _added_together(self, gradients: Any, weight: Any, adds: float, last: Any) -> Any:
+    def _add_together(self, gradients: Any, weight: Any, adds: float, last: Any) -> Any:
         """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
         full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
         own = ops.stack((Tensor(adds, ms.float32), adds * full + last))
-        others = self.window.add(gradients, weight, (own,))
+        others = self.sums.add(gradients, weight, (own,))
         ops.assign_add(self.micro_batches, ops.cast(others[0][0] > 0, ms.int32))
         return others[0][0], others[0][1]
 
-    def _counted(self, closed: Any) -> Any:
+    def _count(self, closed: Any) -> Any:
         """Count a window that has ended; return whether the parameters were updated."""
         updated, norm = closed[0], closed[1]
         skipped, now = ops.logical_not(updated), updated
@@ -225,17 +225,17 @@ class GraphWindow:
 
     def take_part(self, figures: Any) -> Any:
         """Add zeros to the other ranks' micro-batch; return whether there was one, and whether it updated."""
-        counted = self._added_together(self.window.zeros(), None, 0.0, ops.zeros((), ms.float32))
+        counted = self._add_together(self.sums.zeros(), None, 0.0, ops.zeros((), ms.float32))
         updated = Tensor(False)
-        if self.window.boundary.touch(counted[1] > 0):
+        if self.sums.boundary.touch(counted[1] > 0):
             updated = self.end() if figures is None else self.end_with(figures)[0]
         return counted[0] > 0, updated
 
     def _clear(self) -> None:
-        self.window.clear()
+        self.sums.clear()
         ops.assign(self.micro_batches, Tensor(0, ms.int32))
 
-    def ended(self, figures: Any) -> Any:
+    def end_either(self, figures: Any) -> Any:
         """End the window, with figures or without; return whether the parameters were updated."""
         return self.end() if figures is None else self.end_with(figures)[0]
 
@@ -254,7 +254,7 @@ class GraphWindow:
         self.notes.flushing(True)
         try:
             with exchange():
-                if self.window.sum_over_ranks is not None:
+                if self.sums.sum_over_ranks is not None:
                     return self._flush_micro_batches(figures)
                 return self._flush_windows(self.notes, figures)
         except RuntimeError as error:
@@ -290,7 +290,7 @@ class GraphWindow:
         In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
         one any more.
         """
-        return bool((self.ended if self.outside.called else self._end_compiled)(figures))
+        return bool((self.end_either if self.outside.called else self._end_compiled)(figures))
 
     def _take_part_now(self, figures: Any) -> bool:
         """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
@@ -318,7 +318,7 @@ class GraphWindow:
             )
         if self.next_size is not None:
             raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it is defined by the update.")
-        if self.group is None and (size > 1) != self.window.has_sums:
+        if self.group is None and (size > 1) != self.sums.has_sums:
             raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Use a new Accumulator.")
         ops.assign(self.size, Tensor(size, ms.int32))  # a compiled graph does not see set_data
 
@@ -328,7 +328,6 @@ class GraphWindow:
         return {
             "accumulate_step": int(self.size.asnumpy()) if self.sizes.constant else self.sizes.settings,
             "reduction": "mean" if self.collaborators.weighted else "sum",
-            "clip_norm": self.collaborators.clip_norm,
             **self.collaborators.settings,
         }
 
@@ -337,7 +336,7 @@ class GraphWindow:
         """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
         parameters = {name: getattr(self, name) for name in ("size", "micro_batches", *_COUNTERS)}
         parameters |= self.collaborators.state
-        sums = self.window.state
+        sums = self.sums.state
         if self.group is not None:
             sums = {name: parameter for name, parameter in sums.items() if name == "counts"}
         return {**parameters, **sums}
@@ -349,7 +348,7 @@ _COUNTERS = ("updates", "skipped", "updated", "grad_norm")
 def _end_of(window: GraphWindow) -> Any:
     @ms.jit
     def end(figures: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
-        return window.ended(figures)
+        return window.end_either(figures)
 
     return end
 

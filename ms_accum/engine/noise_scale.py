@@ -148,12 +148,12 @@ class NoiseScale(Callback):
             self.window_ended(float(window.grad_norm.asnumpy()), self._seen, counts=updated and complete)
             return
         self._left_out = left_out
-        skips = window.window.skips
+        skips = window.sums.skips
         if skips is not None and int(skips.counts.asnumpy()[0]) != micro_batches:
             self._first = None  # a micro-batch was left out, so the window has fewer rows than were seen
         elif self.wants(micro_batches):
-            sums = window.window.grad_sum
-            weight_sum = window.window.weight_sum
+            sums = window.sums.grad_sum
+            weight_sum = window.sums.weight_sum
             divisor = float(weight_sum[0].asnumpy()) if weight_sum else 1.0 / int(window.size.asnumpy())
             if sums and divisor:  # else the micro-batch does not count
                 scale = window.collaborators.loss_scale * own_scale(window.collaborators.optimizer)

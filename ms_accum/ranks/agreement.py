@@ -143,6 +143,11 @@ def facts_of(optimizer: Any, network: nn.Cell | None = None, scheduler: Any = No
     return {**facts, **rate_facts(optimizer), **settings}
 
 
+def name_of(value: Any) -> str:
+    """Return the name of a function, or of the class of an object, to compare it on all ranks."""
+    return str(getattr(value, "__qualname__", type(value).__name__))
+
+
 def rate_facts(optimizer: Any) -> dict[str, Any]:
     """Return the facts about the learning rate."""
     return {f"{name} of the optimizer": text for name, text in rates_of(optimizer).items()}

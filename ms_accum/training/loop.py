@@ -137,7 +137,7 @@ class ResumableLoop:
         """bool, whether the loop resumed from a state."""
         return self._is_resumed
 
-    def prepare_on_ranks(self, batches: int) -> None:
+    def set_epoch_size(self, batches: int) -> None:
         """Set the number of batches in an epoch, which must be equal in a resumed run."""
         self._at.total = batches
 
@@ -277,13 +277,11 @@ class SaveStates(Callback):
     """
 
     def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
-        self._loop, self._step, self._data = (
-            ResumableLoop(checkpointer, step.loss_and_gradients.network, step),
-            step,
-            dataset,
-        )
+        self._loop = ResumableLoop(checkpointer, step.loss_and_gradients.network, step)
+        self._step = step
+        self._data = dataset
         self._size = dataset.get_dataset_size()
-        self._loop.prepare_on_ranks(self._size)
+        self._loop.set_epoch_size(self._size)
         self._loop.__enter__()
         self._is_resumed, self._over = self._loop.is_resumed, False
         self._epoch, self._batches = self._loop.epoch, self._loop.batches
@@ -292,10 +290,10 @@ class SaveStates(Callback):
             what = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
             _check.warn(f"For 'SaveStates', the resumed run {what}.")
             self._epoch, self._batches = self._epoch + 1, 0
-        step = self._size * self.initial_epoch + self._batches
-        if step >= 2**31:  # MindSpore counts in 32 bits
-            raise CheckpointError(f"The state has finished {step:,} steps, which a data set of MindSpore can't skip.")
-        dataset.set_init_step(step)
+        done = self._size * self.initial_epoch + self._batches
+        if done >= 2**31:  # MindSpore counts in 32 bits
+            raise CheckpointError(f"The state has finished {done:,} steps, which a data set of MindSpore can't skip.")
+        dataset.set_init_step(done)
 
     @property
     def initial_epoch(self) -> int:

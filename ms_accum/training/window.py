@@ -41,7 +41,7 @@ class Ended(NamedTuple):
     """The result of a finished window."""
 
     updated: bool
-    """Whether the optimizer was called, that is, the gradient was finite."""
+    """Whether the optimizer was called: the gradient was finite, and not all weights were 0."""
     loss: float
     """Its mean loss."""
     lr: float
@@ -463,7 +463,8 @@ class _Accumulating:
         lr = self._learning_rate()
         if weights is not None and weights != 1:  # the graph has the sum of the rounded weights
             ops.assign(self._window.weight_sum[0], Tensor(weights, ms.float32))
-        updated, norm, *sums = self._optim(figures, weights != 1)
+        divides = weights is None or weights != 1
+        updated, norm, *sums = self._optim(figures, divides)
         # After an update the norm was finite, so every element is finite.
         self._clear(bool(updated.asnumpy()))
         return (lr, updated, norm, *sums)
