@@ -94,8 +94,8 @@ class Rank:
         is looked at as that of one, and the optimizer, which is in a branch, as a graph of its own.
         """
         ranks = self.group.size if self.group else 1
-        windows, optimizer = self._models[way]._window._cells, self._models[way]._trained.optimizer
         self._train(way, 1, batch, 1)
+        windows, optimizer = self._models[way]._window._runner, self._models[way]._window.optimizer
         windows._forward_backward(*self._data(1, batch)[0], weight=Tensor(1.0, ms.float32))
         windows.clear()
         update = [windows._optim]
@@ -110,12 +110,12 @@ class Rank:
     def _memory(self, way: str) -> dict[str, float]:
         """Return the peak of this process, and the bytes of the Parameters that it keeps."""
         model = self._models[way]
-        optimizer = getattr(model._trained.optimizer, "inner", model._trained.optimizer)
+        optimizer = getattr(model._window.optimizer, "inner", model._window.optimizer)
         own = {id(parameter) for parameter in self._network.get_parameters()}
         return {
             "peak_mib": peak_mib(),
             "parameters": bytes_of(self._network.get_parameters()),
-            "accumulators": bytes_of(model._window._cells._accumulators.values()),
+            "accumulators": bytes_of(model._window._runner.accumulators.values()),
             "optimizer": bytes_of(each for each in optimizer.get_parameters() if id(each) not in own),
         }
 
