@@ -23,7 +23,7 @@ from mindspore.train import Model
 
 from helpers import Recorder
 from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
-from ms_accum.network import learning_rate
+from ms_accum.network import optimizers
 
 EPOCHS, WINDOW = 2, 3
 WINDOWS = ((5, 4, 3), (3, 5, 4), (7, 5))  # rows of micro-batches; the tail is shorter
@@ -186,10 +186,10 @@ def mutants(optimizer, options):
     moved, _ = Trained("driver", optimizer, options, weight=1.0).follow(None)
     print(json.dumps({"optimizer": optimizer, "mutant": "weights", "miss": miss(moved, expected)}), flush=True)
     if optimizer in ADVANCING:
-        kept, learning_rate._is_of_mindspore = learning_rate._is_of_mindspore, lambda optimizer: True
+        kept, optimizers._computes_without_effects = optimizers._computes_without_effects, lambda optimizer: True
         rates = rates_of("cosine_decay") + [RATE] * UPDATES  # otherwise an error ends it
         moved, clock = Trained("driver", optimizer, options, rates).follow(None)
-        learning_rate._is_of_mindspore = kept
+        optimizers._computes_without_effects = kept
         facts = {"optimizer": optimizer, "mutant": "reading", "miss": miss(moved, expected), "clock": clock}
         print(json.dumps(facts), flush=True)
 

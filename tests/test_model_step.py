@@ -444,7 +444,7 @@ def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
     resumable(tmp_path, 4)
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
-    found.step.accumulator.clear()
+    found.step.window.clear()
     found.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
     assert digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters()) != never_stopped[1][0]
 

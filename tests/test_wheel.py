@@ -134,7 +134,7 @@ def test_the_metadata_are_complete(built):
     assert {"Name: ms-accum", f"Version: {ms_accum.__version__}", "License-Expression: Apache-2.0"} <= set(fields)
     needed = {re.match(r"Requires-Dist: ([\w-]+)", field)[1] for field in fields if field.startswith("Requires-Dist")}
     needed -= {re.match(r"Requires-Dist: ([\w-]+)", f)[1] for f in fields if "extra ==" in f}
-    assert needed == {"mindspore", "numpy", "protobuf", "safetensors", "filelock", "tqdm"}
+    assert needed == {"mindspore", "numpy", "protobuf", "safetensors", "filelock", "tqdm", "pillow"}
     assert not [field for field in fields if field.startswith("Dynamic: ") and "license-file" not in field]
 
 

@@ -31,7 +31,10 @@ from .. import _check
 
 OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK = 0, 1, 2, 3, 4, 5
 HUNG_UP, INTERRUPTED, TERMINATED = 129, 130, 143
-CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+if hasattr(signal, "SIGHUP"):  # not on Windows, where signals can't be blocked either
+    CODES[signal.SIGHUP] = HUNG_UP
+_CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
 PAUSE = 0.05
 """float, seconds between two attempts to interrupt a main thread that is inside MindSpore."""
@@ -277,12 +280,13 @@ MINDSPORE_LOG = MindSporeLog()
 
 def handled_signals() -> list[signal.Signals]:
     """Return the signals to handle; under `nohup` SIGHUP stays ignored."""
-    return [number for number in CODES if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    return [number for number in CODES if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def block_signals() -> None:
     """Block the handled signals in this thread, and in the threads that it starts later."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, list(CODES))
+    if _CAN_BLOCK:
+        signal.pthread_sigmask(signal.SIG_BLOCK, list(CODES))
 
 
 class StopRequest:
@@ -304,7 +308,7 @@ class StopRequest:
     def at_once(self, number: int) -> bool:
         """Return whether a signal received now ends the program immediately; a closed terminal (SIGHUP) never does."""
         repeated = number == self.number and time.monotonic() - self._time < SAME
-        return not repeated and number != signal.SIGHUP
+        return not repeated and signal.Signals(number).name != "SIGHUP"
 
 
 class Signals:
@@ -358,21 +362,23 @@ class Signals:
         self._numbers = handled_signals()
         for number in self._numbers:  # for threads that do not block signals
             self._handlers[number] = signal.signal(number, self._handle)
-        # SIGURG is ignored where it has no handler, so it is safe for waking the main thread.
-        self._handlers[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
-        for number in signal.sigpending().intersection(self._numbers):
-            self._take(signal.sigwait([number]))
-        self._thread = threading.Thread(target=self._wait, daemon=True)
-        self._thread.start()
+        if _CAN_BLOCK:
+            # SIGURG is ignored where it has no handler, so it is safe for waking the main thread.
+            self._handlers[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+            for number in signal.sigpending().intersection(self._numbers):
+                self._take(signal.sigwait([number]))
+            self._thread = threading.Thread(target=self._wait, daemon=True)
+            self._thread.start()
         self._deferred = False
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over = True
-        signal.pthread_kill(self._thread.ident or 0, signal.SIGTERM)
-        self._thread.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        if _CAN_BLOCK:
+            self._over = True
+            signal.pthread_kill(self._thread.ident or 0, signal.SIGTERM)
+            self._thread.join()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -398,7 +404,7 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._take(number):
             return
-        if not _is_in_mindspore(frame):
+        if not (_CAN_BLOCK and _is_in_mindspore(frame)):
             self._raise()
         self._interrupts = True
         signal.pthread_kill(self._thread.ident or 0, number)  # wakes the waiting thread; it counts as the same signal

@@ -125,8 +125,7 @@ class TrainForwardBackward(nn.Cell):
             grads, kept, left_out = window.skips(grads, loss, Tensor(1.0, ms.float32) if counted is None else counted)
             counted = None if counted is None else counted * kept
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
-        window.add(grads, counted)
-        return loss
+        return ops.depend(loss, window.add(grads, counted))
 
 
 class TrainOptim(nn.Cell):

@@ -10,6 +10,7 @@ from mindspore import Parameter, nn
 
 from .. import _check
 from ..layers.batch_norm import PooledStatistics, pooled_of
+from ..network import tree
 from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
@@ -50,6 +51,8 @@ class Collaborators:
     """The average of the weights."""
     noise: NoiseScale | None
     """Estimates the noise scale from the norms of gradients."""
+    sparse: bool
+    """Whether some gradients are sparse: MindSpore can't use them before they are added to an accumulator."""
     pooled: tuple[PooledStatistics, ...]
     """The statistics of BatchNorm layers over complete windows."""
 
@@ -206,5 +209,6 @@ def resolve(
         policy=policy,
         ema=ema,
         noise=noise_scale,
+        sparse=network is not None and tree.gives_rows(network),
         pooled=tuple(pooled_of([*optimizer.parameters, *in_network])),
     )

@@ -115,8 +115,8 @@ class GraphWindow:
         self.notes = None if self.group is None else Notes(name, self.group)
         """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
         touched = () if self.notes is None else self.notes.parameters
-        # A window of 1 needs no accumulators in a single process.
-        at_once = sizes.constant == 1 and self.group is None
+        # A window of 1 needs no accumulators in a single process with dense gradients.
+        at_once = sizes.constant == 1 and self.group is None and not collaborators.sparse
         self.sums = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
         self.sizes = sizes
         self.next_size = None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
@@ -195,8 +195,8 @@ class GraphWindow:
         if self.sums.sum_over_ranks is not None:
             last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
             return self._add_together(gradients, weight, 1.0, last)[1] > 0
-        self.sums.add(gradients, weight)
-        ops.assign_add(self.micro_batches, 1)
+        added = self.sums.add(gradients, weight)
+        ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         full = is_full(self.micro_batches, self.size)
         return full if last is None else ops.logical_or(full, last)
 

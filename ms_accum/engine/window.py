@@ -53,9 +53,11 @@ class Window:
         self.boundary = Boundary(collaborators, in_place=self.has_sums, touched=touched)
 
     def add(self, gradients: Any, weight: Any = None, others: Any = ()) -> Any:
-        """Add the gradients of a micro-batch; with sums over the ranks in every micro-batch return those of `others`.
+        """Add the gradients of a micro-batch, times the weight if there is one.
 
-        Without a weight they are added as they are.
+        Returns:
+            tuple[Tensor], the sums of `others` if every micro-batch is summed over the ranks, else the accumulators.
+            Let something depend on it: with gradients of an embedding MindSpore left out a call without a used result.
         """
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
@@ -66,10 +68,8 @@ class Window:
             tree.add(self.grad_sum, summed[0])
             return summed[1]
         if multiplies:
-            tree.add_weighted(self.grad_sum, gradients, weight)
-        else:
-            tree.add(self.grad_sum, gradients)
-        return others
+            return tree.add_weighted(self.grad_sum, gradients, weight)
+        return tree.add(self.grad_sum, gradients)
 
     def close(self, figures: Any = None, notes: Any = None, *, divides: bool = True) -> Any:
         """End the window: see `Boundary`. ``divides=False``: the weights add up to 1."""

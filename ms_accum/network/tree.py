@@ -83,8 +83,8 @@ def _dense_gradient_only(gradient: Any, parameter: Any) -> Any:
 @_dense_only.register("RowTensor", "Tensor")
 def _rows_rejected(gradient: Any, parameter: Any) -> Any:
     raise ValueError(
-        "For 'Accumulator', 'network' must be given with sparse gradients of this optimizer, or with 'skip_micro', but "
-        "got None. Use nn.Embedding, or give the network, which is then checked."
+        "For 'Accumulator', 'network' must be given with sparse gradients if the optimizer has a rule of its own for "
+        "them, with windows of 1, and with 'skip_micro', but got None. Give the network, or use nn.Embedding."
     )
 
 

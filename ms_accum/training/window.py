@@ -320,7 +320,8 @@ class OpenWindow:
 
     def _use_runner(self) -> None:
         """Use what runs the micro-batches of windows of this size, created when it is first needed."""
-        accumulates = self.size != 1 or self.group is not None  # with several ranks, windows of 1 are summed as well
+        # With several ranks, windows of 1 are summed as well.
+        accumulates = self.size != 1 or self.group is not None or self.collaborators.sparse
         if accumulates not in self._runners:
             new = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
             self._runners[accumulates] = new()
@@ -524,9 +525,8 @@ class _AddZeros(nn.Cell):
         super().__init__(auto_prefix=False)
         self.window = window
 
-    def construct(self) -> bool:
-        self.window.add(self.window.zeros())
-        return True
+    def construct(self) -> Any:
+        return ops.depend(Tensor(True), self.window.add(self.window.zeros()))
 
 
 class _AtOnce:

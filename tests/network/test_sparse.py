@@ -65,7 +65,7 @@ def test_a_step_of_ones_own_does_too(late, window):
     for make in (nn.EmbeddingLookup, nn.Embedding):
         network = Words(make, late)
         optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-        accumulator = Accumulator(optimizer, window, reduction="mean")
+        accumulator = Accumulator(optimizer, window, reduction="mean", network=network)
         step = compiled_step(network, nn.MSELoss(), accumulator, optimizer)
         for x, y in data():
             step(x, y)
@@ -73,6 +73,15 @@ def test_a_step_of_ones_own_does_too(late, window):
         left.append(values(network.trainable_params()))
     for sparse, dense in zip(*left):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_without_the_network_they_are_refused_where_it_matters():
+    network = Words(nn.EmbeddingLookup, False)
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    step = compiled_step(network, nn.MSELoss(), Accumulator(optimizer, 1, reduction="mean"), optimizer)
+    with pytest.raises(ValueError, match="'network' must be given with sparse gradients"):
+        step(*data()[0])
 
 
 @pytest.mark.slow
