@@ -80,12 +80,18 @@ def _dense_gradient_only(gradient: Any, parameter: Any) -> Any:
     return gradient
 
 
-@_dense_only.register("RowTensor", "Tensor")
-def _rows_rejected(gradient: Any, parameter: Any) -> Any:
+@ops.constexpr
+def _reject_rows() -> bool:
+    """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
     raise ValueError(
         "For 'Accumulator', 'network' must be given with sparse gradients if the optimizer has a rule of its own for "
         "them, with windows of 1, and with 'skip_micro', but got None. Give the network, or use nn.Embedding."
     )
+
+
+@_dense_only.register("RowTensor", "Tensor")
+def _rows_rejected(gradient: Any, parameter: Any) -> Any:
+    return parameter if _reject_rows() else parameter
 
 
 @_of_tensors()

@@ -76,10 +76,11 @@ def test_a_step_of_ones_own_does_too(late, window):
 
 
 @pytest.mark.slow
-def test_without_the_network_they_are_refused_where_it_matters():
-    network = Words(nn.EmbeddingLookup, False)
-    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-    step = compiled_step(network, nn.MSELoss(), Accumulator(optimizer, 1, reduction="mean"), optimizer)
+@pytest.mark.parametrize("late", [False, True])
+def test_without_the_network_they_are_refused_where_it_matters(late):
+    network = Words(nn.EmbeddingLookup, late)
+    optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
+    step = compiled_step(network, nn.MSELoss(), Accumulator(optimizer, 2, reduction="mean"), optimizer)
     with pytest.raises(ValueError, match="'network' must be given with sparse gradients"):
         step(*data()[0])
 
