@@ -19,6 +19,23 @@ CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============
 QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2", "--output_dir=out")
 
 
+def refused(parser, argv, capfd, main=None):
+    """Run a program with this parser, and return the exit code and the one line on stderr."""
+    code = run(main or (lambda arguments: pytest.fail("the program ran")), parser, argv)
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return code, err[len("error: ") : -1]
+
+
+def raising(error):
+    """Return a program that raises this error."""
+
+    def main(arguments):
+        raise error
+
+    return main
+
+
 def train(*argv):
     return run(training.main, training.flags(), argv)
 

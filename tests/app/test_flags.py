@@ -8,6 +8,7 @@ import pytest
 
 from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import TRAINING, USAGE, Failure, run
+from programs import raising, refused
 
 
 def example_parser():
@@ -31,21 +32,6 @@ def config(tmp_path):
         return f"--config={path}"
 
     return write
-
-
-def refused(argv, capfd, main=None):
-    """Run, and return the exit code and the one line on stderr."""
-    code = run(main or (lambda arguments: pytest.fail("the program ran")), example_parser(), argv)
-    out, err = capfd.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
-    return code, err[len("error: ") : -1]
-
-
-def raising(error):
-    def main(arguments):
-        raise error
-
-    return main
 
 
 # Flags
@@ -87,7 +73,7 @@ def test_defaults_and_flags():
     ],
 )
 def test_a_wrong_flag_is_one_line(argv, line, capfd):
-    assert refused(argv, capfd) == (USAGE, line)
+    assert refused(example_parser(), argv, capfd) == (USAGE, line)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("12", 12)])
@@ -101,7 +87,7 @@ def test_numbers(text, value):
 
 
 def test_config_without_a_file_is_one_line(capfd):
-    assert refused(["--config"], capfd) == (USAGE, "argument --config: expected one argument")
+    assert refused(example_parser(), ["--config"], capfd) == (USAGE, "argument --config: expected one argument")
 
 
 def test_help_names_every_flag(capsys):
@@ -166,17 +152,17 @@ def test_an_empty_config_changes_nothing(config, text):
     ],
 )
 def test_a_wrong_config_is_one_line(config, text, expected, capfd):
-    code, line = refused([config(text)], capfd)
+    code, line = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE and expected in line
 
 
 def test_a_missing_config_is_named(capfd, tmp_path):
-    code, line = refused([f"--config={tmp_path / 'none.yaml'}"], capfd)
+    code, line = refused(example_parser(), [f"--config={tmp_path / 'none.yaml'}"], capfd)
     assert code == USAGE and "none.yaml" in line
 
 
 def test_a_folder_is_no_config(capfd, tmp_path):
-    code, line = refused([f"--config={tmp_path}"], capfd)
+    code, line = refused(example_parser(), [f"--config={tmp_path}"], capfd)
     assert code == USAGE and str(tmp_path) in line
 
 
@@ -189,7 +175,7 @@ def test_a_folder_is_no_config(capfd, tmp_path):
     ],
 )
 def test_python_objects_in_a_config_are_not_made(config, text, capfd, tmp_path):
-    code, _ = refused([config(text)], capfd)
+    code, _ = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE
     assert not (tmp_path / "planted").exists()
 
@@ -198,13 +184,13 @@ def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
     """Nine lines that would be a list of a billion elements."""
     names = "abcdefghi"
     lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
-    code, line = refused([config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
+    code, line = refused(example_parser(), [config("\n".join(["epochs: 1", "a: &a [1]", *lists]))], capfd)
     assert code == USAGE and line.endswith("but 'a' has a list")
 
 
 @pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
 def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
-    code, line = refused([config(text)], capfd)
+    code, line = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE and "run.yaml' is not YAML: " in line
 
 
@@ -214,7 +200,7 @@ def test_null_in_a_config_is_as_good_as_absent(config):
 
 @pytest.mark.parametrize("value", ["false", "true"])
 def test_a_bool_is_no_number(config, value, capfd):
-    code, line = refused([config(f"epochs: {value}\n")], capfd)
+    code, line = refused(example_parser(), [config(f"epochs: {value}\n")], capfd)
     assert code == USAGE and line.startswith("argument --epochs: must be an int >= 1, but got ")
 
 
@@ -238,7 +224,7 @@ def test_a_bool_is_no_number(config, value, capfd):
     ],
 )
 def test_errors_are_about_flags(message, line, capfd):
-    assert refused([], capfd, main=raising(ValueError(message))) == (TRAINING, line)
+    assert refused(example_parser(), [], capfd, main=raising(ValueError(message))) == (TRAINING, line)
 
 
 def test_the_rows_of_a_batch_are_those_of_the_flag_that_was_given(capfd):

@@ -11,6 +11,7 @@ import pytest
 from ms_accum.app import process
 from ms_accum.app.flags import Parser, whole
 from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
+from programs import raising, refused
 
 
 def parser():
@@ -18,21 +19,6 @@ def parser():
     parser.add_program()
     parser.add_argument("--epochs", type=whole(1), default=3)
     return parser
-
-
-def refused(argv, capfd, main=None):
-    """Run, and return the exit code and the one line on stderr."""
-    code = run(main or (lambda arguments: pytest.fail("the program ran")), parser(), argv)
-    out, err = capfd.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
-    return code, err[len("error: ") : -1]
-
-
-def raising(error):
-    def main(arguments):
-        raise error
-
-    return main
 
 
 # Exit codes
@@ -64,11 +50,11 @@ def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
     ],
 )
 def test_an_error_becomes_a_line_and_a_code(error, code, line, capfd):
-    assert refused([], capfd, main=raising(error)) == (code, line)
+    assert refused(parser(), [], capfd, main=raising(error)) == (code, line)
 
 
 def test_an_error_without_a_text_says_its_kind(capfd):
-    assert "MemoryError" in refused([], capfd, main=raising(MemoryError()))[1]
+    assert "MemoryError" in refused(parser(), [], capfd, main=raising(MemoryError()))[1]
 
 
 def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
