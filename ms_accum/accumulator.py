@@ -145,8 +145,7 @@ class Accumulator:
             agree_and_broadcast(_OWNER, collaborators.group, facts, optimizer, network)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
-        needs_network = collaborators.skips is not None or sizes.constant == 1 or may_have_sparse_rule(optimizer)
-        self.dense_only = network is None and needs_network
+        self.dense_only = network is None and (collaborators.skips is not None or may_have_sparse_rule(optimizer))
         """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""

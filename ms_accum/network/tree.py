@@ -85,7 +85,7 @@ def _reject_rows() -> bool:
     """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
     raise ValueError(
         "For 'Accumulator', 'network' must be given with sparse gradients if the optimizer has a rule of its own for "
-        "them, with windows of 1, and with 'skip_micro', but got None. Give the network, or use nn.Embedding."
+        "them, and with 'skip_micro', but got None. Give the network, or use nn.Embedding."
     )
 
 
