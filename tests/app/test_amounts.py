@@ -20,25 +20,25 @@ from ms_accum.app import amounts
         ("17B", 17),
     ],
 )
-def test_texts_are_amounts(text, size):
+def test_text_is_converted_to_bytes(text, size):
     assert amounts.from_text(text) == size == amounts.amount("test", "budget", text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "GiB", "2G", "-1GiB", "1e9", "1,5GB", "0", "0.1B", "nan", "2GiB!", "٣GiB", "2 Gi B"]
 )
-def test_other_texts_are_refused(text):
+def test_invalid_text_is_rejected(text):
     assert amounts.from_text(text) is None
     with pytest.raises(ValueError, match="For 'test', 'budget' must be an amount of memory above 0"):
         amounts.amount("test", "budget", text)
 
 
-def test_a_number_is_bytes():
+def test_number_is_taken_as_bytes():
     assert amounts.amount("test", "budget", 2**31) == 2**31
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(2**31, "2 GiB"), (2**20, "1 MiB"), (600, "600 bytes"), (2**30 * 1.899, "1.899 GiB")]
 )
-def test_an_amount_is_written_with_four_digits(size, text):
+def test_amount_is_formatted_with_four_digits(size, text):
     assert amounts.short(size) == text

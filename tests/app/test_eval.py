@@ -45,7 +45,7 @@ def refused(capfd, *argv, code):
     return one_line(err)
 
 
-def test_it_says_first_what_it_evaluates_on_what(models, capfd):
+def test_model_and_data_are_printed_first(models, capfd):
     assert evaluate("--ckpt_path=digits.ckpt") == OK
     out = capfd.readouterr().out
     record = read_record("digits.ckpt")
@@ -63,25 +63,25 @@ def test_it_says_first_what_it_evaluates_on_what(models, capfd):
     ]
 
 
-def test_the_data_path_of_a_model_of_mnist_must_be_given(models, capfd):
+def test_mnist_model_requires_data_path(models, capfd):
     said = refused(capfd, "--ckpt_path=mnist.safetensors", code=USAGE)
     assert said == "argument --data_path: must be given, the folder of mnist: the model was trained on it"
     assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=mnist") == OK
     assert plan(capfd.readouterr().out)["data"] == "mnist (mnist), 30 test images of 32x32"
 
 
-def test_a_model_of_the_digits_is_not_evaluated_on_others(models, capfd):
+def test_digits_model_rejects_data_path(models, capfd):
     said = refused(capfd, "--ckpt_path=digits.ckpt", "--data_path=mnist", code=USAGE)
     assert said == "argument --data_path: the model was trained on the embedded digits; leave it out"
 
 
-def test_other_data_in_the_folder_are_refused(models, capfd):
+def test_folder_with_other_data_set_is_rejected(models, capfd):
     write_cifar10(models / "cifar")
     said = refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=cifar", code=DATA)
     assert said.startswith("argument --data_path: must contain MNIST, but got 'cifar' with CIFAR-10")
 
 
-def test_other_images_of_the_same_kind_are_evaluated_and_that_is_said(models, capfd):
+def test_other_images_of_same_kind_are_evaluated_with_a_note(models, capfd):
     write_mnist(models / "other", train=64, test=12)
     assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=other") == OK
     shown = plan(capfd.readouterr().out)
@@ -101,13 +101,13 @@ def test_other_images_of_the_same_kind_are_evaluated_and_that_is_said(models, ca
     ],
     ids=str,
 )
-def test_a_record_that_does_not_fit_is_refused(changed, code, named, models, capfd):
+def test_record_that_does_not_match_is_rejected(changed, code, named, models, capfd):
     record = {name: value for name, value in read_record("mnist.safetensors").items() if name != "version"}
     write_record("mnist.safetensors", {**record, **changed})
     assert named in refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=mnist", code=code)
 
 
-def test_a_file_without_a_record_says_what_is_assumed(models, capfd):
+def test_file_without_record_prints_assumptions(models, capfd):
     save_model(LeNet5(), "plain.ckpt")
     assert evaluate("--ckpt_path=plain.ckpt") == OK
     shown = plan(capfd.readouterr().out)
@@ -118,7 +118,7 @@ def test_a_file_without_a_record_says_what_is_assumed(models, capfd):
     assert plan(capfd.readouterr().out)["model"] == "lenet5, because --model says so"
 
 
-def test_the_record_of_another_model_is_noticed(models, capfd):
+def test_record_of_another_model_is_rejected(models, capfd):
     save_model(LeNet5(), "other.ckpt")
     os.rename(sidecar("digits.ckpt"), sidecar("other.ckpt"))
     said = refused(capfd, "--ckpt_path=other.ckpt", code=CHECKPOINT)
@@ -127,7 +127,7 @@ def test_the_record_of_another_model_is_noticed(models, capfd):
     )
 
 
-def test_a_damaged_record_is_a_checkpoint(models, capfd):
+def test_damaged_record_exits_with_checkpoint_code(models, capfd):
     path = Path(sidecar("digits.ckpt"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "record": {"version": model_file.VERSION}}))
     assert "'batch_size' is missing" in refused(capfd, "--ckpt_path=digits.ckpt", code=CHECKPOINT)

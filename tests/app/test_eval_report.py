@@ -48,7 +48,7 @@ def rejected(capfd, *argv, code):
     return one_line(err)
 
 
-def test_the_report_has_the_figures_that_are_printed(model, capfd, monkeypatch):
+def test_report_has_the_printed_figures(model, capfd, monkeypatch):
     calls = []
     once = evaluation.evaluate_seen
     monkeypatch.setattr(evaluation, "evaluate_seen", lambda *given: calls.append(given) or once(*given))
@@ -70,7 +70,7 @@ def test_the_report_has_the_figures_that_are_printed(model, capfd, monkeypatch):
     assert evaluate("--ckpt_path=plain.ckpt", "--report=a/b") == OK  # replaces its own
 
 
-def test_without_the_flag_there_is_none_and_nothing_else_changes(model, capfd):
+def test_without_flag_no_report_is_written(model, capfd):
     assert evaluate("--ckpt_path=plain.ckpt") == OK
     without = capfd.readouterr().out
     assert evaluate("--ckpt_path=plain.ckpt", "--report=out") == OK
@@ -80,7 +80,7 @@ def test_without_the_flag_there_is_none_and_nothing_else_changes(model, capfd):
 
 
 @pytest.mark.usefixtures("unevaluated")
-def test_another_file_is_not_replaced(model, capfd):
+def test_file_that_is_not_a_report_is_not_replaced(model, capfd):
     Path("report.html").write_text("mine")
     said = rejected(capfd, "--report=.", code=USAGE)
     assert said == "argument --report: './report.html' exists and is no report of eval.py; give another folder"
@@ -101,11 +101,11 @@ def test_another_file_is_not_replaced(model, capfd):
         ),
     ],
 )
-def test_a_folder_that_cannot_be_written_to_is_rejected_first(folder, named, model, capfd):
+def test_unwritable_folder_is_rejected_before_evaluation(folder, named, model, capfd):
     assert rejected(capfd, f"--report={folder}", code=DISK).startswith(f"argument --report: {named}")
 
 
-def test_the_check_is_what_rejects(model, capfd, monkeypatch):
+def test_without_the_check_the_error_follows_the_evaluation(model, capfd, monkeypatch):
     """Without it the evaluation runs, and the error comes after it."""
     monkeypatch.setattr(evaluation, "place_of", lambda folder: os.path.join(folder, "report.html"))
     assert evaluate("--ckpt_path=plain.ckpt", "--report=none") == DISK
@@ -116,7 +116,7 @@ def test_the_check_is_what_rejects(model, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(("workers", "code"), [("2", USAGE), ("1", TRAINING)])
-def test_several_processes_are_rejected_before_anything_else(workers, code, model, capfd, monkeypatch):
+def test_several_processes_are_rejected_first(workers, code, model, capfd, monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     monkeypatch.setenv("MS_WORKER_NUM", workers)
     monkeypatch.setattr(evaluation, "choose_device", lambda device: 1 / 0)  # the first thing that main does
@@ -134,14 +134,14 @@ def test_several_processes_are_rejected_before_anything_else(workers, code, mode
         ("<script>\n", "line 1 of 'metrics.jsonl' is damaged"),
     ],
 )
-def test_metrics_that_cannot_be_used_are_no_error(content, why, model):
+def test_unusable_metrics_are_not_an_error(content, why, model):
     if content is not None:
         Path("metrics.jsonl").write_text(content)
     assert evaluation.metrics_beside("plain.ckpt") == why
 
 
 @pytest.mark.slow
-def test_it_is_written_by_the_program_too(model):
+def test_eval_program_writes_report(model):
     done = process("eval.py", "--ckpt_path=plain.ckpt", "--report=我的 报告", cwd=model)
     assert (done.returncode, done.stderr) == (OK, "")
     assert (model / "我的 报告" / "report.html").stat().st_size < 500_000

@@ -72,7 +72,7 @@ def test_defaults_and_flags():
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
-def test_a_wrong_flag_is_one_line(argv, line, capfd):
+def test_wrong_flag_is_one_line_error(argv, line, capfd):
     assert refused(example_parser(), argv, capfd) == (USAGE, line)
 
 
@@ -86,11 +86,11 @@ def test_numbers(text, value):
     assert number(0)(text) == value
 
 
-def test_config_without_a_file_is_one_line(capfd):
+def test_config_flag_without_file_is_one_line_error(capfd):
     assert refused(example_parser(), ["--config"], capfd) == (USAGE, "argument --config: expected one argument")
 
 
-def test_help_names_every_flag(capsys):
+def test_help_lists_every_flag(capsys):
     with pytest.raises(SystemExit) as end:
         run(raising(AssertionError), example_parser(), ["--help"])
     shown = capsys.readouterr().out
@@ -101,28 +101,28 @@ def test_help_names_every_flag(capsys):
 # The configuration file
 
 
-def test_a_config_gives_flags(config):
+def test_config_sets_flags(config):
     given = example_parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
     assert (given.epochs, given.lr, given.verbose, given.data_path) == (5, 0.001, True, "数据 dir")
 
 
-def test_flags_win_over_the_config(config):
+def test_command_line_overrides_config(config):
     given = example_parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
     assert (given.epochs, given.momentum) == (2, 0.5)
 
 
-def test_a_config_knows_aliases(config):
+def test_config_accepts_aliases(config):
     assert example_parser().parse([config("learning_rate: 0.25")]).lr == 0.25
 
 
-def test_a_config_that_is_a_pipe_is_not_waited_for():
+def test_config_that_is_a_pipe_is_rejected_at_once():
     os.mkfifo("pipe")
     with pytest.raises(Failure, match="^argument --config: 'pipe' is not a file$"):
         example_parser().parse(["--config=pipe"])
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])
-def test_an_empty_config_changes_nothing(config, text):
+def test_empty_config_changes_nothing(config, text):
     given, without = vars(example_parser().parse([config(text)])), vars(example_parser().parse([]))
     assert given.pop("config") and {**given, "config": None} == without
 
@@ -151,17 +151,17 @@ def test_an_empty_config_changes_nothing(config, text):
         ("verbose: 3\n", "argument --verbose: ignored explicit argument '3'"),
     ],
 )
-def test_a_wrong_config_is_one_line(config, text, expected, capfd):
+def test_invalid_config_is_one_line_error(config, text, expected, capfd):
     code, line = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE and expected in line
 
 
-def test_a_missing_config_is_named(capfd, tmp_path):
+def test_missing_config_is_named(capfd, tmp_path):
     code, line = refused(example_parser(), [f"--config={tmp_path / 'none.yaml'}"], capfd)
     assert code == USAGE and "none.yaml" in line
 
 
-def test_a_folder_is_no_config(capfd, tmp_path):
+def test_folder_as_config_is_rejected(capfd, tmp_path):
     code, line = refused(example_parser(), [f"--config={tmp_path}"], capfd)
     assert code == USAGE and str(tmp_path) in line
 
@@ -174,13 +174,13 @@ def test_a_folder_is_no_config(capfd, tmp_path):
         "epochs: !!python/object/new:os.mkdir [planted]",
     ],
 )
-def test_python_objects_in_a_config_are_not_made(config, text, capfd, tmp_path):
+def test_config_creates_no_python_objects(config, text, capfd, tmp_path):
     code, _ = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE
     assert not (tmp_path / "planted").exists()
 
 
-def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
+def test_nested_aliases_in_config_are_not_expanded(config, capfd):
     """Nine lines that would be a list of a billion elements."""
     names = "abcdefghi"
     lists = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip(names, names[1:])]
@@ -189,17 +189,17 @@ def test_lists_of_lists_of_lists_in_a_config_are_not_made(config, capfd):
 
 
 @pytest.mark.parametrize("text", ["epochs: [1\n", "a: b: c\n", b"epochs: \xff\n", "epochs: " + "[" * 1500])
-def test_a_config_that_is_no_yaml_is_named(config, text, capfd):
+def test_config_that_is_not_yaml_is_named(config, text, capfd):
     code, line = refused(example_parser(), [config(text)], capfd)
     assert code == USAGE and "run.yaml' is not YAML: " in line
 
 
-def test_null_in_a_config_is_as_good_as_absent(config):
+def test_null_in_config_equals_absent(config):
     assert example_parser().parse([config("data_path:\n")]).data_path is None
 
 
 @pytest.mark.parametrize("value", ["false", "true"])
-def test_a_bool_is_no_number(config, value, capfd):
+def test_bool_is_not_accepted_as_number(config, value, capfd):
     code, line = refused(example_parser(), [config(f"epochs: {value}\n")], capfd)
     assert code == USAGE and line.startswith("argument --epochs: must be an int >= 1, but got ")
 
@@ -223,11 +223,11 @@ def test_a_bool_is_no_number(config, value, capfd):
         ("'run.yaml' has the key 'epochs' twice", "'run.yaml' has the key 'epochs' twice"),
     ],
 )
-def test_errors_are_about_flags(message, line, capfd):
+def test_library_errors_name_flags(message, line, capfd):
     assert refused(example_parser(), [], capfd, main=raising(ValueError(message))) == (TRAINING, line)
 
 
-def test_the_rows_of_a_batch_are_those_of_the_flag_that_was_given(capfd):
+def test_batch_size_error_names_the_flag_that_was_given(capfd):
     flags = example_parser()
     for flag in ("--batch_size", "--effective_batch"):
         flags.add_argument(flag, type=int)

@@ -49,7 +49,7 @@ def save_state(path, arrays, content):
 
 
 @pytest.mark.graph
-def test_models_and_state_of_a_run(capfd):
+def test_models_and_state_of_run_are_shown(capfd):
     argv = ("--model=mlp", "--epochs=1", "--batch_size=512", "--output_dir=out", "--ckpt_path=out/model.safetensors")
     assert train(*argv) == OK
     lines = shown(capfd, "out/model.safetensors")
@@ -67,21 +67,21 @@ def test_models_and_state_of_a_run(capfd):
     assert ["optimizer.global_step", "int32", "(1,)"] in parameters(lines)
 
 
-def test_a_model_without_a_record(capfd, tmp_path):
+def test_model_without_record_is_shown(capfd, tmp_path):
     save_model(nn.Dense(2, 3), "a.ckpt")
     lines = shown(capfd, "a.ckpt")
     assert facts(lines)["record"] == "none" and facts(lines)["parameters"] == "2 with 9 elements"
     assert parameters(lines) == [["weight", "Float32", "(3,", "2)"], ["bias", "Float32", "(3,)"]]
 
 
-def test_long_lists_are_cut(capfd):
+def test_long_parameter_list_is_cut(capfd):
     save_file({f"p{number}": np.zeros(1, np.float32) for number in range(43)}, "many.safetensors")
     lines = shown(capfd, "many.safetensors")
     assert lines[-1] == "  ... and 3 more (--all shows them)" and len(parameters(lines)) == 41
     assert len(parameters(shown(capfd, "many.safetensors", "--all"))) == 43
 
 
-def test_safetensors_of_others_are_shown(capfd):
+def test_safetensors_of_other_programs_are_shown(capfd):
     """Types that NumPy has not, and characters that a terminal would obey."""
     header = {"\x1b[2Jweight\n": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}}
     header["__metadata__"] = {"format": "pt", "record": "{}"}
@@ -102,7 +102,7 @@ def test_safetensors_of_others_are_shown(capfd):
     ],
     ids=lambda content: ",".join(content),
 )
-def test_a_strangers_state_is_shown_in_short_plain_lines(content, capfd):
+def test_crafted_state_is_shown_in_short_printable_lines(content, capfd):
     save_state("strange.safetensors", {"a": np.zeros(2, np.float32)}, content)
     lines = shown(capfd, "strange.safetensors")
     assert facts(lines)["kind"] == "training state"
@@ -121,7 +121,7 @@ def damaged(path):
     [lambda path: b"", lambda path: b"garbage\n" * 100, lambda path: path.read_bytes()[:-30], damaged],
     ids=["empty", "garbage", "cut", "damaged"],
 )
-def test_damaged_files_are_one_line(name, change, capfd, tmp_path):
+def test_damaged_file_is_one_line_error(name, change, capfd, tmp_path):
     path = tmp_path / name
     if name.startswith("state"):
         save_state(path, {"a": np.arange(9, dtype=np.float32)}, {"config": {}})
@@ -134,7 +134,7 @@ def test_damaged_files_are_one_line(name, change, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"weight", b"Float32"], ids=["name", "type"])
-def test_a_checkpoint_that_is_no_text_is_one_line(text, capfd):
+def test_checkpoint_with_invalid_text_is_one_line_error(text, capfd):
     save_model(nn.Dense(2, 3), "whole.ckpt")
     content = Path("whole.ckpt").read_bytes()[: -len(b"crc_num") - 10]
     assert text in content
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_no_text_is_one_line(text, capfd):
 
 
 @pytest.mark.parametrize("name", ["none.ckpt", "folder.ckpt", "notes.txt", "pipe.ckpt"])
-def test_what_is_no_file_of_these_is_one_line(name, capfd):
+def test_other_kind_of_file_is_one_line_error(name, capfd):
     os.mkdir("folder.ckpt")
     Path("notes.txt").touch()
     os.mkfifo("pipe.ckpt")
@@ -152,11 +152,11 @@ def test_what_is_no_file_of_these_is_one_line(name, capfd):
     assert f"'{name}' is " in one_line(capfd.readouterr().err)
 
 
-def test_wrong_flags_are_usage(capfd):
+def test_wrong_flags_exit_with_usage_code(capfd):
     assert inspect() == USAGE and "FILE" in one_line(capfd.readouterr().err)
 
 
-def test_safetensors_need_no_mindspore_and_a_closed_pipe_is_no_error(tmp_path):
+def test_safetensors_need_no_mindspore_and_closed_pipe_is_ignored(tmp_path):
     save_state(tmp_path / "state.safetensors", {f"p{n}": np.zeros(1, np.float32) for n in range(9999)}, {"config": {}})
     (tmp_path / "mindspore.py").write_text("raise ImportError('it is imported')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

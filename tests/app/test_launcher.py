@@ -97,7 +97,7 @@ def process_of(job, name, value):
 # What ranks get
 
 
-def test_each_rank_runs_the_program_with_this_interpreter_its_flags_and_a_clusters_environment(tmp_path):
+def test_each_rank_gets_interpreter_flags_and_cluster_environment(tmp_path):
     source = """
 with open(f"got{rank}", "w") as file:
     json.dump([sys.executable, os.getcwd(), sys.argv[1:], dict(os.environ), sys.stdin.read()], file)
@@ -114,12 +114,12 @@ with open(f"got{rank}", "w") as file:
     assert ranks[0][3]["MS_SCHED_PORT"] == ranks[1][3]["MS_SCHED_PORT"]
 
 
-def test_a_module_and_one_rank(tmp_path):
+def test_module_runs_with_one_rank(tmp_path):
     code, out, err = launch(tmp_path, "print(sys.argv[1:])", "-m", nproc=1, own=("program", "-m", "x"))
     assert (code, out, err) == (0, ["ranks            1, logs in log", "[0] ['-m', 'x']"], [])
 
 
-def test_a_port_is_kept_for_who_asks_as_the_scheduler_does():
+def test_reserved_port_is_free_only_with_address_reuse():
     with free_port() as keeper, free_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
         address = keeper.getsockname()
         assert another.getsockname() != address
@@ -132,7 +132,7 @@ def test_a_port_is_kept_for_who_asks_as_the_scheduler_does():
 
 
 @pytest.mark.parametrize(("own", "lower"), [({}, "1"), ({"MS_RETRY_INTERVAL_LOWER": "4"}, "4")])
-def test_processes_try_to_reach_each_other_every_second_unless_the_user_has_set_it(monkeypatch, own, lower):
+def test_retry_interval_is_one_second_unless_set_by_user(monkeypatch, own, lower):
     for name in ("LOWER", "UPPER"):
         monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
     for name, value in own.items():
@@ -143,11 +143,11 @@ def test_processes_try_to_reach_each_other_every_second_unless_the_user_has_set_
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others can't ask for it")
 @pytest.mark.parametrize(("parent", "code"), [(os.getpid, 0), (lambda: 1, 1)], ids=["there", "gone"])
-def test_a_process_whose_parent_is_gone_before_it_begins_ends(parent, code):
+def test_process_whose_parent_ended_before_its_start_ends(parent, code):
     assert subprocess.run([sys.executable, "-c", ""], preexec_fn=end_with(parent()), check=False).returncode == code
 
 
-def test_the_launcher_does_not_import_mindspore():
+def test_launcher_does_not_import_mindspore():
     look = "import sys, ms_accum.launch; print('mindspore' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
@@ -156,7 +156,7 @@ def test_the_launcher_does_not_import_mindspore():
 # What is said, and where
 
 
-def test_rank_0_is_shown_line_by_line_and_all_is_in_the_logs(tmp_path):
+def test_rank_0_is_shown_by_lines_and_all_ranks_are_logged(tmp_path):
     source = """
 print("of", rank)
 print("[WARNING] DISTRIBUTED(1,7f,python):2026 a notice of MindSpore", file=sys.stderr)
@@ -171,7 +171,7 @@ sys.stdout.write("no end of line")
         assert all(text in log for text in (f"of {rank}\n", "a notice", "an error", "no end of line"))
 
 
-def test_the_streams_of_rank_0_do_not_cut_each_others_lines(tmp_path):
+def test_stdout_and_stderr_of_rank_0_do_not_split_lines(tmp_path):
     source = """
 for _ in range(20):
     sys.stdout.write("one ")
@@ -191,11 +191,11 @@ for _ in range(20):
 BAR = 'sys.stdout.write("\\r 10%\\r 20%\\n"); print("next")'
 
 
-def test_of_a_bar_its_last_state_is_shown(tmp_path):
+def test_last_state_of_progress_bar_is_shown(tmp_path):
     assert launch(tmp_path, BAR)[1][1:] == ["[0]  20%", "[0] next"]
 
 
-def test_in_a_terminal_a_bar_is_overwritten(tmp_path):
+def test_progress_bar_is_overwritten_on_terminal(tmp_path):
     ours, its = pty.openpty()
     job = start(tmp_path, BAR, stdout=its)
     assert job.wait(timeout=60) == 0
@@ -205,14 +205,14 @@ def test_in_a_terminal_a_bar_is_overwritten(tmp_path):
     os.close(its)
 
 
-def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path):
+def test_closed_terminal_does_not_end_run(tmp_path):
     job = start(tmp_path, "time.sleep(1)\nfor line in range(9999): print(line)", stderr=subprocess.DEVNULL)
     job.stdout.close()
     assert job.wait(timeout=60) == 0
     assert (tmp_path / "log" / "worker_0.log").read_text().endswith("9998\n")
 
 
-def test_logs_of_an_earlier_job_do_not_stay(tmp_path):
+def test_logs_of_earlier_job_are_removed(tmp_path):
     assert launch(tmp_path, "print('first')", nproc=3)[0] == 0
     (tmp_path / "log" / "worker_notes.log").touch()
     (tmp_path / "log" / "worker_2.beat").touch()
@@ -228,7 +228,7 @@ def test_logs_of_an_earlier_job_do_not_stay(tmp_path):
     assert (tmp_path / "log" / "worker_0.log").read_text() == ""
 
 
-def test_each_job_has_a_folder_of_its_own_by_default(tmp_path):
+def test_each_job_has_its_own_log_folder_by_default(tmp_path):
     (tmp_path / "program.py").write_text("print(1)")
     command = [sys.executable, "-m", "ms_accum.launch", "program.py"]
     jobs = [subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(2)]
@@ -252,12 +252,12 @@ def test_each_job_has_a_folder_of_its_own_by_default(tmp_path):
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
     ],
 )
-def test_who_fails_is_named_and_the_others_are_ended(tmp_path, failure, code, said):
+def test_failed_rank_is_named_and_other_ranks_are_ended(tmp_path, failure, code, said):
     source = f"if rank == 1:\n    time.sleep(0.5); {failure}\ntime.sleep(100)"
     assert launch(tmp_path, source)[::2] == (code, [f"error: rank 1 {said}; its log is log/worker_1.log"])
 
 
-def test_what_a_rank_has_printed_is_in_its_log_even_if_it_is_killed(tmp_path):
+def test_output_of_killed_rank_is_in_its_log(tmp_path):
     source = """
 print("before")
 open(f"ready{rank}", "w").close()
@@ -269,17 +269,17 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [(tmp_path / "log" / f"worker_{rank}.log").read_text() for rank in range(2)] == ["before\n"] * 2
 
 
-def test_rank_0_is_shown_before_it_is_named(tmp_path):
+def test_output_of_rank_0_comes_before_its_error(tmp_path):
     code, _, err = launch(tmp_path, "if rank: time.sleep(100)\nprint('error: so', file=sys.stderr); sys.exit(2)")
     named = "error: rank 0 ended with exit code 2; its log is log/worker_0.log"  # what it said is said once
     assert (code, err) == (2, ["[0] error: so", named])
 
 
-def test_who_fails_last_fails_the_job(tmp_path):
+def test_failure_of_last_running_rank_fails_the_job(tmp_path):
     assert launch(tmp_path, "time.sleep(rank); sys.exit(7 * rank)")[0] == 7
 
 
-def test_who_does_not_end_is_killed_after_a_while(tmp_path):
+def test_rank_that_does_not_end_is_killed_after_grace(tmp_path):
     source = "if rank == 1:\n    while not os.path.exists('ready0'): time.sleep(0.1)\n    sys.exit(3)\n" + STUBBORN
     code, _, err = launch(tmp_path, source, "--grace=1.5")
     assert (code, err[1:]) == (3, ["error: rank 0 did not end within 1.5 s and was killed"])
@@ -303,14 +303,14 @@ while True:
 
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_who_waits_for_a_rank_that_failed_is_ended_long_before_the_grace_is_over(tmp_path, inside):
+def test_rank_waiting_for_failed_rank_is_ended_before_grace(tmp_path, inside):
     """It can do nothing else; one that has left the exchange, and may be saving, has the grace."""
     code, _, err = launch(tmp_path, EXCHANGING.replace("INSIDE", str(inside)), f"--grace={90 if inside else 5}")
     waited = "was waiting for all ranks and was ended" if inside else "did not end within 5 s and was killed"
     assert (code, err[1:]) == (3, [f"error: rank 0 {waited}"]) and (tmp_path / "asked0").exists()
 
 
-def test_the_schedulers_end_is_an_error(tmp_path):
+def test_end_of_scheduler_is_an_error(tmp_path):
     job = start(tmp_path, NOTES)
     both_ready(job, tmp_path)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
@@ -319,7 +319,7 @@ def test_the_schedulers_end_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_path, over):
+def test_ended_programs_are_not_waited_for_without_scheduler(tmp_path, over):
     """Their processes would wait for it, and for ever, when MindSpore closes."""
     beats = "from ms_accum.ranks.heartbeat import Heartbeat\nheart = Heartbeat()\nheart.beat()\n"
     waits = "def ask(number, frame):\n    open(f'asked{rank}', 'w').close()\n"
@@ -337,7 +337,7 @@ def test_programs_that_have_ended_are_not_waited_for_without_a_scheduler(tmp_pat
 @pytest.mark.parametrize(
     "age", [pytest.param(40, id="late"), pytest.param(0, id="another reason", marks=pytest.mark.slow)]
 )
-def test_who_was_late_is_said(tmp_path, age):
+def test_late_rank_is_named(tmp_path, age):
     """A rank that waits in vain ends with an error that names nobody. What holds its output leaves the other one time
     to end before it is complete."""
     source = """
@@ -361,7 +361,7 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("text", [None, b"", b"x", b"\0" * 20, b"7".rjust(20), b"7".rjust(20) + b"over"])
-def test_what_a_heartbeat_says(tmp_path, text):
+def test_heartbeat_is_parsed(tmp_path, text):
     path = tmp_path / "worker_0.beat"
     if text is not None:
         path.write_bytes(text)
@@ -374,7 +374,7 @@ def test_what_a_heartbeat_says(tmp_path, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
-def test_each_rank_gets_a_signal_once(tmp_path, number):
+def test_each_rank_gets_signal_once(tmp_path, number):
     """Sent as a terminal does on Ctrl-C: to the whole group. One rank ends long before the other."""
     job = start(tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(1 + rank)"))
     both_ready(job, tmp_path)
@@ -384,7 +384,7 @@ def test_each_rank_gets_a_signal_once(tmp_path, number):
     assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[number], [number]]
 
 
-def test_a_rank_that_fails_after_a_signal_is_named(tmp_path):
+def test_rank_that_fails_after_signal_is_named(tmp_path):
     job = start(tmp_path, NOTES.replace("128 + got[0]", "143 - 138 * rank"))
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
@@ -394,7 +394,7 @@ def test_a_rank_that_fails_after_a_signal_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
+def test_saving_after_signal_may_exceed_grace(tmp_path):
     """The others have ended with the signal's code long before: they were asked to, and have not failed."""
     source = NOTES.replace("time.sleep(1)", "time.sleep(4 * (1 - rank))\nprint('saved')")
     job = start(tmp_path, source, "--grace=1")
@@ -406,7 +406,7 @@ def test_who_saves_after_a_signal_may_take_longer_than_the_grace(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
-def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
+def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
     """Who ends first ends with the signal's code, which is no failure: the other one is saving."""
     source = NOTES.replace("while not got:", "while not (got or os.path.exists('got1')):")
     source = source.replace("time.sleep(1)", "time.sleep(3 * (1 - rank))\nprint('saved')")
@@ -419,7 +419,7 @@ def test_ranks_that_are_asked_themselves_are_asked(tmp_path, asked):
     assert json.loads((tmp_path / "got0").read_text()) == [15] * (0 in asked)
 
 
-def test_who_waits_for_a_rank_that_a_signal_ended_is_ended(tmp_path):
+def test_rank_waiting_for_rank_ended_by_signal_is_ended(tmp_path):
     """As where ranks join: only one rank received the signal, and the others would wait for it for minutes."""
     source = """
 from ms_accum.ranks.heartbeat import exchange
@@ -431,7 +431,7 @@ with exchange():
     assert (code, err) == (143, ["error: rank 0 was waiting for all ranks and was ended", "error: terminated"])
 
 
-def test_who_ended_before_is_said(tmp_path):
+def test_rank_that_ended_earlier_is_named(tmp_path):
     source = """
 from ms_accum.ranks.heartbeat import Heartbeat
 heart = Heartbeat()
@@ -447,7 +447,7 @@ sys.exit("RuntimeError: waited")
     assert err[2:] == ["error: rank 1 had ended before, after 3 micro-batches; rank 0 had finished 5"]
 
 
-def test_a_scheduler_that_goes_after_a_rank_ends_what_can_not(tmp_path):
+def test_stranded_ranks_are_ended_when_scheduler_ends_after_a_rank(tmp_path):
     """Nobody has failed, and what is left is over."""
     source = """
 from ms_accum.ranks.heartbeat import Heartbeat
@@ -489,24 +489,24 @@ mindspore/ccsrc/backend/kernel_actor.cc:995 OnMemoryAllocFinish
         ("error: so\n", "so"),
     ],
 )
-def test_the_last_words_say_something(tmp_path, text, words):
+def test_last_words_explain_the_failure(tmp_path, text, words):
     (tmp_path / "log").write_text(text)
     assert last_words(tmp_path / "log") == words
 
 
-def test_an_error_of_a_program_is_its_first_line_that_says_something():
+def test_failure_shows_first_line_with_information():
     said = KERNEL.partition("RuntimeError:")[2]
     assert str(Failure(RuntimeError(said), 1)) == "Launch kernel failed: Default/AllReduce-op0"
     assert str(Failure(ValueError("one\ntwo"), 1)) == "one"
     assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
 
-def test_last_words_are_few_and_can_be_printed(tmp_path):
+def test_last_words_are_short_and_printable(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
     assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]
 
 
-def test_where_one_fails_after_a_signal_the_others_have_the_grace(tmp_path):
+def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
     """Of two codes the failure's is the job's: the state is not saved."""
     job = start(
         tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(100 * (1 - rank))\nif rank: sys.exit(5)"), "--grace=1"
@@ -518,7 +518,7 @@ def test_where_one_fails_after_a_signal_the_others_have_the_grace(tmp_path):
     assert (code, err) == (5, [named, "error: rank 0 did not end within 1 s and was killed"])
 
 
-def test_where_terminals_that_close_are_ignored_they_are(tmp_path):
+def test_sighup_stays_ignored_under_nohup(tmp_path):
     """Started with `nohup`."""
     job = start(tmp_path, NOTES, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     both_ready(job, tmp_path)
@@ -530,7 +530,7 @@ def test_where_terminals_that_close_are_ignored_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_without_one_of_the_streams(tmp_path, closed):
+def test_closed_standard_stream_is_tolerated(tmp_path, closed):
     (tmp_path / "program.py").write_text(BEGIN + "print('said'); print('so', file=sys.stderr); sys.exit(7 * rank)")
     command = f"exec {sys.executable} -m ms_accum.launch --nproc=2 --log_dir=log program.py {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=False, timeout=60)
@@ -539,7 +539,7 @@ def test_without_one_of_the_streams(tmp_path, closed):
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_them_at_once(tmp_path):
+def test_second_signal_ends_ranks_at_once(tmp_path):
     job = start(tmp_path, STUBBORN)
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
@@ -550,7 +550,7 @@ def test_a_second_signal_ends_them_at_once(tmp_path):
     assert (code, err) == (143, [*killed, "error: terminated"])
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
+def test_ranks_end_when_launcher_is_killed(tmp_path):
     job = start(tmp_path, STUBBORN)
     both_ready(job, tmp_path)
     processes = [process_of(job, "MS_NODE_ID", rank) for rank in range(2)] + [process_of(job, "MS_ROLE", "MS_SCHED")]
@@ -559,7 +559,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
     assert all(gone(process) for process in processes)
 
 
-def test_what_ranks_have_started_ends_too(tmp_path):
+def test_processes_started_by_ranks_end(tmp_path):
     source = "child = subprocess.Popen(['sleep', '100'])\nopen(f'got{rank}', 'w').write(str(child.pid))"
     assert launch(tmp_path, source)[0] == 0
     assert all(gone((tmp_path / f"got{rank}").read_text()) for rank in range(2))
@@ -576,7 +576,7 @@ def test_what_ranks_have_started_ends_too(tmp_path):
         ([], "the following arguments are required: script.py [its flags]"),
     ],
 )
-def test_wrong_flags_are_refused_in_one_line(tmp_path, flags, said):
+def test_wrong_flags_are_one_line_error(tmp_path, flags, said):
     (tmp_path / "program.py").touch()
     command = [sys.executable, "-m", "ms_accum.launch", *flags]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
@@ -584,7 +584,7 @@ def test_wrong_flags_are_refused_in_one_line(tmp_path, flags, said):
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
-def test_a_folder_of_logs_that_cannot_be(tmp_path):
+def test_unusable_log_folder_is_one_line_error(tmp_path):
     (tmp_path / "log").touch()
     code, _, err = launch(tmp_path, "open('ran', 'w')")
     assert (code, err) == (5, ["error: the job can't be started: [Errno 17] File exists: 'log'"])
@@ -623,14 +623,14 @@ with SIGNALS:
 
 
 @pytest.mark.slow
-def test_ranks_sum(tmp_path):
+def test_ranks_compute_all_reduce_sum(tmp_path):
     code, out, err = launch(tmp_path, SUM)
     assert (code, out[1:], err) == (0, ["[0] [3.0, 20.0]"], [])
     assert (tmp_path / "log" / "worker_1.log").read_text().startswith("[3.0, 20.0]\n")
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
+def test_killed_rank_ends_ranks_waiting_for_it(tmp_path):
     """Here they can't do what SIGTERM asks for: their main threads are inside of MindSpore."""
     wait = (
         "open(f'ready{rank}', 'w').close()\nwith SIGNALS:\n    while True: total(ms.Tensor(np.ones(2, np.float32)))\n"
@@ -647,7 +647,7 @@ def test_a_rank_that_is_killed_ends_the_others_that_wait_for_it(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", ["scheduler.log", "worker_1.log", "worker_0.beat"])
-def test_links_out_of_the_folder_of_logs_are_not_followed(tmp_path, capfd, name):
+def test_link_out_of_log_folder_is_not_followed(tmp_path, capfd, name):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / name).symlink_to(tmp_path / "precious")

@@ -37,7 +37,7 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="pe
 
 @pytest.mark.slow
 @on_linux
-def test_the_mean_takes_no_more_than_the_sum(tmp_path):
+def test_mean_needs_no_more_memory_than_sum(tmp_path):
     total = peak("sum", tmp_path)
     assert peak("mean", tmp_path) <= total + 0.5 * PARAMETERS
     assert peak("zeros", tmp_path) > total + 0.75 * PARAMETERS
@@ -58,7 +58,7 @@ LENET = 61_684 * 4
     ids=["sgd", "momentum", "adam"],
 )
 @pytest.mark.parametrize(("mini_steps", "accumulators"), [(1, 0), (2, LENET), (64, LENET)])
-def test_parts(make, state, mini_steps, accumulators):
+def test_parts_of_report(make, state, mini_steps, accumulators):
     network = LeNet5()
     report = memory_report(network, make(network.trainable_params()), mini_steps=mini_steps)
     assert report[:3] == (LENET, LENET, accumulators) and report.activations is None
@@ -66,7 +66,7 @@ def test_parts(make, state, mini_steps, accumulators):
     assert report.total == 2 * LENET + accumulators + report.optimizer_state
 
 
-def test_what_is_frozen_or_narrow():
+def test_frozen_and_float16_parameters():
     network = nn.SequentialCell(nn.Dense(10, 20), nn.Dense(20, 5).to_float(ms.float16))
     network[0].weight.requires_grad = False
     network[1].weight.set_dtype(ms.float16)
@@ -74,7 +74,7 @@ def test_what_is_frozen_or_narrow():
     assert report[:3] == (4 * (200 + 20 + 5) + 2 * 100, 4 * 25 + 2 * 100, 4 * 125)
 
 
-def test_the_table():
+def test_report_is_printed_as_table():
     report = ms_accum.MemoryReport(2**20, 2**21, 0, 123 * 2**20, None, 126 * 2**20)
     assert str(report) == "\n".join(
         [
@@ -113,7 +113,7 @@ def footprint(network):
 
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
-def test_nothing_is_changed(mode, monkeypatch):
+def test_measuring_changes_nothing(mode, monkeypatch):
     ms.set_context(mode=mode)
     network = Normed()
     network.set_train(False)
@@ -135,7 +135,7 @@ def _planted(*_):
     raise RuntimeError("planted")
 
 
-def test_the_same_masks_are_drawn_afterwards():
+def test_dropout_masks_are_the_same_after_measuring():
     drawn = []
     for asked in (False, True, False):
         ms.set_seed(3)
@@ -149,7 +149,7 @@ def test_the_same_masks_are_drawn_afterwards():
     assert drawn[0] == drawn[1] == drawn[2] and drawn[0][0] != drawn[0][1]
 
 
-def test_activations_are_what_the_backward_needs():
+def test_activations_are_tensors_stored_for_backward():
     network = nn.SequentialCell(nn.Dense(6, 100, has_bias=False), nn.ReLU(), nn.Dense(100, 1, has_bias=False))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     x = np.ones((50, 6), np.float32)
@@ -158,12 +158,12 @@ def test_activations_are_what_the_backward_needs():
     assert hidden <= report.activations < 1.02 * hidden
 
 
-def test_activations_grow_with_the_rows():
+def test_activations_grow_with_rows():
     few, many = (report_of(Normed(), rows).activations for rows in (100, 200))
     assert 1.9 * few < many < 2.1 * few
 
 
-def test_what_runs_under_jit_is_not_seen():
+def test_activations_are_unknown_under_jit():
     network = nn.Dense(6, 1)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     compiled = ms.jit(forward_of(network, nn.MSELoss()))
@@ -190,7 +190,7 @@ class _Compiled(nn.Cell):
         ({"mini_steps": 0}, ValueError, "'mini_steps' must be an int >= 1, but got 0"),
     ],
 )
-def test_bad_arguments(change, error, match):
+def test_invalid_arguments_are_rejected(change, error, match):
     network = nn.Dense(6, 1)
     arguments = {"network": network, "optimizer": nn.SGD(network.trainable_params(), 0.1), "mini_steps": 1, **change}
     with pytest.raises(error, match=f"For 'memory_report', {match}"):
@@ -222,7 +222,7 @@ def kept_per_row(name):
     ("name", "few", "many", "low", "high"),
     [("lenet", 512, 4608, 2, 3), ("images", 64, 576, 1.6, 2.5), ("tokens", 64, 320, 3, 5)],
 )
-def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, many, low, high, tmp_path, monkeypatch):
+def test_measured_peak_grows_by_multiple_of_activations(name, few, many, low, high, tmp_path, monkeypatch):
     (less,), (more,) = (peaks(tmp_path, name, rows, "2x4") for rows in (few, many))
     measured = (more - less) / (many - few)
     assert low < measured / kept_per_row(name) < high
@@ -232,7 +232,7 @@ def test_the_measured_peak_grows_by_a_multiple_of_the_activations(name, few, man
 
 @on_linux
 @pytest.mark.slow
-def test_accumulating_takes_no_more_than_two_sets_of_parameters(tmp_path):
+def test_accumulating_needs_at_most_twice_the_model_size(tmp_path):
     (one,), (two, many) = (peaks(tmp_path, "wide", 4, *each) for each in (["1x4"], ["2x4", "64x64"]))
     parameters = 2 * (4096 + 1) * 4096 * 4 / 2**20
     # One set is the accumulators. The other is there while gradients are added or normed; the goal is to lose it.
@@ -242,7 +242,7 @@ def test_accumulating_takes_no_more_than_two_sets_of_parameters(tmp_path):
 
 @on_linux
 @pytest.mark.slow
-def test_the_peak_does_not_depend_on_the_window(tmp_path):
+def test_peak_does_not_depend_on_window(tmp_path):
     first, *_, last = peaks(tmp_path, "images", 64, "2x16", "4x16", "16x16", "64x64")
     assert last < 1.05 * first
     assert peaks(tmp_path, "images", 256, "2x16")[-1] > 1.05 * first  # a larger micro-batch is seen
@@ -250,7 +250,7 @@ def test_the_peak_does_not_depend_on_the_window(tmp_path):
 
 @on_linux
 @pytest.mark.slow
-def test_the_peak_does_not_grow_over_10000_micro_batches(tmp_path):
+def test_peak_does_not_grow_over_10000_micro_batches(tmp_path):
     early, late = peaks(tmp_path, "small", 8, "4x1000", "4x9000")
     assert late - early < 5
 
@@ -260,7 +260,7 @@ EFFECTIVE = 32
 
 @on_linux
 @pytest.mark.slow
-def test_where_the_whole_batch_is_killed_what_is_found_trains_to_the_same_loss():
+def test_found_micro_batch_trains_where_large_batch_is_killed():
     trial = partial(runs.train_whole, EFFECTIVE)
     one, whole = (run_trial("test", trial, rows, None).peak for rows in (1, EFFECTIVE))
     found = find_micro_batch_size(trial, EFFECTIVE, memory_budget=(one + whole) >> 1, prefer="memory")

@@ -34,7 +34,7 @@ def shown(path):
 # Updates
 
 
-def test_metrics_are_one_object_a_window(tmp_path):
+def test_each_window_is_one_json_object(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tell(MetricsFile(str(path)), record(1), record(2, loss=0.25))
     first = {"epoch": 1, "update": 1, "loss": 0.5, "lr": 0.25, "grad_norm": 1.5, "samples": 128}
@@ -49,14 +49,14 @@ def test_json_has_no_nan(tmp_path, value):
     assert row["loss"] is row["grad_norm"] is None and row["skipped"] is True and row["lr"] == 0.25
 
 
-def test_metrics_can_be_read_while_the_run_continues(tmp_path):
+def test_metrics_can_be_read_during_run(tmp_path):
     with Callbacks([MetricsFile(str(tmp_path / "m"))], Facts()) as calls:
         calls("on_train_begin", planned=None)
         calls.step_end(record(1))
         assert [row["update"] for row in rows_of(tmp_path / "m")] == [1]
 
 
-def test_a_file_with_a_second_name_gets_a_content_of_its_own(tmp_path):
+def test_hard_link_is_broken_before_writing(tmp_path):
     for resumed in (0, 1):
         tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
         os.link(tmp_path / "m", tmp_path / f"kept {resumed}")
@@ -64,7 +64,7 @@ def test_a_file_with_a_second_name_gets_a_content_of_its_own(tmp_path):
         assert shown(tmp_path / "m") == [1, 3][1 - resumed :] and shown(tmp_path / f"kept {resumed}") == [1, 2]
 
 
-def test_an_old_file_is_replaced(tmp_path):
+def test_file_of_earlier_run_is_replaced(tmp_path):
     for update in (1, 2):
         tell(MetricsFile(str(tmp_path / "m")), record(update))
     assert [row["update"] for row in rows_of(tmp_path / "m")] == [2]
@@ -73,7 +73,7 @@ def test_an_old_file_is_replaced(tmp_path):
 # Evaluations
 
 
-def test_an_evaluation_is_an_object(tmp_path):
+def test_evaluation_is_one_json_object(tmp_path):
     file = MetricsFile(str(tmp_path / "m"))
     counts = logged(lambda: (75, 300), [file], lambda: 2)
     with Callbacks([file], Facts()) as calls:
@@ -84,20 +84,20 @@ def test_an_evaluation_is_an_object(tmp_path):
     assert rows_of(tmp_path / "m")[1] == {"epoch": 3, "updates": 2, "accuracy": 0.25, "correct": 75, "total": 300}
 
 
-def test_an_evaluation_after_the_run_is_added(tmp_path):
+def test_evaluation_after_run_is_appended(tmp_path):
     file = MetricsFile(str(tmp_path / "m"))
     tell(file, record(1), record(2))
     file.evaluated(2, {"accuracy": 0.5})
     assert shown(tmp_path / "m") == [1, 2, "2"] and rows_of(tmp_path / "m")[2]["epoch"] == 1
 
 
-def test_an_evaluation_of_a_run_that_has_not_begun_is_not_written(tmp_path):
+def test_evaluation_before_run_is_not_written(tmp_path):
     """On the other ranks, and where nothing was left to train."""
     MetricsFile(str(tmp_path / "m")).evaluated(2, {"accuracy": 0.5})
     assert not (tmp_path / "m").exists()
 
 
-def test_the_results_that_callbacks_get_are_written(tmp_path):
+def test_results_for_callbacks_are_written(tmp_path):
     with Callbacks([MetricsFile(str(tmp_path / "m"))], Facts()) as calls:
         calls("on_train_begin", planned=None)
         for epoch, results in ((1, {"acc": np.float64(0.5), "confused": [1, 2], "eval_loss": 0.125}), (2, None)):
@@ -108,7 +108,7 @@ def test_the_results_that_callbacks_get_are_written(tmp_path):
     assert rows_of(tmp_path / "m")[1] == {"epoch": 1, "updates": 1, "accuracy": 0.5, "eval_loss": 0.125}
 
 
-def test_results_that_are_no_finite_numbers_are_left_out():
+def test_results_that_are_not_finite_are_left_out():
     results = {"acc": 1, "loss": NAN, "f1": np.float32(0.5), "table": np.ones(2), "name": "x", "top5": float("inf")}
     assert numbers_of(results) == {"accuracy": 1, "f1": 0.5}
 
@@ -116,7 +116,7 @@ def test_results_that_are_no_finite_numbers_are_left_out():
 # Resumed runs
 
 
-def test_a_resumed_run_keeps_the_lines_it_continues_from(tmp_path):
+def test_resumed_run_keeps_lines_of_earlier_windows(tmp_path):
     path = tmp_path / "m"
     tell(MetricsFile(str(path)), *(record(update) for update in (1, 2, 3)))
     lines = path.read_text().splitlines()
@@ -145,19 +145,19 @@ def check_kept(folder):
         assert shown(folder / "m") == expected, windows
 
 
-def test_a_resumed_run_counts_windows_only(tmp_path):
+def test_resumed_run_counts_only_windows(tmp_path):
     check_kept(tmp_path)
 
 
 @pytest.mark.parametrize("marker", [b'"no such": ', b'"epoch": '])
-def test_lines_that_are_counted_otherwise_are_noticed(tmp_path, monkeypatch, marker):
+def test_wrong_line_count_is_detected(tmp_path, monkeypatch, marker):
     """Evaluations as windows, or windows as evaluations."""
     monkeypatch.setattr(metrics, "_EVALUATION", marker)
     with pytest.raises(AssertionError):
         check_kept(tmp_path)
 
 
-def test_a_line_that_was_cut_is_not_continued(tmp_path):
+def test_truncated_line_is_not_continued(tmp_path):
     tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
     whole = (tmp_path / "m").read_text()
     (tmp_path / "m").write_text(whole[:-20])
@@ -165,7 +165,7 @@ def test_a_line_that_was_cut_is_not_continued(tmp_path):
     assert shown(tmp_path / "m") == [1, 3]
 
 
-def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
+def test_binary_file_is_given_up_with_warning(tmp_path):
     (tmp_path / "m").write_bytes(b"\xff\xfe\n" * 3)
     with pytest.warns(RuntimeWarning, match="metrics are no longer written"):
         tell(MetricsFile(str(tmp_path / "m")), record(1), cur_step_num=2)
@@ -175,14 +175,14 @@ def test_a_file_that_is_no_text_is_given_up_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("windows", [0, 2])
-def test_a_pipe_is_not_waited_for(tmp_path, windows):
+def test_pipe_is_not_waited_for(tmp_path, windows):
     os.mkfifo(tmp_path / "m")
     with pytest.warns(RuntimeWarning, match="metrics are no longer written to .*: it is a pipe"):
         tell(MetricsFile(str(tmp_path / "m")), record(1), cur_step_num=windows)
     assert not ends_with_evaluation(str(tmp_path / "m"))
 
 
-def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):
+def test_unopenable_file_gives_one_warning(tmp_path):
     file = MetricsFile(str(tmp_path / "none" / "m"))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -202,13 +202,13 @@ def full(tmp_path):
     return str(tmp_path / "m")
 
 
-def test_a_disk_that_gets_full_is_one_warning(full):
+def test_full_disk_gives_one_warning(full):
     with pytest.warns(RuntimeWarning, match="no longer written to '.*m': .*No space left") as seen:
         tell(MetricsFile(full), record(1), record(2))
     assert sum(warning.category is RuntimeWarning for warning in seen) == 1
 
 
-def test_a_disk_that_is_full_after_the_run_is_one_warning(full):
+def test_full_disk_after_run_gives_one_warning(full):
     file = MetricsFile(full)
     tell(file)
     with pytest.warns(RuntimeWarning, match="No space left") as seen:
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_after_the_run_is_one_warning(full):
     assert len(seen) == 1
 
 
-def test_a_disk_that_gets_full_leaves_no_open_file(full):
+def test_full_disk_leaves_no_open_file(full):
     before = set(os.listdir("/proc/self/fd"))
     with Callbacks([MetricsFile(full)], Facts()) as calls, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -23,7 +23,7 @@ MINI_STEPS = "argument --mini_steps/--accumulate_step/--gradient_accumulation_st
     [((), 4), (("--mini_steps=7",), 7), (("--mini_steps=0:1,100:4",), {0: 1, 100: 4}),
      (("--accumulate_step=9:2,0:1",), {0: 1, 9: 2})],
 )  # fmt: skip
-def test_sizes(argv, sizes):
+def test_window_sizes_are_parsed(argv, sizes):
     settings = settings_of(*argv)
     assert settings.mini_steps == sizes and settings.window == {"mini_steps": sizes}
     assert settings.record["mini_steps"] == (sizes if isinstance(sizes, int) else sizes[max(sizes)])
@@ -45,7 +45,7 @@ def test_sizes(argv, sizes):
         ("--warmup_updates=-1", "argument --warmup_updates: must be an int >= 0, but got '-1'"),
     ],
 )  # fmt: skip
-def test_refused(argv, line, capfd):
+def test_conflicting_flags_are_rejected(argv, line, capfd):
     assert train(argv) == USAGE
     assert one_line(capfd.readouterr().err) == line
 
@@ -63,7 +63,7 @@ def test_refused(argv, line, capfd):
         (("--mini_steps=0:1,3:4",), [0.1]),
     ],
 )
-def test_learning_rates_follow_the_window(argv, rates):
+def test_learning_rates_follow_window(argv, rates):
     """The last rate is that of all later updates."""
     found = settings_of("--lr=0.1", *argv).rates
     assert found == pytest.approx([*rates, *rates[-1:] * (len(found) - len(rates))])
@@ -79,31 +79,31 @@ def test_learning_rates_follow_the_window(argv, rates):
         (("--lr_decay=cosine", "--warmup_updates=4"), [0.025, 0.05, 0.075, 0.1]),
     ],
 )  # fmt: skip
-def test_learning_rates_fall_over_the_run(argv, rates):
+def test_learning_rates_decay_over_run(argv, rates):
     assert settings_of("--lr=0.1", *argv).with_updates(4).rates == pytest.approx(rates)
 
 
-def test_a_resumed_run_that_falls_has_as_many_updates():
+def test_resumed_run_with_decay_needs_same_number_of_updates():
     flags = ("--lr_decay=cosine",)
     assert settings_of(*flags).with_updates(7).config.items() >= {"updates": 7, "lr_decay": "cosine"}.items()
     assert "updates" not in settings_of().with_updates(7).config
 
 
 @pytest.mark.slow
-def test_the_rate_that_is_used_falls(capfd):
+def test_rate_in_use_decays(capfd):
     assert train("--lr_decay=linear", "--lr=0.1", "--output_dir=out", *QUICK) == OK
     assert plan(capfd.readouterr().out)["optimizer"].startswith("momentum, lr 0.1, linear to 0")
     rates = [line["lr"] for line in metrics("out")]
     assert rates == pytest.approx([0.1 * (1 - update / len(rates)) for update in range(len(rates))], rel=1e-5)
 
 
-def test_more_ranks_have_larger_windows():
+def test_rate_scaling_counts_ranks():
     settings = settings_of("--lr=0.1", "--lr_scaling=linear", "--base_batch=128")
     assert settings.rates == [0.1] and settings.on(2).rates == [0.2]
 
 
 @pytest.mark.parametrize("rates", [[0.5], [0.25, 0.5, 1.0]])
-def test_an_optimizer_uses_these_rates(rates):
+def test_optimizer_uses_rates(rates):
     parameter = nn.Dense(1, 1).weight
     optimizer, seen = nn.SGD([parameter], rate_by_update(rates)), []
     for _ in range(5):
@@ -113,20 +113,20 @@ def test_an_optimizer_uses_these_rates(rates):
     assert seen == pytest.approx([*rates, *rates[-1:] * 5][:5], rel=1e-5)
 
 
-def test_float16_gets_a_dynamic_scale():
+def test_float16_gets_dynamic_loss_scale():
     assert [settings_of(f"--amp={amp}").loss_scale for amp in ("off", "O1", "O2", "O3", "bf16")] == [
         None, "dynamic", "dynamic", "dynamic", None]  # fmt: skip
     assert settings_of("--amp=O2", "--loss_scale=64").loss_scale == 64.0
 
 
-def test_bfloat16_is_named_where_it_does_not_run(capfd):
+def test_unsupported_bfloat16_is_named(capfd):
     assert train("--amp=bf16", *QUICK) == USAGE
     line = one_line(capfd.readouterr().err)
     assert line.startswith("argument --amp: must be off or O1 to O3 on CPU, but got bf16, which its matrix product")
 
 
 @pytest.mark.slow
-def test_the_average_is_saved_and_evaluated(capfd):
+def test_ema_is_saved_and_evaluated(capfd):
     argv = ("--ema=0.5", "--keep_best", "--save_every=2", "--output_dir=out", *QUICK[:-1])
     assert train(*argv, "--batch_size=64", "--epochs=2") == OK
     out = capfd.readouterr().out
@@ -143,7 +143,7 @@ def test_the_average_is_saved_and_evaluated(capfd):
 
 
 @pytest.mark.slow
-def test_another_run_is_not_replaced(capfd):
+def test_ema_of_another_run_is_not_replaced(capfd):
     assert train("--ema=0.5", *QUICK, "--ckpt_path=a.ckpt") == OK
     Path("a.ckpt").unlink()
     capfd.readouterr()
@@ -153,27 +153,27 @@ def test_another_run_is_not_replaced(capfd):
 
 
 @pytest.mark.slow
-def test_verify_is_one_table(capfd):
+def test_verify_prints_one_table(capfd):
     assert train("--verify", "--model=mlp", "--batch_size=16", "--mini_steps=3") == OK
     out = capfd.readouterr().out
     assert out.splitlines()[0].split() == ["parameter", "norm", "difference"] and out.endswith("The gradients agree.\n")
 
 
 @pytest.mark.slow
-def test_verify_fails_with_1(capfd, monkeypatch):
+def test_verify_fails_with_exit_code_1(capfd, monkeypatch):
     monkeypatch.setattr("ms_accum.loss.objective.Weight.counted", lambda self, micro_batch: 1.0)
     assert train("--verify", "--model=mlp", "--effective_batch=40", "--batch_size=16") == TRAINING
     assert one_line(capfd.readouterr().err) == "the gradients of micro-batches and of one large batch differ"
 
 
 @pytest.mark.slow
-def test_the_noise_scale_is_printed(capfd):
+def test_noise_scale_is_printed(capfd):
     assert train("--noise_scale", *QUICK) == OK
     assert plan(capfd.readouterr().out)["noise scale"].startswith("about ")
 
 
 @pytest.mark.slow
-def test_what_is_left_out_is_in_the_metrics(capfd):
+def test_metrics_of_clean_run_have_no_bad_micro_batches(capfd):
     assert train("--nonfinite=skip_micro", "--loss_scale=1024", *QUICK) == OK
     assert plan(capfd.readouterr().out)["precision"] == "amp off, loss scale 1024.0"
     assert not any("bad" in line for line in metrics("out"))

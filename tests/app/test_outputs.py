@@ -65,7 +65,7 @@ def refused(capfd, *argv, code=USAGE):
 WAYS = "; give --resume to continue that run, another folder, or --overwrite to replace it"
 
 
-def test_a_folder_with_another_run_is_refused(out, capfd):
+def test_folder_with_another_run_is_rejected(out, capfd):
     said = f"argument --output_dir: 'out' holds another run ({DEFAULT}, metrics.jsonl, 1 training state){WAYS}"
     assert refused(capfd, *OUT) == said
 
@@ -74,20 +74,20 @@ def test_a_folder_with_another_run_is_refused(out, capfd):
     ("left", "named"),
     [(DEFAULT, DEFAULT), ("metrics.jsonl", "metrics.jsonl"), ("states", "1 training state")],
 )
-def test_each_part_of_a_run_is_enough(out, capfd, left, named):
+def test_any_file_of_another_run_is_rejected(out, capfd, left, named):
     for path in out.iterdir():
         if path.name != left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert refused(capfd, *OUT) == f"argument --output_dir: 'out' holds another run ({named}){WAYS}"
 
 
-def test_the_best_model_of_another_run_counts(tmp_path, capfd):
+def test_best_model_of_another_run_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "gradient_accumulation.best.ckpt").touch()
     assert "holds another run (gradient_accumulation.best.ckpt)" in refused(capfd, *OUT)
 
 
-def test_a_model_that_another_run_has_written_meanwhile_is_kept(one, tmp_path, capfd, monkeypatch):
+def test_model_written_by_concurrent_run_is_kept(one, tmp_path, capfd, monkeypatch):
     write_last = steps.Models.write_last
 
     def after_another_run(models):
@@ -102,7 +102,7 @@ def test_a_model_that_another_run_has_written_meanwhile_is_kept(one, tmp_path, c
 
 
 @pytest.mark.slow
-def test_overwrite_replaces_all_of_it(out, capfd):
+def test_overwrite_replaces_complete_run(out, capfd):
     (out / "gradient_accumulation.best.ckpt").touch()
     (out / "notes.txt").write_text("mine")
     (out / "tensorboard").mkdir()
@@ -116,42 +116,42 @@ def test_overwrite_replaces_all_of_it(out, capfd):
     assert sorted(os.listdir(out / "states")) == [".lock", "state-00000001.safetensors"]
 
 
-def test_overwrite_removes_nothing_before_the_flags_and_data_are_right(out, capfd):
+def test_overwrite_removes_nothing_before_flags_and_data_are_valid(out, capfd):
     assert "--data_path" in refused(capfd, *OUT, "--overwrite", "--dataset=mnist")
     assert "--batch_size" in refused(capfd, *OUT, "--overwrite", "--batch_size=9999")
 
 
-def test_overwrite_does_not_go_with_resume(out, capfd):
+def test_overwrite_with_resume_is_rejected(out, capfd):
     assert refused(capfd, *OUT, "--overwrite", "--resume").startswith("argument --overwrite: can't be combined with")
 
 
-def test_a_run_that_is_running_is_not_resumed(out, capfd):
+def test_active_run_is_not_resumed(out, capfd):
     with steps.Checkpointer(out / "states"):
         assert train(*OUT, "--resume") == USAGE
     assert "another run is using the folder 'out/states'" in one_line(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_a_copy_that_can_not_be_written_is_refused_before_the_run(make, capfd):
+def test_unwritable_copy_is_rejected_before_run(make, capfd):
     make("gradient_accumulation.ckpt")
     assert train(*RUN) == USAGE
     assert "must name a file, but got the" in one_line(capfd.readouterr().err)
     assert os.listdir() == ["gradient_accumulation.ckpt"]
 
 
-def test_overwrite_leaves_a_run_that_is_running_alone(out, capfd):
+def test_overwrite_does_not_touch_active_run(out, capfd):
     with steps.Checkpointer(out / "states"):
         assert "another run is using the folder 'out/states'" in refused(capfd, *OUT, "--overwrite")
 
 
 @pytest.mark.slow
-def test_resume_continues_in_the_folder(out):
+def test_resume_continues_in_folder(out):
     assert train(*OUT, "--resume", "--epochs=2") == OK
     assert [row["epoch"] for row in metrics("out")] == [1, 2]
 
 
 @pytest.mark.slow
-def test_resume_begins_where_nothing_is_lost(out, capfd):
+def test_resume_starts_new_run_where_nothing_is_lost(out, capfd):
     """A run that was killed before its first state leaves metrics."""
     shutil.rmtree(out / "states")
     assert "out' holds another run" in refused(capfd, *OUT, "--resume")
@@ -161,7 +161,7 @@ def test_resume_begins_where_nothing_is_lost(out, capfd):
 
 
 @pytest.mark.slow
-def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd, monkeypatch):
+def test_best_model_without_state_does_not_block_folder(tmp_path, capfd, monkeypatch):
     """It is written before the state; a run that ended between the two begins again, and keeps it."""
 
     def full(*arguments, **options):
@@ -185,7 +185,7 @@ def test_a_best_model_without_a_state_does_not_close_the_folder(tmp_path, capfd,
 
 
 @pytest.mark.slow
-def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, out, capfd):
+def test_state_of_other_folder_does_not_allow_replacing_a_run(here, out, capfd):
     state = "runs/001/states/state-00000001.safetensors"
     said = refused(capfd, *OUT, f"--resume={state}", "--epochs=2")
     assert said.endswith("no state to resume from: give another folder, or --overwrite instead of --resume")
@@ -193,7 +193,7 @@ def test_a_state_from_elsewhere_does_not_open_a_folder_with_another_run(here, ou
 
 
 @pytest.mark.slow
-def test_a_model_of_the_given_name_is_refused(tmp_path, capfd):
+def test_existing_model_path_is_rejected(tmp_path, capfd):
     (tmp_path / "a.ckpt").write_bytes(b"precious")
     said = "argument --ckpt_path: 'a.ckpt' exists; give --resume to continue that run, another name, or --overwrite"
     assert refused(capfd, *RUN, "--ckpt_path=a.ckpt").startswith(said)
@@ -205,7 +205,7 @@ def test_a_model_of_the_given_name_is_refused(tmp_path, capfd):
 # A folder of its own
 
 
-def test_the_first_command_works_again_and_again(here, capfd):
+def test_first_command_can_be_repeated(here, capfd):
     first = content("runs/001")
     assert train(*RUN, "--seed=2") == OK
     out, err = capfd.readouterr()
@@ -219,7 +219,7 @@ def test_the_first_command_works_again_and_again(here, capfd):
 
 
 @pytest.mark.slow
-def test_a_model_that_is_of_no_run_is_kept(here, capfd):
+def test_model_of_no_run_is_kept(here, capfd):
     Path(DEFAULT).write_bytes(b"precious")
     assert train(*RUN) == OK
     kept = "gradient_accumulation.previous.ckpt"
@@ -228,7 +228,7 @@ def test_a_model_that_is_of_no_run_is_kept(here, capfd):
 
 
 @pytest.mark.slow
-def test_resume_takes_the_newest_run_that_has_a_state(here, capfd):
+def test_resume_uses_newest_run_with_state(here, capfd):
     os.rename("runs/001", "runs/003")  # so that the file here is a copy of the model that is replaced
     for name in ("002", "010", "1.txt", "notes"):
         os.mkdir(f"runs/{name}")
@@ -241,7 +241,7 @@ def test_resume_takes_the_newest_run_that_has_a_state(here, capfd):
     assert read_record(DEFAULT)["updates"] == 2
 
 
-def test_resume_of_a_run_that_was_killed_before_it_saved_is_an_error(here, capfd):
+def test_resume_of_run_killed_before_saving_is_an_error(here, capfd):
     for number in ("002", "003"):  # the last had not trained either
         os.mkdir(f"runs/{number}")
         Path(f"runs/{number}/metrics.jsonl").write_text("{}\n" if number == "002" else "")
@@ -250,7 +250,7 @@ def test_resume_of_a_run_that_was_killed_before_it_saved_is_an_error(here, capfd
 
 
 @pytest.mark.slow
-def test_resume_without_a_run_begins_one(capfd):
+def test_resume_without_run_starts_new_one(capfd):
     os.mkdir("states")
     Path("states/state-00000001.safetensors").touch()  # of another version, which wrote here
     assert train(*RUN, "--resume") == OK
@@ -261,18 +261,18 @@ def test_resume_without_a_run_begins_one(capfd):
     ("state", "folder"),
     [("runs/001/states/state-00000001.safetensors", "runs/001"), ("states/x.safetensors", "."), ("x", None)],
 )
-def test_a_state_continues_in_its_own_folder(state, folder, here):
+def test_state_is_resumed_in_its_own_folder(state, folder, here):
     assert settings_of(f"--resume={state}").output_dir == folder
 
 
-def test_a_run_that_fails_before_anything_is_written_leaves_no_folder(capfd, monkeypatch):
+def test_run_that_fails_before_writing_leaves_no_folder(capfd, monkeypatch):
     monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         training.main(settings_of(*RUN))
     assert os.listdir() == ["runs"] and os.listdir("runs") == []
 
 
-def test_files_that_are_not_empty_end_the_cleaning_up(monkeypatch):
+def test_folder_with_nonempty_files_is_not_removed(monkeypatch):
     """The lock of a run that has metrics stays, and its folder of states, in which it may be saving."""
     settings = settings_of(*RUN).in_folder("runs/001")
     os.makedirs("runs/001/states")
@@ -288,7 +288,7 @@ def test_files_that_are_not_empty_end_the_cleaning_up(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
+def test_only_writing_rank_removes_folder(rank, monkeypatch, capfd):
     """Another one may end while rank 0 is making its first file."""
     monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
     settings = settings_of(*RUN).in_folder("runs/001")
@@ -302,30 +302,30 @@ def test_only_the_rank_that_writes_cleans_up(rank, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
-def test_a_path_that_is_too_long_is_one_line(resume, capfd):
+def test_too_long_path_is_one_line_error(resume, capfd):
     assert train(*RUN, f"--output_dir={'a' * 300}", *resume) == USAGE
     assert "File name too long" in one_line(capfd.readouterr().err)
 
 
-def test_a_state_that_is_no_file_leaves_no_folder(capfd):
+def test_missing_state_leaves_no_folder(capfd):
     assert train(*RUN, "--resume=nope") == CHECKPOINT
     assert "'nope'" in one_line(capfd.readouterr().err) and os.listdir("runs") == []
 
 
-def test_a_run_that_can_not_resume_leaves_the_lock_of_the_one_that_runs(here, capfd):
+def test_failed_resume_keeps_lock_of_active_run(here, capfd):
     with steps.Checkpointer("runs/001/states"):
         assert train(*RUN, "--resume", "--epochs=2") != OK
         assert os.path.exists("runs/001/states/.lock")
 
 
-def test_a_run_that_is_stopped_keeps_its_folder(capfd, monkeypatch):
+def test_stopped_run_keeps_its_folder(capfd, monkeypatch):
     asked = itertools.count(1)
     monkeypatch.setattr(steps.SIGNALS, "pending", lambda: next(asked) >= 2)
     assert train(*RUN) == TERMINATED
     assert os.listdir("runs/001/states") and not os.path.exists(DEFAULT)
 
 
-def test_runs_that_can_not_be_made_are_disk(tmp_path, capfd):
+def test_unwritable_runs_folder_exits_with_disk_code(tmp_path, capfd):
     (tmp_path / "runs").touch()
     assert "argument --output_dir: a folder in 'runs' can't be made: " in refused(capfd, *RUN, code=DISK)
 
@@ -336,7 +336,7 @@ def _make(folder, barrier, numbers):
     numbers.put([outputs.new_run() for _ in range(20)])
 
 
-def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path):
+def test_concurrent_runs_get_different_folders(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, numbers = context.Barrier(4), context.Queue()
     made = [context.Process(target=_make, args=(tmp_path, barrier, numbers)) for _ in range(4)]
@@ -348,7 +348,7 @@ def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path):
     assert sorted(found) == list(range(1, 81)) and len(os.listdir("runs")) == 80
 
 
-def test_ranks_write_to_the_folder_that_rank_0_has_made(monkeypatch):
+def test_ranks_use_the_folder_of_rank_0(monkeypatch):
     """Also if it can't: the others must not wait."""
     sent = []
     monkeypatch.setattr(steps, "total", lambda counts, group: sent.append(counts) or [7])
@@ -366,7 +366,7 @@ def test_ranks_write_to_the_folder_that_rank_0_has_made(monkeypatch):
 # What else is said at the end
 
 
-def test_a_run_that_is_complete_says_so_and_is_evaluated(here, capfd, monkeypatch):
+def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
     before = content("runs/001")
     os.unlink(f"runs/001/{DEFAULT}")  # lost, for example because the disk was full
     assert train(*RUN, "--resume") == OK
@@ -380,7 +380,7 @@ def test_a_run_that_is_complete_says_so_and_is_evaluated(here, capfd, monkeypatc
 
 
 @pytest.mark.slow
-def test_keep_best_evaluates_the_last_model_once(capfd, monkeypatch):
+def test_keep_best_evaluates_last_model_once(capfd, monkeypatch):
     calls, evaluated = [], training.evaluate_together
     monkeypatch.setattr(training, "evaluate_together", lambda *given: calls.append(1) or evaluated(*given))
     assert train(*RUN, "--epochs=3", "--keep_best", "--save_every=2") == OK
@@ -392,7 +392,7 @@ def test_keep_best_evaluates_the_last_model_once(capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_crash_in_the_last_evaluation_leaves_the_model(monkeypatch, capfd):
+def test_crash_in_last_evaluation_leaves_the_model(monkeypatch, capfd):
     monkeypatch.setattr(training, "evaluate_together", lambda *given: 1 / 0)
     assert train(*RUN) == 1
     record = read_record(DEFAULT)
@@ -409,7 +409,7 @@ LINKS += [sidecar(DEFAULT), "gradient_accumulation.best.ckpt", "gradient_accumul
 @pytest.mark.host
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_a_link_out_of_a_runs_folder_is_refused_before_anything_is_written(out, capfd, name, how):
+def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, how):
     target = Path("precious", name)
     target.parent.mkdir(parents=True)
     if (out / name).exists():
@@ -423,13 +423,13 @@ def test_a_link_out_of_a_runs_folder_is_refused_before_anything_is_written(out, 
 
 
 @pytest.mark.host
-def test_a_link_that_leads_to_nothing_is_refused_too(tmp_path, capfd):
+def test_dangling_link_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()
     os.symlink("../new", "out/metrics.jsonl")
     assert "'out/metrics.jsonl' can't be written: it leads to" in refused(capfd, *OUT, code=DISK)
 
 
-def test_links_of_the_user_are_followed(one, out):
+def test_links_chosen_by_user_are_followed(one, out):
     """The folder itself, one within it, and the path that a flag names."""
     shutil.move("out", "elsewhere")
     os.symlink("elsewhere", "out")
@@ -441,7 +441,7 @@ def test_links_of_the_user_are_followed(one, out):
     assert os.path.islink("elsewhere/named.ckpt") and read_record("model.ckpt") is None and os.path.isfile("model.ckpt")
 
 
-def test_a_file_with_a_second_name_is_not_written_into(out):
+def test_hard_linked_file_is_not_changed(out):
     """A copy of a run by hard links: the other run keeps its lines."""
     shutil.copytree("out", "copy", copy_function=os.link)
     before = content("copy")
@@ -450,7 +450,7 @@ def test_a_file_with_a_second_name_is_not_written_into(out):
 
 
 @pytest.mark.host
-def test_what_is_no_lock_is_not_emptied(out, capfd):
+def test_file_that_is_not_a_lock_is_not_emptied(out, capfd):
     Path("precious").write_text("mine")
     os.unlink("out/states/.lock")
     os.link("precious", "out/states/.lock")

@@ -17,7 +17,7 @@ from update_records import record
 @pytest.mark.parametrize(
     ("argv", "ranks", "said"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
 )
-def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsys):
+def test_zero_in_single_process_is_reported_as_no_effect(argv, ranks, said, capsys):
     plan.show_plan(settings_of("--model=mlp", *argv).on(ranks).with_updates(12), "CPU", MLP(), 45, "")
     lines = capsys.readouterr().out.splitlines()
     assert ("zero             no effect: a single process has nothing to shard" in lines) is said
@@ -30,7 +30,7 @@ def test_zero_in_a_single_process_is_said_to_do_nothing(argv, ranks, said, capsy
         ("--effective_batch=1000", "--batch_size=96", "--optimizer=adamw", "--weight_decay=0.0005", "--reduction=sum"),
     ],
 )
-def test_a_terminal_of_80_columns_shows_each_line_of_the_plan(argv, capsys):
+def test_plan_lines_fit_80_columns(argv, capsys):
     plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
     plan.show_plan(settings_of(*argv).in_folder("runs/001").with_updates(23_440), "Ascend", MLP(), 18_750, "")
     plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
@@ -54,7 +54,7 @@ class States:
 
 
 @pytest.mark.parametrize(("epochs", "shown"), [(25, ["with 25 epochs, not 40 as it began (see --epochs)"]), (40, [])])
-def test_a_resumed_run_with_fewer_epochs_is_pointed_out(epochs, shown, capsys):
+def test_resume_with_fewer_epochs_is_reported(epochs, shown, capsys):
     opening = plan.reporters(settings_of(f"--epochs={epochs}"), States(), ())[0]
     opening.on_train_begin(None)
     lines = [line.partition(" ")[2].strip() for line in capsys.readouterr().out.splitlines()]
@@ -69,7 +69,7 @@ def test_a_resumed_run_with_fewer_epochs_is_pointed_out(epochs, shown, capsys):
         (0.08, 32, ""),
     ],
 )
-def test_short_micro_batches_are_pointed_out_once(seconds, rows, hint, capsys):
+def test_short_micro_batches_are_reported_once(seconds, rows, hint, capsys):
     with Callbacks([Hint(rows)], Facts()) as calls:
         calls("on_train_begin", planned=None)
         for number, took in enumerate((9.0, seconds, seconds, 100 * seconds)):  # the first compiles, one is disturbed
@@ -84,20 +84,20 @@ def test_short_micro_batches_are_pointed_out_once(seconds, rows, hint, capsys):
 
 
 @pytest.mark.parametrize(("flags", "shown"), [((), False), (("--tensorboard",), True)])
-def test_the_end_says_where_the_curves_are(flags, shown, capsys):
+def test_tensorboard_folder_is_printed_at_end(flags, shown, capsys):
     plan.show_end(settings_of(*flags).in_folder("runs/001"), 1.0, None)
     assert ("tensorboard      runs/001/tensorboard" in capsys.readouterr().out.splitlines()) is shown
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(4.26, "4.3 s"), (754.0, "12.6 min"), (5400.0, "1.5 h")])
-def test_times_are_in_fitting_units(seconds, text, capsys):
+def test_duration_units(seconds, text, capsys):
     plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
     shown = capsys.readouterr().out
     assert shown.startswith(f"time             {text}\n")
     assert "copied to        gradient_accumulation.ckpt (previous file: previous.ckpt)\n" in shown
 
 
-def test_the_closing_lines(capsys):
+def test_closing_lines(capsys):
     show_accuracy(49, 50)
     readable, closing = "accuracy         98.00 % (49/50)\n", "============== {'Accuracy': 0.98} ==============\n"
     assert capsys.readouterr().out == f"{readable}{closing}correct/total: 49/50\n"

@@ -69,31 +69,31 @@ def test_pictures_and_tables_are_written(runs, capfd, matplotlib):
     assert Path("b/metrics.csv").read_text() == "epoch,update,loss,samples,seconds\n1,1,1.5,8,0.5\n"
 
 
-def test_the_pictures_have_a_folder_of_their_own(runs, matplotlib):
+def test_pictures_are_written_to_output_folder(runs, matplotlib):
     assert plot("a", "--output", "new/folder") == OK
     assert files("new/folder") == PICTURES and files("a") == ["metrics.csv", "metrics.jsonl"]
 
 
-def test_it_does_not_import_mindspore(runs, matplotlib):
+def test_plot_does_not_import_mindspore(runs, matplotlib):
     done = started(runs, "a")
     assert (done.returncode, done.stderr) == (OK, "") and files(runs / "a")[2:] == PICTURES
 
 
 @pytest.mark.parametrize("output", ["file", "file/folder"])
-def test_an_output_that_cannot_be_written_is_one_line(runs, capfd, output, matplotlib):
+def test_unwritable_output_is_one_line_error(runs, capfd, output, matplotlib):
     Path("file").touch()
     assert plot("a", f"--output={output}") == DISK
     assert one_line(capfd.readouterr().err).startswith("'file")
 
 
-def test_a_table_that_cannot_be_written_is_one_line(runs, capfd, matplotlib):
+def test_unwritable_table_is_one_line_error(runs, capfd, matplotlib):
     Path("a/metrics.csv").mkdir()
     assert plot("a") == DISK
     assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: it is a folder"
 
 
 @pytest.mark.parametrize("name", [*PICTURES, "metrics.csv"])
-def test_a_full_disk_leaves_the_earlier_files(runs, capfd, name, matplotlib, monkeypatch):
+def test_full_disk_keeps_earlier_files(runs, capfd, name, matplotlib, monkeypatch):
     assert plot("a") == OK
     before = Path("a", name).read_bytes()
 
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_earlier_files(runs, capfd, name, matplotlib, mon
     assert not list(Path("a").glob(".saving-*"))
 
 
-def test_a_pipe_is_not_replaced(runs, capfd, matplotlib):
+def test_pipe_is_not_replaced(runs, capfd, matplotlib):
     os.mkfifo("a/metrics.csv")
     assert plot("a") == DISK
     assert one_line(capfd.readouterr().err) == "'a/metrics.csv' can't be written: it is not a regular file"
@@ -121,7 +121,7 @@ def test_a_pipe_is_not_replaced(runs, capfd, matplotlib):
 
 @pytest.mark.parametrize("name", ["metrics.csv", "metrics.png", "metrics.svg"])
 @pytest.mark.parametrize("target", ["precious", "not there"])
-def test_a_link_out_of_the_folder_is_not_followed(runs, capfd, matplotlib, name, target):
+def test_link_out_of_folder_is_not_followed(runs, capfd, matplotlib, name, target):
     Path("precious").write_text("mine")
     os.symlink(f"../{target}", f"a/{name}")
     assert plot("a") == DISK
@@ -131,7 +131,7 @@ def test_a_link_out_of_the_folder_is_not_followed(runs, capfd, matplotlib, name,
     assert not os.path.exists("not there")
 
 
-def test_links_within_the_folder_and_a_folder_that_is_one_are_followed(runs, matplotlib):
+def test_links_within_folder_and_linked_folder_are_followed(runs, matplotlib):
     os.symlink("a", "linked")
     os.symlink("table", "a/metrics.csv")
     assert plot("linked") == OK
@@ -140,7 +140,7 @@ def test_links_within_the_folder_and_a_folder_that_is_one_are_followed(runs, mat
     )
 
 
-def test_too_many_names_are_one_line_and_no_picture(runs, capfd, matplotlib):
+def test_too_many_value_names_are_one_line_error(runs, capfd, matplotlib):
     line = {"update": 1, "loss": 1.0, **{f"n{number}": 1 for number in range(200)}}
     Path("a", "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert plot("a") == DATA
@@ -149,7 +149,7 @@ def test_too_many_names_are_one_line_and_no_picture(runs, capfd, matplotlib):
 
 
 @pytest.mark.parametrize("name", ["n\udcffx", "c\x01tl", "e\x1b[1m"])
-def test_names_that_cannot_be_shown_have_a_mark(runs, capfd, name, matplotlib):
+def test_unprintable_folder_names_are_escaped(runs, capfd, name, matplotlib):
     os.rename("a", name)
     assert plot(name, "--output=b") == OK
     ElementTree.parse("b/metrics.svg")  # a browser shows it
@@ -168,7 +168,7 @@ def test_names_that_cannot_be_shown_have_a_mark(runs, capfd, name, matplotlib):
     ],
     ids=("large", "small", "one", "half a character", "others"),
 )
-def test_numbers_of_a_stranger_are_drawn_or_left_out(runs, capfd, lines, matplotlib):
+def test_extreme_numbers_are_drawn_or_left_out(runs, capfd, lines, matplotlib):
     text = "".join(json.dumps({"update": number, **line}) + "\n" for number, line in enumerate(lines, 1))
     text += json.dumps({"updates": 1, "accuracy": 1e308}) + "\n" + json.dumps({"updates": 2, "accuracy": -1e308}) + "\n"
     Path("a/metrics.jsonl").write_text(text)
@@ -188,7 +188,7 @@ def test_numbers_of_a_stranger_are_drawn_or_left_out(runs, capfd, lines, matplot
         ("text", "line 1 of 'text/metrics.jsonl' is damaged"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(runs, capfd, folder, message, matplotlib):
+def test_unreadable_metrics_are_one_line_error(runs, capfd, folder, message, matplotlib):
     good = Path("a/metrics.jsonl").read_text()
     for name, text in {"bad": good + good[9:], "gap": "\n" + good, "new": "", "text": _TEXT}.items():
         Path(name).mkdir()
@@ -202,18 +202,18 @@ def test_what_cannot_be_read_is_one_line(runs, capfd, folder, message, matplotli
 # Without
 
 
-def test_wrong_flags_are_usage(capfd):
+def test_wrong_flags_exit_with_usage_code(capfd):
     assert plot() == USAGE and "DIR" in one_line(capfd.readouterr().err)
 
 
-def test_a_missing_matplotlib_is_one_line(runs):
+def test_missing_matplotlib_is_one_line_error(runs):
     done = started(runs, "a", matplotlib="raise ImportError")
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert one_line(done.stderr) == "matplotlib is not installed. Run: pip install matplotlib"
     assert files(runs / "a") == ["metrics.jsonl"]
 
 
-def test_help_names_every_flag(capfd):
+def test_help_lists_every_flag(capfd):
     with pytest.raises(SystemExit):
         plot("--help")
     shown = capfd.readouterr().out

@@ -86,33 +86,33 @@ def test_each_panel_shows_its_values(tmp_path, panels):
         ("images/s", lambda run: (run.numbers("update"), run.numbers("seconds"))),
     ],
 )
-def test_a_panel_with_other_values_is_noticed(tmp_path, panels, monkeypatch, label, points):
+def test_wrong_panel_values_are_detected(tmp_path, panels, monkeypatch, label, points):
     changed = [panel._replace(points=points) if panel.label == label else panel for panel in PANELS]
     monkeypatch.setattr(plots, "PANELS", tuple(changed))
     with pytest.raises(AssertionError):
         check_short_run(panels(short_run(tmp_path / "a")))
 
 
-def test_few_values_have_dots(tmp_path, panels):
+def test_short_curves_have_dots(tmp_path, panels):
     few = panels(run_of(tmp_path / "few", window(1)))
     many = panels(run_of(tmp_path / "many", *(window(update) for update in range(1, 40)), evaluation(39, 0.5)))
     assert few["loss"].get_lines()[0].get_marker() == "o" == many["test accuracy"].get_lines()[0].get_marker()
     assert many["loss"].get_lines()[0].get_marker() == "None"
 
 
-def test_a_panel_without_values_says_so(tmp_path, panels):
+def test_panel_without_values_has_a_note(tmp_path, panels):
     axes = panels(run_of(tmp_path / "a", *(window(update, lr=None) for update in (1, 2))))
     said = {label: [text.get_text() for text in each.texts] for label, each in axes.items()}
     assert said == {label: ["no values"] if label in ("learning rate", "test accuracy") else [] for label in LABELS}
 
 
-def test_evaluations_without_an_accuracy_are_left_out(tmp_path, panels):
+def test_evaluations_without_accuracy_are_left_out(tmp_path, panels):
     lines = [evaluation(1, None), evaluation(10**400, 0.5), {"epoch": 1, "updates": 1}, evaluation(2, 10**400)]
     axes = panels(run_of(tmp_path / "a", window(1), *lines, evaluation(3, 0.25)))
     assert curves(axes["test accuracy"]) == [([3], [0.25])]
 
 
-def test_values_that_differ_much_have_a_logarithmic_axis(tmp_path, panels):
+def test_wide_range_has_logarithmic_axis(tmp_path, panels):
     scales = {}
     for name, losses in {"falls": [2.0, 0.001], "is even": [2.0, 1.0], "reaches 0": [2.0, 0.0]}.items():
         run = run_of(tmp_path / name, *(window(update, loss=loss) for update, loss in enumerate(losses, 1)))
@@ -129,7 +129,7 @@ def long_run(folder, updates=400, **others):
     return run_of(folder, *lines), noise
 
 
-def test_what_is_noisy_is_faint_below_its_running_mean(tmp_path, panels):
+def test_noisy_values_are_faint_below_running_mean(tmp_path, panels):
     run, noise = long_run(tmp_path / "a")
     axes = panels(run)
     half = half_of(400)
@@ -144,18 +144,18 @@ def test_what_is_noisy_is_faint_below_its_running_mean(tmp_path, panels):
     assert len(axes["learning rate"].get_lines()) == len(axes["skipped windows"].get_lines()) == 1
 
 
-def test_the_files_of_a_long_run_are_no_larger_than_a_page_of_pictures(tmp_path):
+def test_files_of_long_run_are_small(tmp_path):
     run, _ = long_run(tmp_path / "a", 100_000)
     contents = draw([run], ["png", "svg"])
     assert len(contents["png"]) < 300_000 and len(contents["svg"]) < 1_500_000
 
 
-def test_a_mean_of_a_long_run_has_few_points(tmp_path, panels):
+def test_running_mean_of_long_run_has_few_points(tmp_path, panels):
     raw, mean = panels(long_run(tmp_path / "a", 20_000)[0])["loss"].get_lines()
     assert len(mean.get_ydata()) == 1200 and raw.get_ydata().max() > 1.4999
 
 
-def test_few_values_among_many_gaps_are_drawn(tmp_path, panels):
+def test_few_values_among_gaps_are_drawn(tmp_path, panels):
     lines = [window(update, loss=3.0 if update == 1237 else None) for update in range(1, 5001)]
     raw, mean = panels(run_of(tmp_path / "a", *lines))["loss"].get_lines()
     assert np.nanmax(raw.get_ydata()) == 3 and np.isnan(mean.get_ydata()).all()
@@ -167,7 +167,7 @@ def check_outlier(axes):
         assert -20 < low < high < 500, label
 
 
-def test_one_outlier_does_not_flatten_the_others(tmp_path, panels, monkeypatch):
+def test_one_outlier_does_not_set_the_axis(tmp_path, panels, monkeypatch):
     lines = list(long_run(tmp_path / "a")[0].windows)
     lines[200] = {**lines[200], "loss": 1e3, "seconds": 1e-6}
     run = run_of(tmp_path / "b", *lines)
@@ -216,12 +216,12 @@ def check_running(function, rng):
             np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_running_mean_is_that_of_the_neighbours(rng):
+def test_running_mean_averages_neighbours(rng):
     check_running(running, rng)
 
 
 @pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
-def test_other_means_are_noticed(function, rng):
+def test_wrong_means_are_detected(function, rng):
     with pytest.raises(AssertionError):
         check_running(function, rng)
 
@@ -229,7 +229,7 @@ def test_other_means_are_noticed(function, rng):
 # Several runs
 
 
-def test_several_runs_are_told_apart(tmp_path, panels):
+def test_runs_have_different_styles(tmp_path, panels):
     runs = [run_of(tmp_path / f"_run{number}", window(1), window(2)) for number in range(28)]
     axes = panels(*runs)
     looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes["loss"].get_lines()}
@@ -245,14 +245,14 @@ def luminance(colour):
     )
 
 
-def test_colours_are_seen_on_white():
+def test_colours_have_contrast_on_white():
     import matplotlib.colors  # noqa: F401
 
     assert min(1.05 / (luminance(colour) + 0.05) for colour in COLOURS) > 2
     assert 1.05 / (luminance("#F0E442") + 0.05) < 2  # the yellow, which is left out
 
 
-def test_folders_of_one_name_have_their_paths(tmp_path):
+def test_folders_with_same_name_show_their_paths(tmp_path):
     runs = [run_of(tmp_path / name, window(1)) for name in ("a/out", "b/out", "c")]
     assert names_of(runs) == [str(tmp_path / "a" / "out"), str(tmp_path / "b" / "out"), "c"]
 
@@ -263,7 +263,7 @@ def test_folders_of_one_name_have_their_paths(tmp_path):
 STRANGE = "$x_1$ <&> 我的 \\frac"
 
 
-def test_the_files_are_a_light_picture_and_text(tmp_path):
+def test_png_is_light_and_svg_has_text(tmp_path):
     from matplotlib.image import imread
 
     runs = [short_run(tmp_path / STRANGE), run_of(tmp_path / "b", window(1))]
@@ -276,18 +276,18 @@ def test_the_files_are_a_light_picture_and_text(tmp_path):
     assert {*LABELS, "updates"} <= set(texts) and [text.strip() for text in texts].count(STRANGE) == 1
 
 
-def test_the_same_metrics_are_the_same_files(tmp_path):
+def test_same_metrics_give_same_files(tmp_path):
     run = short_run(tmp_path / "a")
     assert draw([run], ["png", "svg"]) == draw([run], ["png", "svg"])
 
 
-def test_a_mark_is_a_line_in_each_panel(tmp_path):
+def test_mark_is_a_line_in_each_panel(tmp_path):
     with style():
         figure = figure_of([short_run(tmp_path / "a")], mark=3)
     assert [axes.get_lines()[-1].get_xdata() for axes in figure.axes] == [[3, 3]] * 6
 
 
-def test_a_single_run_is_the_title(tmp_path):
+def test_single_run_is_the_title(tmp_path):
     run = short_run(tmp_path / "mine")
     with style():
         figure = figure_of([run])

@@ -24,17 +24,17 @@ def parser():
 # Exit codes
 
 
-def test_the_codes_are_the_documented_ones():
+def test_exit_codes_are_the_documented_ones():
     assert (OK, TRAINING, USAGE, DATA, CHECKPOINT, DISK, INTERRUPTED) == (0, 1, 2, 3, 4, 5, 130)
 
 
-def test_a_program_that_ends_well(capfd):
+def test_successful_program_exits_with_0(capfd):
     seen = []
     assert run(seen.append, parser(), ["--epochs", "7"]) == OK
     assert seen[0].epochs == 7 and capfd.readouterr() == ("", "")
 
 
-def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
+def test_command_line_is_parsed_by_default(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "argv", ["program.py", "--epochs", "8"])
     assert run(seen.append, parser()) == OK and seen[0].epochs == 8
@@ -49,21 +49,21 @@ def test_the_command_line_is_what_is_parsed_by_default(monkeypatch):
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
     ],
 )
-def test_an_error_becomes_a_line_and_a_code(error, code, line, capfd):
+def test_error_becomes_one_line_and_exit_code(error, code, line, capfd):
     assert refused(parser(), [], capfd, main=raising(error)) == (code, line)
 
 
-def test_an_error_without_a_text_says_its_kind(capfd):
+def test_error_without_text_shows_its_type(capfd):
     assert "MemoryError" in refused(parser(), [], capfd, main=raising(MemoryError()))[1]
 
 
-def test_debug_shows_the_traceback_and_keeps_the_code(capfd):
+def test_debug_shows_traceback_and_keeps_exit_code(capfd):
     assert run(raising(Failure("broken", DATA)), parser(), ["--debug"]) == DATA
     err = capfd.readouterr().err
     assert err.startswith("Traceback") and err.endswith("\nerror: broken\n")
 
 
-def test_a_warning_is_one_line_while_the_program_runs():
+def test_warning_is_one_line():
     def warn(arguments):
         shown.append(warnings.formatwarning("two\n lines", UserWarning, "file.py", 7, "its_line()"))
 
@@ -72,7 +72,7 @@ def test_a_warning_is_one_line_while_the_program_runs():
     assert shown == ["warning: two lines\n"] and warnings.formatwarning is before
 
 
-def test_exit_code_takes_its_kinds_only():
+def test_exit_code_converts_only_its_kinds():
     with pytest.raises(Failure, match="gone") as failure, exit_code(DATA, OSError):
         raise FileNotFoundError("gone")
     assert failure.value.code == DATA
@@ -97,7 +97,7 @@ def test_the_innermost_exit_code_wins():
         (True, ["--epochs=0"], ""),
     ],
 )
-def test_a_terminal_gets_a_line_before_mindspore_is_imported(terminal, argv, said, monkeypatch, capsys):
+def test_terminal_shows_line_before_mindspore_import(terminal, argv, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["program.py", *argv])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(process, "block_signals", lambda: None)

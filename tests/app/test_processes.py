@@ -30,7 +30,7 @@ TEXT = b"one\ntwo\r\nthree\r 10%\r 20%\rfour\n\nfive"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(TEXT)])
-def test_however_it_comes_it_is_the_same(said, size):
+def test_output_does_not_depend_on_chunks(said, size):
     chunks = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
     assert said(*chunks) == (b"[0] one\n[0] two\n[0] four\n[0] \n[0] five\n", TEXT)
 
@@ -47,7 +47,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(("chunk", "times"), [(b".", 90_000), (b"\r\r\r\r", 20_000), (b"x" * 1000 + b"\r", 100)])
-def test_each_byte_is_looked_at_once(said, monkeypatch, chunk, times):
+def test_each_byte_is_searched_once(said, monkeypatch, chunk, times):
     """Dots without an end, for minutes; a pattern that looks at all of them for each that comes takes hours."""
     counted = Counted(processes._ENDS)
     monkeypatch.setattr(processes, "_ENDS", counted)

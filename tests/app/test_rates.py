@@ -14,21 +14,21 @@ from ms_accum import GradientAccumulation, scale_learning_rate
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
-def test_numbers_lists_and_tuples(rule, factor):
+def test_numbers_lists_and_tuples_are_scaled(rule, factor):
     assert scale_learning_rate(0.1, 32, 128, rule) == pytest.approx(0.1 * factor)
     assert scale_learning_rate(1, 32, 128, rule) == factor
     assert scale_learning_rate([0.5, 0.25], 32, 128, rule) == [0.5 * factor, 0.25 * factor]
     assert scale_learning_rate((0.5, 0.25), 32, 128, rule) == (0.5 * factor, 0.25 * factor)
 
 
-def test_a_smaller_batch_takes_a_smaller_rate():
+def test_smaller_batch_gives_smaller_rate():
     assert scale_learning_rate(0.4, 128, 32) == 0.1
     assert scale_learning_rate(0.4, 128, 128) == 0.4
     assert scale_learning_rate(0.4, 64, 96, rule="sqrt") == pytest.approx(0.4 * math.sqrt(1.5))
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
-def test_schedules(rule, factor):
+def test_schedules_are_scaled(rule, factor):
     schedule = nn.CosineDecayLR(0.01, 0.1, 10)
     scaled = scale_learning_rate(schedule, 32, 128, rule)
     for update in (0, 3, 10):
@@ -46,7 +46,7 @@ def test_schedules(rule, factor):
     ],
     ids=["number", "list", "schedule"],
 )
-def test_an_optimizer_takes_what_comes_out(lr, rates):
+def test_optimizer_accepts_scaled_rate(lr, rates):
     network = Slope()
     optimizer = nn.SGD([network.w], scale_learning_rate(lr, 32, 128))
     model = GradientAccumulation(network, None, optimizer)
@@ -66,6 +66,6 @@ def test_an_optimizer_takes_what_comes_out(lr, rates):
         ((0.1, 32, 64, "cubic"), ValueError, "'rule' must be one of 'linear', 'sqrt', but got 'cubic'"),
     ],
 )
-def test_bad_arguments(arguments, error, match):
+def test_invalid_arguments_are_rejected(arguments, error, match):
     with pytest.raises(error, match=f"For 'scale_learning_rate', {match}"):
         scale_learning_rate(*arguments)

@@ -39,7 +39,7 @@ def walds(right, total):
 PARTS = np.linspace(0.9, 0.99, 30)
 
 
-def test_the_interval_holds_the_accuracy_as_often_as_it_says():
+def test_interval_covers_accuracy_in_95_percent():
     assert np.mean([coverage(interval, part, 100) for part in PARTS]) == pytest.approx(0.95, abs=0.01)
     assert np.mean([coverage(walds, part, 100) for part in PARTS]) < 0.92
 
@@ -48,22 +48,22 @@ def test_the_interval_holds_the_accuracy_as_often_as_it_says():
     ("right", "total", "low", "high"),
     [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (9753, 10_000, 0.9721, 0.9782)],
 )
-def test_the_interval_is_wilsons(right, total, low, high):
+def test_interval_is_wilsons(right, total, low, high):
     assert interval(right, total) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_without_rows_nothing_is_known():
+def test_interval_without_rows_is_0_to_1():
     assert interval(0, 0) == (0.0, 1.0)
 
 
-def test_the_probabilities_are_the_softmax(rng):
+def test_probabilities_are_softmax(rng):
     scores = rng.randn(5, 4)
     expected = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(probabilities(scores), expected, rtol=1e-12)
     np.testing.assert_allclose(probabilities(scores + 5000), expected, rtol=1e-9)  # exp alone would overflow
 
 
-def test_scores_that_are_not_finite_have_no_probability_and_others_keep_theirs():
+def test_nonfinite_scores_have_no_probability():
     nan, inf = np.nan, np.inf
     found = probabilities(np.array([[nan, 1.0], [inf, 1.0], [-inf, 1.0], [0.0, 0.0]], np.float32))
     np.testing.assert_array_equal(found, [[nan, nan], [nan, nan], [0, 1], [0.5, 0.5]])
@@ -75,7 +75,7 @@ def worst_of(labels, guesses, certain, keep):
     return sorted(numbers, key=lambda n: math.inf if math.isnan(certain[n]) else -certain[n])[:keep]
 
 
-def test_the_most_certain_wrong_answers_come_first_and_equal_ones_by_row():
+def test_most_certain_wrong_answers_come_first_ties_by_row():
     scores = np.log([[0.5, 0.5], [0.1, 0.9], [0.9, 0.1], [0.2, 0.8], [0.1, 0.9], [0.3, 0.7]])
     scores[3] = np.nan
     answers = Answers(2, keep=3)
@@ -122,7 +122,7 @@ def check_collected(kind, rng):
             assert each.image.shape == (1, 2, 2) and np.all(each.image == each.row)
 
 
-def test_batches_give_what_all_rows_at_once_give(rng):
+def test_result_does_not_depend_on_batches(rng):
     check_collected(Answers, rng)
 
 
@@ -144,12 +144,12 @@ class CountsEachBatchFromZero(Answers):
 
 
 @pytest.mark.parametrize("mutant", [KeepsTheFirst, CountsEachBatchFromZero])
-def test_collecting_otherwise_is_found(mutant, rng):
+def test_wrong_collecting_is_detected(mutant, rng):
     with pytest.raises(AssertionError):
         check_collected(mutant, rng)
 
 
-def test_images_are_kept_though_the_batch_is_used_again(rng):
+def test_images_are_copied_from_batch(rng):
     images, scores, labels = made_up(rng, 50)
     answers = Answers(10)
     answers.add(images, scores, labels)
@@ -157,21 +157,21 @@ def test_images_are_kept_though_the_batch_is_used_again(rng):
     assert all(np.all(each.image == each.row) for each in answers.worst)
 
 
-def test_only_so_many_images_are_kept(rng):
+def test_number_of_kept_images_is_limited(rng):
     answers = collected(*made_up(rng), 100)
     assert len(answers.worst) == 24
     assert all(each.image.base is None for each in answers.worst)  # a view would keep its batch
 
 
 @pytest.mark.parametrize(("label", "name"), [(10, "labels"), (-1, "labels")])
-def test_a_label_out_of_range_is_rejected(label, name, rng):
+def test_label_out_of_range_is_rejected(label, name, rng):
     images, scores, labels = made_up(rng, 5)
     labels[3] = label
     with pytest.raises(ValueError, match=f"'{name}' must be 0 to 9, but got {label}"):
         Answers(10).add(images, scores, labels)
 
 
-def test_an_answer_out_of_range_is_rejected(rng):
+def test_answer_out_of_range_is_rejected(rng):
     images, scores, labels = made_up(rng, 5, classes=12)
     scores[0, 11] = 99
     with pytest.raises(ValueError, match="'answers' must be 0 to 9, but got 11"):

@@ -172,7 +172,7 @@ def examples():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_page(rule):
+def test_page_follows_the_rules(rule):
     assert [faults(text, rule) for text in examples()] == [[]] * 4
 
 
@@ -181,7 +181,7 @@ def test_the_page(rule):
     [(rule, old, new) for rule, planted in RULES.items() for old, new in planted],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_planted_fault_is_found(rule, old, new):
+def test_planted_fault_is_detected(rule, old, new):
     text = examples()[0]
     assert old in text and faults(text.replace(old, new), rule)
 
@@ -189,7 +189,7 @@ def test_a_planted_fault_is_found(rule, old, new):
 # What a stranger's file says
 
 
-def test_a_strangers_texts_are_texts(answers):
+def test_crafted_texts_are_escaped(answers):
     strange = subject(names=[NASTY] * 3, path=f"x/{NASTY}", record={**RECORD, "model": NASTY})
     seen = Elements(page(strange, answers, NASTY))
     plain = Elements(page(subject(), answers, NONE))
@@ -200,7 +200,7 @@ def test_a_strangers_texts_are_texts(answers):
     assert shown in seen.of("img")[0]["alt"]
 
 
-def test_nothing_else_may_be_loaded_or_run(answers):
+def test_policy_forbids_loading_and_scripts(answers):
     (policy,) = (
         each["content"] for each in Elements(page(subject(), answers, NONE)).of("meta") if "http-equiv" in each
     )
@@ -225,7 +225,7 @@ def counted(counts=COUNTS):
     return answers
 
 
-def test_the_accuracy_and_its_interval():
+def test_accuracy_and_interval():
     text = page(subject(), counted(), NONE)
     assert "99.85 % <small>(2,007 of 2,010 images)</small>" in text
     assert "95 % interval: 99.6 % to 99.9 %." in text
@@ -234,7 +234,7 @@ def test_the_accuracy_and_its_interval():
     assert "Recorded" not in page(subject(record=None), counted(), NONE)
 
 
-def test_the_table_by_class():
+def test_table_by_class():
     assert cells(page(subject(), counted(), NONE), "classes") == [
         ["ant", "10", "8", "80.0 %", "bee (2)"],
         ["bee", "0", "0", "no images", "none"],
@@ -242,7 +242,7 @@ def test_the_table_by_class():
     ]
 
 
-def test_the_confusion_matrix():
+def test_confusion_matrix():
     text = page(subject(), counted(), NONE)
     assert cells(text, "matrix") == [["ant", "8", "2", "0"], ["bee", "0", "0", "0"], ["cow", "0", "1", "1,999"]]
     kinds = re.findall(r'<td class="(right|wrong|zero)"(?: style="--s:([0-9.]+)")?>', text)
@@ -251,7 +251,7 @@ def test_the_confusion_matrix():
     assert kinds == [*first, zero, (right, "0.00"), zero, zero, (wrong, "0.05"), (right, "1.00")]
 
 
-def test_a_model_without_mistakes():
+def test_model_without_mistakes():
     text = page(subject(), counted(np.diag([3, 4, 5])), NONE)
     assert "There is no wrong answer." in text and "<img" not in text and 'class="wrong"' not in text
 
@@ -261,14 +261,14 @@ def test_a_model_without_mistakes():
     [(0.98, "98.0 %"), (0.504, "50.4 %"), (0.9949, "99.5 %"), (0.99999, "over 99.9 %"), (1.0, "over 99.9 %")]
     + [(float("nan"), "no probability")],
 )
-def test_the_most_certain_wrong_answers(probability, words, answers):
+def test_most_certain_wrong_answers(probability, words, answers):
     answers.worst = [Wrong(1234, 2, 0, probability, np.zeros((1, 4, 6)))]
     (image,) = Elements(page(subject(), answers, NONE)).of("img")
     assert image["alt"] == f"Test image 1,234: is cow, predicted ant, {words}"
     assert (image["width"], image["height"]) == ("6", "4")
 
 
-def test_the_pictures_are_those_of_the_wrong_answers(answers):
+def test_pictures_are_those_of_wrong_answers(answers):
     found = Elements(page(subject(), answers, NONE)).of("img")
     assert len(found) == len(answers.worst) > 3
     assert f">{len(found)} of {answers.total - answers.right} wrong answers: those" in page(subject(), answers, NONE)
@@ -283,7 +283,7 @@ def picture_of(image, mean, std):
     return np.array(Image.open(BytesIO(report_page._picture(image, mean, std))))
 
 
-def test_a_picture_is_what_the_network_saw_before_it_was_normalized(rng):
+def test_picture_is_input_before_normalization(rng):
     for shape, mean, std in (((3, 5, 4), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((1, 5, 4), 0.3, 0.4)):
         expected = rng.randint(0, 256, shape).astype(np.uint8)
         scale = [np.reshape(np.array(each, np.float32), (-1, 1, 1)) for each in (mean, std)]
@@ -292,12 +292,12 @@ def test_a_picture_is_what_the_network_saw_before_it_was_normalized(rng):
         assert np.array_equal(picture_of(image, mean, std), shown)
 
 
-def test_a_picture_of_no_numbers_is_black():
+def test_picture_of_nan_is_black():
     assert np.array_equal(picture_of(np.full((1, 2, 2), np.nan), 0.5, 1), np.zeros((2, 2)))
     assert picture_of(np.array([[[-9.0, 9.0, np.inf, -np.inf]]]), 0.5, 1).tolist() == [[0, 255, 255, 0]]
 
 
-def test_the_settings_are_those_of_the_record():
+def test_settings_are_those_of_record():
     facts = dict(cells(page(subject(), counted(), NONE), "facts"))
     assert facts == {
         "model": "lenet5",
@@ -312,7 +312,7 @@ def test_the_settings_are_those_of_the_record():
     assert "has no record" in page(subject(record=None), counted(), NONE)
 
 
-def test_the_curves_of_the_run():
+def test_curves_of_run():
     text = page(subject(record={**RECORD, "updates": 3}), counted(), metrics_of(5, skipped=True))
     assert cells(text, "curves") == [
         ["loss", "2 at 1", "0.4 at 5", "0.4 at 5", "2 at 1"],
@@ -325,14 +325,14 @@ def test_the_curves_of_the_run():
     assert "dashed" not in page(subject(), counted(), metrics_of(300))
 
 
-def test_the_picture_of_the_curves_is_that_of_the_plot_command():
+def test_curves_equal_those_of_plot_command():
     metrics = metrics_of(5)
     (image,) = Elements(page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).of("img")
     content = b64decode(image["src"].partition("base64,")[2])
     assert content == draw([metrics], ["png"], mark=3)["png"] != draw([metrics], ["png"])["png"]
 
 
-def test_without_matplotlib_the_page_has_the_numbers_and_says_what_to_install(monkeypatch):
+def test_page_without_matplotlib_has_numbers_and_install_hint(monkeypatch):
     def missing():
         raise ImportError("matplotlib is not installed. Run: pip install matplotlib")
 
@@ -342,12 +342,12 @@ def test_without_matplotlib_the_page_has_the_numbers_and_says_what_to_install(mo
     assert "<img" not in text and "dashed" not in text and cells(text, "curves")[0][1] == "2 at 1"
 
 
-def test_a_run_without_curves_says_why():
+def test_run_without_curves_gives_reason():
     assert "There are no curves of the run: there is no metrics.jsonl.<" in page(subject(), counted(), NONE)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), 1e308, -1e308, 10**400])
-def test_what_cannot_be_drawn_is_left_out(value):
+def test_curves_that_cannot_be_drawn_are_left_out(value):
     rows = cells(page(subject(), counted(), metrics_of(5, grad_norm=value)), "curves")
     assert [row[0] for row in rows] == ["loss", "learning rate", "test accuracy", "skipped windows"]
     metrics = metrics_of(5)._replace(evaluations=[Evaluation(5, 10**400, {"accuracy": 1.0}), Evaluation(5, 5, {})])
@@ -355,7 +355,7 @@ def test_what_cannot_be_drawn_is_left_out(value):
     assert [row[0] for row in rows] == ["loss", "learning rate", "gradient norm", "skipped windows"]
 
 
-def test_the_page_of_cifar_is_small(rng):
+def test_cifar_page_is_small(rng):
     answers = answers_of(rng, rows=10_000, classes=10, side=32, channels=3)  # noise: no image is larger
     assert len(answers.worst) == 24
     text = page(subject(names=NAMES + tuple("abcdefg"), mean=[0.5] * 3, std=[1] * 3), answers, metrics_of(10_000))
@@ -389,7 +389,7 @@ def weak_pairs(colours):
     return [(name, each.tolist()) for name, many in behind.items() for each in many if contrast(at[name], each) < 4.5]
 
 
-def test_all_texts_can_be_read():
+def test_all_texts_have_enough_contrast():
     assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
     assert weak_pairs(colours_of(STYLE)) == []
 
@@ -397,14 +397,14 @@ def test_all_texts_can_be_read():
 @pytest.mark.parametrize(
     ("name", "colour"), [("muted", (139, 148, 158)), ("right", (11, 92, 173)), ("text", (119, 119, 119))]
 )
-def test_a_weak_colour_is_found(name, colour):
+def test_weak_colour_is_detected(name, colour):
     assert weak_pairs({**colours_of(STYLE), name: colour})
 
 
 # The file
 
 
-def test_a_report_replaces_a_report_and_nothing_else(tmp_path):
+def test_report_replaces_report(tmp_path):
     path = place_of(str(tmp_path / "a" / "b"))
     write_page(path, f"{MARK}\nold")
     assert place_of(str(tmp_path / "a" / "b")) == path
@@ -414,7 +414,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "mine", MARK[:-1], f" {MARK}"])
-def test_another_file_is_left_alone(content, tmp_path):
+def test_other_file_is_not_replaced(content, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(content)
     for write in (lambda: place_of(str(tmp_path)), lambda: write_page(str(path), MARK)):
@@ -423,7 +423,7 @@ def test_another_file_is_left_alone(content, tmp_path):
     assert path.read_text() == content
 
 
-def test_a_folder_of_that_name_is_left_alone(tmp_path):
+def test_folder_named_like_report_is_not_replaced(tmp_path):
     (tmp_path / "report.html").mkdir()
     with pytest.raises(ValueError, match="exists and is no report"):
         place_of(str(tmp_path))
@@ -435,7 +435,7 @@ def test_every_page_is_recognized(answers, tmp_path):
     assert place_of(str(tmp_path)) == path
 
 
-def test_a_file_in_the_way_of_the_folder(tmp_path):
+def test_file_at_folder_path_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/x"):
         with pytest.raises(OSError, match=r"^'.*' can't be made: "):
@@ -443,12 +443,12 @@ def test_a_file_in_the_way_of_the_folder(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a folder in which nobody can write")
-def test_a_folder_that_cannot_be_written_to():
+def test_unwritable_folder_is_an_error():
     with pytest.raises(OSError, match=r"^'/proc/self' can't be written to: "):
         place_of("/proc/self")
 
 
-def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+def test_failed_write_keeps_earlier_page(tmp_path, monkeypatch):
     path = place_of(str(tmp_path))
     write_page(path, f"{MARK}\nold")
     monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -457,7 +457,7 @@ def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypa
     assert Path(path).read_text() == f"{MARK}\nold" and os.listdir(tmp_path) == ["report.html"]
 
 
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+def test_link_out_of_folder_is_not_followed(tmp_path):
     (tmp_path / "out").mkdir()
     for target in ("report of another run", "not there"):
         (tmp_path / "report of another run").write_text(MARK)

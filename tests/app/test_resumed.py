@@ -54,7 +54,7 @@ RUN = ("--model=mlp", "--data_path=data", "--batch_size=8", "--mini_steps=3", "-
 RUN = (*RUN, "--optimizer=adam", "--clip_norm=0.5", "--nonfinite=raise", "--save_every=100", "--warmup_updates=2")
 
 
-def test_resume_alone_continues_a_run_with_any_flags(monkeypatch, capfd):
+def test_resume_alone_uses_flags_of_run(monkeypatch, capfd):
     """On data in a folder, which an earlier version compared with the embedded digits."""
     write_mnist("data")
     with monkeypatch.context() as patch:
@@ -73,7 +73,7 @@ def test_resume_alone_continues_a_run_with_any_flags(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_it_ends_as_a_run_that_never_stopped(monkeypatch):
+def test_resumed_run_equals_uninterrupted_run(monkeypatch):
     write_mnist("data")
     assert train(*RUN) == OK
     with monkeypatch.context() as patch:
@@ -88,7 +88,7 @@ def test_it_ends_as_a_run_that_never_stopped(monkeypatch):
 # Which flags
 
 
-def test_flags_of_every_kind_are_taken():
+def test_flags_of_every_kind_are_restored():
     save(FLAGS)
     expected = settings_of(*(f"--{name}={text}" if text else f"--{name}" for name, text in FLAGS.items()))
     found = settings_of("--resume")
@@ -99,7 +99,7 @@ def test_flags_of_every_kind_are_taken():
     assert settings_of(f"--resume={STATE}").lr == settings_of("--resume", "--output_dir=runs/001").lr == 0.02
 
 
-def test_what_is_given_wins_and_is_saved_again():
+def test_given_flags_override_and_are_saved():
     save(FLAGS)
     found = settings_of("--resume", "--epochs=9", "--lr=0.1")
     assert (found.epochs, found.lr, found.clip_norm) == (9, 0.1, 1.5)
@@ -126,7 +126,7 @@ def test_flags_of_one_start_are_not_saved(flag, monkeypatch):
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )
-def test_a_flag_that_differs_replaces_what_contradicts_it(saved, given, expected):
+def test_changed_flag_replaces_contradicting_flags(saved, given, expected):
     """Whether the run may be continued so is decided later, by its settings."""
     save(saved)
     same = f"--{expected}={saved[expected]}" if expected in saved else None
@@ -135,14 +135,14 @@ def test_a_flag_that_differs_replaces_what_contradicts_it(saved, given, expected
         assert settings_of("--resume", same).given.keys() == saved.keys() | {"resume"}
 
 
-def test_flags_that_contradict_the_run_are_named_with_its_own():
+def test_conflict_with_flags_of_run_names_both():
     save({"dataset": "digits", "model": "mlp"})
     said = r"digits are embedded.*\(the run that is resumed has --dataset=digits --model=mlp\)"
     with pytest.raises(Failure, match=said):
         settings_of("--resume", "--data_path=x")
 
 
-def test_the_newest_undamaged_state_counts():
+def test_newest_undamaged_state_is_used():
     save({"epochs": "7"})
     save({"epochs": "8"}, STATE.replace("1.safe", "2.safe"))
     assert settings_of("--resume").epochs == 8
@@ -152,7 +152,7 @@ def test_the_newest_undamaged_state_counts():
     assert settings_of("--resume").epochs == 7
 
 
-def test_a_state_without_flags_gives_none():
+def test_state_without_flags_gives_none():
     """Of an earlier version."""
     os.makedirs(os.path.dirname(STATE))
     for config in ({}, {"notes": {}}, {"notes": 3}, 3):
@@ -187,7 +187,7 @@ def test_a_state_without_flags_gives_none():
     ],
     ids=str,
 )
-def test_flags_that_no_run_has_saved_are_one_line(flags, capfd):
+def test_crafted_flags_are_one_line_error(flags, capfd):
     save(flags)
     assert train("--resume") == CHECKPOINT
     line = one_line(capfd.readouterr().err)
@@ -199,14 +199,14 @@ START = ("overwrite", "allow_config_change", "download", "debug", "resume", "con
 
 
 @pytest.mark.parametrize("flag", START)
-def test_a_state_does_not_set_flags_of_a_start(flag, capfd):
+def test_state_cannot_set_flags_of_one_start(flag, capfd):
     save({flag: "" if flag in ("overwrite", "allow_config_change", "debug", "verify") else "x", "epochs": "7"})
     assert train("--resume") == CHECKPOINT and f"--{flag}" in one_line(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["ckpt_path", "save_bad_batches"])
 @pytest.mark.parametrize("resume", ["auto", STATE])
-def test_a_state_does_not_say_where_to_write(name, resume, capfd):
+def test_state_cannot_set_paths_to_write(name, resume, capfd):
     """Unless that is in the folder of the run, links included, or it is given again."""
     path = "precious.ckpt"
     save({name: path})
@@ -221,7 +221,7 @@ def test_a_state_does_not_say_where_to_write(name, resume, capfd):
         settings_of(f"--resume={resume}")
 
 
-def test_a_state_does_not_say_where_to_download_to():
+def test_state_cannot_set_download_path():
     save({"dataset": "mnist", "model": "mlp", "data_path": "precious"})
     with pytest.raises(Failure, match="argument --data_path: must be given for mnist"):
         settings_of("--resume", "--download")

@@ -40,7 +40,7 @@ CURVES = {
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_it_agrees_with_brute_force(curve, rng):
+def test_search_agrees_with_brute_force(curve, rng):
     counts = []
     for _ in range(400):
         most = int(2 ** rng.uniform(0, 12))
@@ -55,7 +55,7 @@ def test_it_agrees_with_brute_force(curve, rng):
 
 @pytest.mark.parametrize("limit", [0.2, 0.3, 0.5, 0.8, 0.97])
 @pytest.mark.parametrize("most", [32, 128, 1000])
-def test_affine_with_noise_takes_few_trials(most, limit, rng):
+def test_affine_peaks_with_noise_need_few_trials(most, limit, rng):
     counts = []
     for _ in range(50):
         bound = int(10**9 * limit)
@@ -66,29 +66,29 @@ def test_affine_with_noise_takes_few_trials(most, limit, rng):
     assert max(counts) <= 10 and np.mean(counts) <= 7
 
 
-def test_what_fits_as_a_whole_takes_one_trial():
+def test_complete_batch_that_fits_needs_one_trial():
     assert [trial.rows for trial in search(attempts(lambda rows: rows, 99), 64, 99)] == [64]
 
 
-def test_nothing_fits():
+def test_no_size_fits():
     trials = search(attempts(lambda rows: 100, 99), 1000, 99)
     assert [trial.rows for trial in trials] == [1000, 250, 15, 1]
 
 
 @pytest.mark.parametrize("largest", [1, 5, 77, 127])
-def test_without_peaks_it_bisects(largest):
+def test_search_without_peaks_bisects(largest):
     trials = search(lambda rows: Trial(rows, None, rows <= largest), 128, None)
     found = max(trial.rows for trial in trials if trial.fits)
     assert found <= largest <= found * 17 / 16 and len(trials) <= 11
 
 
-def test_one_of_several_processes_does_not_search(monkeypatch):
+def test_search_in_launched_process_is_rejected(monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     with pytest.raises(RuntimeError, match="For 'find_micro_batch_size', there must be a single process. Run it once"):
         find_micro_batch_size(print, 8, memory_budget="4GiB")
 
 
-def test_a_search_that_stops_early_is_found():
+def test_early_stop_is_detected():
     def one_guess(attempt, most, limit):
         trials = [attempt(most)]
         trials.append(attempt(_next_rows(trials, limit)))

@@ -27,13 +27,13 @@ on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="p
         (1, 1, [1]),
     ],
 )
-def test_what_is_tried(rows, most, tried):
+def test_sizes_to_try(rows, most, tried):
     assert sizes(rows, most) == tried
 
 
 @on_linux
 @pytest.mark.slow
-def test_the_fastest_is_found_and_not_the_largest():
+def test_fastest_is_preferred_to_largest():
     found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB")
     assert (found.micro_batch_size, found.mini_steps, found.effective_batch) == (16, 4, 64)
     assert [tried.rows for tried in found.trials] == [2, 4, 8, 16, 32, 64] and all(t.fits for t in found.trials)
@@ -44,7 +44,7 @@ def test_the_fastest_is_found_and_not_the_largest():
 
 @on_linux
 @pytest.mark.slow
-def test_the_largest_is_found_on_request():
+def test_largest_is_found_on_request():
     found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="memory")
     assert (found.micro_batch_size, found.mini_steps) == (64, 1) and found.trials[0].seconds is None
     assert found.advice == "The complete batch of 64 rows fits into memory: you need not accumulate."
@@ -52,7 +52,7 @@ def test_the_largest_is_found_on_request():
 
 @on_linux
 @pytest.mark.slow
-def test_what_does_not_fit_is_not_found():
+def test_size_that_does_not_fit_is_not_chosen():
     idle = run_trial("test", runs.ends_well, 1, None).peak
     found = find_micro_batch_size(runs.takes_memory_and_time, 64, memory_budget=int((idle + 250 * MIB) / 0.98))
     assert [tried.fits for tried in found.trials] == [True, True, True, True, False]  # of 32 rows; 64 are not tried
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_not_found():
 
 @on_linux
 @pytest.mark.slow
-def test_smaller_ones_are_tried_where_none_fits():
+def test_smaller_sizes_are_tried_if_none_fits():
     idle = run_trial("test", runs.ends_well, 1, None).peak
     found = find_micro_batch_size(runs.takes_memory_and_time, 640, memory_budget=int((idle + 120 * MIB) / 0.98))
     assert found.micro_batch_size in (1, 2, 3, 5, 10) and found.trials[-1] == max(found.trials)
@@ -82,12 +82,12 @@ def test_smaller_ones_are_tried_where_none_fits():
         (partial(runs.costs, most=8), RuntimeError, "runs with 16 rows in a new process, but got ValueError: 16 are"),
     ],
 )
-def test_refused_trials(trial, error, message):
+def test_invalid_trials_are_rejected(trial, error, message):
     with pytest.raises(error, match=message):
         find_micro_batch_size(trial, 64, memory_budget="8GiB")
 
 
-def test_another_preference_is_refused():
+def test_unknown_preference_is_rejected():
     with pytest.raises(ValueError, match="'prefer' must be one of"):
         find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="both")
 
@@ -95,7 +95,7 @@ def test_another_preference_is_refused():
 FOUND = MicroBatch(32, 2, 10**8, (Trial(32, 10**8, True, 0.5), Trial(64, None, False)), 64)
 
 
-def test_a_result_is_kept(tmp_path):
+def test_result_is_stored(tmp_path):
     path = tmp_path / "folder" / "found.json"
     assert FoundBefore(path, model="mlp").get() is None
     FoundBefore(path, model="mlp").keep(FOUND)
@@ -106,7 +106,7 @@ def test_a_result_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", None])
-def test_a_file_that_can_not_be_used_holds_nothing(tmp_path, text):
+def test_unusable_file_gives_no_result(tmp_path, text):
     path = tmp_path / "found.json"
     FoundBefore(path, model="mlp").keep(FOUND)
     key = next(iter(json.loads(path.read_text())))
@@ -116,6 +116,6 @@ def test_a_file_that_can_not_be_used_holds_nothing(tmp_path, text):
     assert FoundBefore(path, model="mlp").get() == FOUND
 
 
-def test_a_result_that_can_not_be_kept_is_no_error(tmp_path):
+def test_failed_store_is_not_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     FoundBefore(tmp_path / "file" / "found.json").keep(FOUND)

@@ -31,7 +31,7 @@ def written(folder, text):
 # Reading
 
 
-def test_windows_and_evaluations_are_told_apart(tmp_path):
+def test_windows_and_evaluations_are_separated(tmp_path):
     found = read(written(tmp_path, text_of(FIRST, SKIPPED, SECOND, EVALUATION, SECOND)))
     assert found.windows == [FIRST, SKIPPED, SECOND, SECOND] and found.path == tmp_path / "metrics.jsonl"
     (evaluation,) = found.evaluations
@@ -39,7 +39,7 @@ def test_windows_and_evaluations_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", f"1{'0' * 400}"])
-def test_what_is_no_finite_number_is_a_gap(tmp_path, value):
+def test_value_that_is_not_finite_is_a_gap(tmp_path, value):
     found = read(written(tmp_path, text_of(FIRST, SECOND).replace("2.5", value)))
     np.testing.assert_array_equal(found.numbers("loss"), [NAN, 1e-07])
     np.testing.assert_array_equal(found.numbers("none"), [NAN, NAN])
@@ -47,7 +47,7 @@ def test_what_is_no_finite_number_is_a_gap(tmp_path, value):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 30, len(text_of(SECOND)) - 1])
-def test_a_last_line_that_was_cut_is_left_out(tmp_path, cut):
+def test_truncated_last_line_is_left_out(tmp_path, cut):
     text = text_of(FIRST, SECOND)
     whole = cut == 1  # its line break alone is missing
     assert read(written(tmp_path, text[:-cut])).windows == ([FIRST, SECOND] if whole else [FIRST])
@@ -72,7 +72,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path, cut):
         (b"\xff\xfe", "damaged"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, line, what):
+def test_damaged_line_is_named(tmp_path, line, what):
     line = line if isinstance(line, bytes) else line.encode()
     first, second = text_of(FIRST).encode(), text_of(SECOND).encode()
     for text, number in ((first + line + b"\n" + second, 2), (first + second + line + b"\n", 3)):
@@ -81,12 +81,12 @@ def test_a_damaged_line_is_named(tmp_path, line, what):
 
 
 @pytest.mark.parametrize("text", ["", '{"epoch": 1, "upd', text_of(EVALUATION)])
-def test_a_file_without_updates_is_an_error(tmp_path, text):
+def test_file_without_updates_is_an_error(tmp_path, text):
     with pytest.raises(ValueError, match=r"^'.*metrics\.jsonl' has no updates$"):
         read(written(tmp_path, text))
 
 
-def test_a_folder_without_metrics_is_an_error(tmp_path):
+def test_folder_without_metrics_is_an_error(tmp_path):
     (tmp_path / "a" / "metrics.jsonl").mkdir(parents=True)
     for folder, what in (("none", "is not a folder"), ("a", "has no metrics.jsonl"), ("a/b/c", "is not a folder")):
         with pytest.raises(FileNotFoundError, match=f"'.*{folder}' {what}; give the folder of a run"):
@@ -102,7 +102,7 @@ def table_of(folder, *lines):
     return text
 
 
-def test_the_table_has_a_row_for_each_window(tmp_path):
+def test_table_has_a_row_for_each_window(tmp_path):
     assert table_of(tmp_path, FIRST, SKIPPED, SECOND, EVALUATION, {**SECOND, "update": 3}) == (
         "epoch,update,loss,lr,grad_norm,samples,seconds,skipped,bad,accuracy\n"
         "1,1,2.5,0.1,1.5,64,0.5,,,\n"
@@ -123,31 +123,31 @@ def check_table(folder, rng):
     )
 
 
-def test_the_table_has_all_digits(tmp_path, rng):
+def test_table_has_all_digits(tmp_path, rng):
     check_table(tmp_path, rng)
 
 
-def test_a_rounded_table_is_noticed(tmp_path, rng, monkeypatch):
+def test_rounded_table_is_detected(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(series, "_cell", lambda value: f"{value:.12g}")
     with pytest.raises(AssertionError):
         check_table(tmp_path, rng)
 
 
-def test_a_table_without_evaluations_has_no_column_for_them(tmp_path):
+def test_table_without_evaluations_has_no_accuracy_column(tmp_path):
     assert table_of(tmp_path, FIRST).splitlines()[0] == ",".join(FIRST)
 
 
-def test_the_last_of_two_evaluations_counts(tmp_path):
+def test_last_of_two_evaluations_is_used(tmp_path):
     rows = table_of(tmp_path, FIRST, EVALUATION, {**EVALUATION, "accuracy": 0.5}).splitlines()
     assert rows[1].endswith(",0.5")
 
 
-def test_an_evaluation_before_all_windows_has_no_row(tmp_path):
+def test_evaluation_before_first_window_has_no_row(tmp_path):
     assert table_of(tmp_path, EVALUATION, FIRST).splitlines()[1] == "1,1,2.5,0.1,1.5,64,0.5,"
 
 
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", " =", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
-def test_no_text_is_a_formula(tmp_path, begins):
+def test_text_is_not_a_formula(tmp_path, begins):
     """A spreadsheet would compute it, and open what it names; numbers stay numbers."""
     text = f"{begins}cmd|' /C calc'!A0"
     line = {**FIRST, "loss": -2.5, text: text, "note": "a=b", "list": [text]}
@@ -157,12 +157,12 @@ def test_no_text_is_a_formula(tmp_path, begins):
     assert row["list"] == json.dumps([text])
 
 
-def test_texts_of_the_table_are_visible_and_cut(tmp_path):
+def test_table_texts_are_visible_and_cut(tmp_path):
     table = table_of(tmp_path, {**FIRST, "a\x1b\nb": "\udc80\r", "long": "x" * 10**5})
     assert len(table.splitlines()) == 2 and r"a\x1b\nb" in table and r"\udc80\r" in table and len(table) < 500
 
 
-def test_a_table_has_no_more_columns_than_a_run_writes(tmp_path):
+def test_number_of_table_columns_is_limited(tmp_path):
     """Each line with a name of its own would be lines times names of cells: 493 kB became 141 MB."""
     assert len(table_of(tmp_path, {**FIRST, **{f"n{number}": 1 for number in range(192)}}).splitlines()) == 2
     with pytest.raises(ValueError, match=r"^'.*metrics.jsonl' has 307 names of values; a table has at most 200$"):

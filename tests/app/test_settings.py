@@ -10,14 +10,14 @@ from programs import settings_of
 from train import flags
 
 
-def test_it_has_a_field_for_each_flag():
+def test_each_flag_has_a_field():
     """But for the one that is about reading flags."""
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
     assert fields == {*given, "ranks", "updates", "is_latest", "given", "before"} - {"config"}
 
 
-def test_it_is_not_changed():
+def test_settings_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings_of().batch_size = 7
 
@@ -35,19 +35,19 @@ def test_it_is_not_changed():
         (("--effective_batch=24", "--batch_size=5"), 2, 12, {"micro_batch_size": 5}),
     ],
 )
-def test_what_the_driver_gets(argv, ranks, loaded, window):
+def test_driver_arguments(argv, ranks, loaded, window):
     settings = settings_of(*argv).on(ranks)
     assert (settings.ranks, settings.loaded_rows, settings.window) == (ranks, loaded, window)
 
 
-def test_a_micro_batch_that_is_found_takes_the_place_of_auto():
+def test_found_micro_batch_replaces_auto():
     settings = settings_of("--effective_batch=64", "--batch_size=auto", "--memory_budget=1GiB")
     assert settings.auto and settings.memory_budget == 2**30 and settings.on(1) == settings
     found = settings.with_micro_batches_of(16)
     assert not found.auto and found.window == {"micro_batch_size": 16} and settings.auto
 
 
-def test_where_it_writes():
+def test_output_paths():
     settings = settings_of()
     assert settings.output_dir is None and settings.is_latest
     settings = settings.in_folder("runs/007")
@@ -58,7 +58,7 @@ def test_where_it_writes():
     assert not settings_of("--ckpt_path=b/c.ckpt").is_latest
 
 
-def test_what_a_resumed_run_must_have_had():
+def test_config_that_resume_compares():
     found = settings_of("--lr=0.5", "--model=mlp").config
     names = ["model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed"]
     names += ["amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay"]

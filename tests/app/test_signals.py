@@ -33,7 +33,7 @@ def send(number, signals):
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_the_first_interrupts(number):
+def test_first_signal_interrupts(number):
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt):
             send(number, signals)
@@ -42,7 +42,7 @@ def test_the_first_interrupts(number):
         assert signals.code == CODES[number]
 
 
-def test_it_wakes_up_who_waits():
+def test_signal_wakes_waiting_thread():
     with Signals() as signals:
         # To its thread: those that NumPy and MindSpore started before this test do not block it.
         threading.Timer(0.2, lambda: signal.pthread_kill(signals._thread.ident, signal.SIGTERM)).start()
@@ -61,7 +61,7 @@ def compile_for_a_moment(signals, done, thread):
 
 
 @pytest.mark.parametrize("to_thread", [True, False], ids=["waiting thread", "main thread"])
-def test_what_mindspore_calls_is_not_interrupted(to_thread):
+def test_code_called_by_mindspore_is_not_interrupted(to_thread):
     """The exception comes as soon as the program's own code is reached."""
     names = {**globals(), "__name__": "mindspore.common.compiler"}
     compiles = types.FunctionType(compile_for_a_moment.__code__, names)
@@ -76,7 +76,7 @@ def test_what_mindspore_calls_is_not_interrupted(to_thread):
     assert done == [True]
 
 
-def test_what_others_call_is_interrupted():
+def test_code_called_by_other_modules_is_interrupted():
     """The twin of the test above: the same function under its own name."""
     done = []
     with Signals() as signals, pytest.raises(KeyboardInterrupt):
@@ -84,7 +84,7 @@ def test_what_others_call_is_interrupted():
     assert done == []
 
 
-def test_a_block_may_defer_it():
+def test_block_defers_signal():
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt), signals.deferred():
             send(signal.SIGINT, signals)
@@ -92,7 +92,7 @@ def test_a_block_may_defer_it():
         assert reached
 
 
-def test_afterwards_everything_is_as_it_was():
+def test_handlers_and_mask_are_restored():
     before = [signal.getsignal(number) for number in (*CODES, signal.SIGURG)]
     mask, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
     with Signals():
@@ -138,7 +138,7 @@ def finished(folder, *flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "epoch: 2 step: 3"), (signal.SIGTERM, "accumulators")])
-def test_a_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
+def test_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     """In the middle of the run, and while the first graph is compiled."""
     (tmp_path / "parts").mkdir()
     flags = ("--epochs=3", "--mini_steps=7")
@@ -171,7 +171,7 @@ sys.exit(process.run(lambda arguments: print("it ran"), parser))
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_that_came_before_ends_it_with_a_line(number):
+def test_signal_before_run_ends_with_one_line(number):
     """For example while MindSpore is imported. Without `raise_pending` it ends in a traceback."""
     command = [sys.executable, "-c", PENDING, str(int(number))]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False}
@@ -234,7 +234,7 @@ def whole_model(once):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
-def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
+def test_signal_finishes_current_step_and_saves(tmp_path, whole_model, part):
     program = start_held(tmp_path, part)
     wait_for(program, "now")
     ask_to_end(program, signal.SIGTERM)
@@ -248,7 +248,7 @@ def test_what_a_run_is_at_is_finished_and_saved(tmp_path, whole_model, part):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
-def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, part):
+def test_second_signal_keeps_earlier_state(tmp_path, whole_model, part):
     program = start_held(tmp_path, part)
     wait_for(program, "now")
     tell(program, "go")
@@ -263,7 +263,7 @@ def test_a_second_signal_leaves_what_was_saved_before(tmp_path, whole_model, par
 
 
 @pytest.mark.slow
-def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
+def test_signal_stops_last_evaluation_at_once(tmp_path, whole_model):
     program = start_held(tmp_path, "evaluating", FLAGS[:3])  # it is evaluated after it has been saved
     wait_for(program, "now")
     ask_to_end(program, signal.SIGINT)
@@ -285,7 +285,7 @@ def test_the_last_evaluation_is_given_up_at_once(tmp_path, whole_model):
 
 
 @pytest.mark.slow
-def test_a_signal_when_all_is_done_says_so(tmp_path):
+def test_signal_after_complete_run_is_reported(tmp_path):
     """It came while the last batch was evaluated, or its result was written."""
     program = start_held(tmp_path, "recording", FLAGS[:3])
     wait_for(program, "now")
@@ -298,7 +298,7 @@ def test_a_signal_when_all_is_done_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_evaluation_is_one_line(tmp_path):
+def test_signal_in_eval_is_one_line(tmp_path):
     """At many moments of eval.py, of which one third or more is compiling."""
     assert train_in(tmp_path, *ALL, *FLAGS[:3]) == 0
     command = [sys.executable, "-u", str(ROOT / "eval.py"), "--ckpt_path=out/gradient_accumulation.ckpt"]
@@ -319,7 +319,7 @@ KILLS = int(os.environ.get("MS_ACCUM_KILLS", "10"))
 
 
 @pytest.mark.slow
-def test_a_run_survives_being_ended_at_random_moments(tmp_path):
+def test_run_survives_kills_at_random_moments(tmp_path):
     """By SIGKILL too: what is saved is whole, the next start resumes it, and removes what was left."""
     command = [sys.executable, str(ROOT / "tests" / "kill_runs.py"), str(tmp_path), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * KILLS, check=True)
@@ -342,7 +342,7 @@ with Signals() as signals, signals.deferred():
 
 
 @pytest.mark.parametrize("second", CODES)
-def test_a_second_signal_ends_it_at_once(tmp_path, second):
+def test_second_signal_ends_program_at_once(tmp_path, second):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SLEEPER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
@@ -368,7 +368,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, second):
         (signal.SIGHUP, signal.SIGTERM, 0.0, True),
     ],
 )
-def test_what_asks_for_more(first, then, seconds, ends, monkeypatch):
+def test_which_second_signals_end_the_program(first, then, seconds, ends, monkeypatch):
     """A shell that ends sends SIGHUP twice; what an init system sends to launcher and ranks gets to the ranks twice."""
     now = [100.0]
     monkeypatch.setattr(process.time, "monotonic", lambda: now[0])

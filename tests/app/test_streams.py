@@ -43,16 +43,16 @@ CLOSED = [">&-", "| head -n 1; exit ${PIPESTATUS[0]}", "> /dev/full"]
 
 
 @pytest.mark.parametrize("redirected", CLOSED)
-def test_whoever_stops_reading_does_not_end_it(redirected):
+def test_closed_reader_does_not_end_program(redirected):
     assert ended(redirected) == (7, "\\u53f7 error\n")
 
 
 @pytest.mark.parametrize("redirected", CLOSED)
-def test_without_it_that_ends_a_program(redirected):
+def test_closed_reader_ends_program_without_lasting_streams(redirected):
     assert ended(redirected, BROKEN)[0] != 7
 
 
-def test_without_stderr_either():
+def test_closed_stderr_does_not_end_program():
     assert ended(">&- 2>&-") == (7, "")
 
 
@@ -76,19 +76,19 @@ def diverted(folder, monkeypatch, logged, path):
 
 
 @pytest.mark.parametrize("logged", ["a warning\n", ""])
-def test_mindspores_log_is_kept_in_a_file(tmp_path, monkeypatch, logged):
+def test_mindspore_log_is_kept_in_file(tmp_path, monkeypatch, logged):
     kept = tmp_path / "mindspore.log"
     diverted(tmp_path / "temporary", monkeypatch, logged, str(kept))
     assert kept.read_text() == logged if logged else not kept.exists()
 
 
 @pytest.mark.parametrize("path", [None, "/nowhere/mindspore.log"])
-def test_a_log_that_can_not_be_kept_ends_nothing(tmp_path, monkeypatch, path):
+def test_unwritable_log_does_not_end_program(tmp_path, monkeypatch, path):
     diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
     assert path is None or not os.path.exists(path)
 
 
-def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeypatch):
+def test_full_temporary_folder_limits_log_to_critical(monkeypatch):
     others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
     monkeypatch.setattr(os, "environ", others)
 
@@ -101,7 +101,7 @@ def test_a_full_temporary_folder_leaves_only_what_is_critical_in_the_log(monkeyp
 
 
 @pytest.mark.parametrize("name", ["GLOG_v", "MS_ROLE"])
-def test_the_log_stays_where_the_user_or_the_launcher_wants_it(monkeypatch, name):
+def test_log_settings_of_user_and_launcher_are_kept(monkeypatch, name):
     monkeypatch.setenv(name, "2")
     before = dict(os.environ)
     MindSporeLog().divert()
@@ -109,7 +109,7 @@ def test_the_log_stays_where_the_user_or_the_launcher_wants_it(monkeypatch, name
 
 
 @pytest.mark.slow
-def test_mindspores_warnings_are_not_on_the_terminal(tmp_path):
+def test_mindspore_warnings_are_not_on_terminal(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
     flags = ("--epochs=1", "--model=mlp", "--optimizer=adam", "--output_dir=out")
     done = process("train.py", *flags, cwd=tmp_path, env=environment)

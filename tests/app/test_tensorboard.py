@@ -62,7 +62,7 @@ def test_each_update_is_a_step(tmp_path, read):
 
 
 @needs_writer
-def test_what_is_not_finite_is_left_out(tmp_path, read):
+def test_values_that_are_not_finite_are_left_out(tmp_path, read):
     tell(TensorBoardLog(tmp_path / "tb"), record(1, lr=NAN, loss=float("inf"), seconds=0.0), record(2))
     found = read(tmp_path / "tb")
     assert {tag: steps(found, tag) for tag in found} == {
@@ -73,7 +73,7 @@ def test_what_is_not_finite_is_left_out(tmp_path, read):
 
 
 @needs_writer
-def test_a_skipped_window_is_counted_at_the_next_update(tmp_path, read):
+def test_skipped_window_is_counted_at_next_update(tmp_path, read):
     skipped = record(1, skipped=True, loss=NAN)
     tell(TensorBoardLog(tmp_path / "tb"), record(0, skipped=True), record(1), skipped, skipped, record(2))
     found = read(tmp_path / "tb")
@@ -81,7 +81,7 @@ def test_a_skipped_window_is_counted_at_the_next_update(tmp_path, read):
 
 
 @needs_writer
-def test_windows_skipped_at_the_end_are_shown(tmp_path, read):
+def test_windows_skipped_at_end_are_written(tmp_path, read):
     log = TensorBoardLog(tmp_path / "tb")
     tell(log, record(1), record(1, skipped=True))
     assert read(tmp_path / "tb")["train/skipped"] == [(1, 0), (2, 1)]
@@ -90,7 +90,7 @@ def test_windows_skipped_at_the_end_are_shown(tmp_path, read):
 
 
 @needs_writer
-def test_evaluations_are_written_during_the_run_and_after_it(tmp_path, read):
+def test_evaluations_are_written_during_and_after_run(tmp_path, read):
     log = TensorBoardLog(tmp_path / "tb")
     with Callbacks([log], Facts(cur_epoch_num=1)) as calls:
         calls("on_train_begin", planned=None)
@@ -106,7 +106,7 @@ def test_evaluations_are_written_during_the_run_and_after_it(tmp_path, read):
 
 
 @needs_writer
-def test_the_first_update_can_be_read_at_once_and_others_each_second(tmp_path, monkeypatch):
+def test_first_update_is_flushed_at_once_others_each_second(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(tensorboard.time, "monotonic", lambda: now[0])
     seen = []
@@ -119,7 +119,7 @@ def test_the_first_update_can_be_read_at_once_and_others_each_second(tmp_path, m
 
 
 @needs_writer
-def test_a_run_that_has_not_begun_writes_nothing(tmp_path):
+def test_run_that_has_not_begun_writes_nothing(tmp_path):
     """On the other ranks of train.py, and where nothing was left to train."""
     log = TensorBoardLog(tmp_path / "tb")
     log.evaluated(3, {"accuracy": 0.75})
@@ -144,14 +144,14 @@ def check_resumed(found):
 
 
 @needs_writer
-def test_a_resumed_run_repeats_no_step(tmp_path, read):
+def test_resumed_run_repeats_no_step(tmp_path, read):
     resumed(tmp_path / "tb")
     check_resumed(read(tmp_path / "tb"))
 
 
 @needs_writer
 @pytest.mark.parametrize("by", [None, 1, -1], ids=["not at all", "too late", "too early"])
-def test_steps_that_are_replaced_wrongly_are_noticed(tmp_path, monkeypatch, by):
+def test_wrongly_replaced_steps_are_detected(tmp_path, monkeypatch, by):
     real = tensorboard._opened
     monkeypatch.setattr(
         tensorboard, "_opened", lambda folder, first: real(folder, first + by if by and first is not None else None)
@@ -162,14 +162,14 @@ def test_steps_that_are_replaced_wrongly_are_noticed(tmp_path, monkeypatch, by):
 
 
 @needs_writer
-def test_a_new_run_replaces_an_old_one(tmp_path, read):
+def test_new_run_replaces_old_run(tmp_path, read):
     for loss in (1.0, 2.0):
         tell(TensorBoardLog(tmp_path / "tb"), record(1, loss=loss))
     assert read(tmp_path / "tb")["train/loss"] == [(1, 2.0)]
 
 
 @needs_writer
-def test_an_evaluation_before_the_first_window_keeps_the_steps_before_it(tmp_path, read):
+def test_evaluation_before_first_window_keeps_earlier_steps(tmp_path, read):
     log = TensorBoardLog(tmp_path / "tb")
     tell(log, record(1), record(2))
     with Callbacks([log], Facts(cur_step_num=2)) as calls:
@@ -180,7 +180,7 @@ def test_an_evaluation_before_the_first_window_keeps_the_steps_before_it(tmp_pat
 
 
 @needs_writer
-def test_a_driver_that_is_resumed_repeats_no_step(tmp_path):
+def test_resumed_driver_repeats_no_step(tmp_path):
     losses = []
     for epochs in (2, 3):
         model = slope_driver(lr=0.5)
@@ -212,7 +212,7 @@ def test_only_rank_0_writes(tmp_path, monkeypatch, rank, size, writes):
 
 
 @needs_writer
-def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path):
+def test_unwritable_folder_gives_one_warning(tmp_path):
     (tmp_path / "tb").touch()
     with pytest.warns(RuntimeWarning, match="nothing more is written to '.*tb' for TensorBoard") as seen:
         tell(TensorBoardLog(tmp_path / "tb"), record(1), record(2))
@@ -243,7 +243,7 @@ class Full:
 
 @needs_writer
 @pytest.mark.parametrize("call", ["write", "flush", 3, 4])  # the last two: the second update, and the end
-def test_a_disk_that_gets_full_is_one_warning(tmp_path, monkeypatch, call):
+def test_full_disk_gives_one_warning(tmp_path, monkeypatch, call):
     file = Full(call)
     monkeypatch.setattr(tensorboard, "_opened", lambda folder, first: file)
     with pytest.warns(RuntimeWarning, match="nothing more is written .*No space left on device") as seen:
@@ -251,13 +251,13 @@ def test_a_disk_that_gets_full_is_one_warning(tmp_path, monkeypatch, call):
     assert len(seen) == 1 and file.calls[-1] == "close" and file.calls.count("close") == 1
 
 
-def test_a_missing_package_is_an_error_before_training(monkeypatch):
+def test_missing_package_is_an_error_before_training(monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^'TensorBoardLog' needs tensorboardX. Run: pip install tensorboardX$"):
         TensorBoardLog("tb")
 
 
-def test_a_missing_package_is_one_line(monkeypatch, capfd):
+def test_missing_package_is_one_line_error(monkeypatch, capfd):
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
     assert train("--tensorboard", "--output_dir=out") == USAGE
     out, err = capfd.readouterr()
@@ -265,6 +265,6 @@ def test_a_missing_package_is_one_line(monkeypatch, capfd):
     assert not os.path.exists("out")
 
 
-def test_a_wrong_folder_is_an_error():
+def test_invalid_folder_is_an_error():
     with pytest.raises(TypeError, match="For 'TensorBoardLog', 'folder' must be a path, but got int"):
         TensorBoardLog(3)

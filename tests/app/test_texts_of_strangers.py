@@ -188,7 +188,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.filterwarnings("always")
-def test_it_is_only_text(way, capfd, tmp_path):
+def test_crafted_text_is_shown_as_visible_text(way, capfd, tmp_path):
     try:
         way()
     except SystemExit:  # the launcher's, for wrong flags
@@ -199,14 +199,14 @@ def test_it_is_only_text(way, capfd, tmp_path):
     assert FORGED not in lines and all(len(line) < LINE + 100 for line in lines)
 
 
-def test_it_would_be_more_without_the_two_places_that_show_it(capfd, monkeypatch):
+def test_unescaped_text_is_detected(capfd, monkeypatch):
     monkeypatch.setattr("ms_accum._check.visible", lambda text, kept="": text)
     assert inspect(safetensors("a.safetensors")) == OK
     out, _ = capfd.readouterr()
     assert FORGED in out.splitlines() and "\x1b" in obeyed(out)
 
 
-def test_a_traceback_and_what_a_user_prints_go_through_the_stream(capfd):
+def test_traceback_and_printed_text_go_through_stream(capfd):
     def action():
         print(f"a\tb\n{NASTY}")
         raise ValueError(SURROGATE)
@@ -216,7 +216,7 @@ def test_a_traceback_and_what_a_user_prints_go_through_the_stream(capfd):
     assert "Traceback" in err and obeyed(out.replace("\t", "") + err) == set() and "a\tb\n" in out
 
 
-def test_a_progress_bar_still_redraws_its_line(capfd):
+def test_progress_bar_still_redraws_its_line(capfd):
     from tqdm import tqdm
 
     with lasting_streams():
@@ -229,7 +229,7 @@ def test_a_progress_bar_still_redraws_its_line(capfd):
     assert f"{one_line(f'between {NASTY}')}\n" in out
 
 
-def test_nobodys_program_sees_it_either(tmp_path):
+def test_crafted_text_is_escaped_for_library_users(tmp_path):
     """Errors of the library in a user's own program, which prints them as it likes."""
     network = nn.Dense(2, 1)
     for action in (
@@ -262,12 +262,12 @@ def test_nobodys_program_sees_it_either(tmp_path):
         ("a\rb", r"a\rb"),
     ],
 )
-def test_each_character_can_be_seen(text, shown):
+def test_each_character_is_visible(text, shown):
     assert visible(text) == shown
     assert one_line(text) == shown.replace("\n", r"\n").replace("\t", r"\t")
     shown.encode()
 
 
-def test_what_is_long_is_cut():
+def test_long_text_is_cut():
     assert one_line("x" * 200) == "x" * 200 and one_line("x" * 10**6) == "x" * 200 + "..."
     assert one_line(7) == "7" and one_line("abc", most=2) == "ab..."

@@ -23,7 +23,7 @@ WARNING = re.compile(r"warning: BatchNorm layers \(20, the first is 'bn1'\) norm
 
 
 @pytest.mark.slow
-def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_same_bytes(tmp_path, capfd):
+def test_config_trains_eval_agrees_and_resume_gives_same_bytes(tmp_path, capfd):
     write_cifar10(tmp_path / "data", train=2, test=8)
     trained = process("train.py", *TINY, "--epochs=2", "--save_every=2", "--keep=9", cwd=tmp_path)
     assert trained.returncode == OK and WARNING.fullmatch(trained.stderr)
@@ -61,7 +61,7 @@ def test_the_config_trains_eval_says_the_same_and_a_resumed_run_ends_with_the_sa
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_usage(argv, says, capfd, tmp_path):
+def test_wrong_flags_exit_with_usage_code(argv, says, capfd, tmp_path):
     assert train("--output_dir=out", *argv) == USAGE
     out, err = capfd.readouterr()
     assert says in one_line(err) and out == "" and os.listdir(tmp_path) == []
@@ -69,7 +69,7 @@ def test_usage(argv, says, capfd, tmp_path):
 
 @pytest.mark.parametrize("name", ["data_batch_4.bin", "test_batch.bin"])
 @pytest.mark.parametrize("content", [b"", bytes(RECORD + 1), b"\x0a" + bytes(RECORD - 1), None])
-def test_a_damaged_or_missing_file_is_data(name, content, capfd, tmp_path):
+def test_damaged_or_missing_file_exits_with_data_code(name, content, capfd, tmp_path):
     path = write_cifar10(tmp_path / "data") / name
     path.unlink() if content is None else path.write_bytes(content)
     assert train(*TINY) == DATA
@@ -77,7 +77,7 @@ def test_a_damaged_or_missing_file_is_data(name, content, capfd, tmp_path):
     assert name in one_line(err) and out == "" and os.listdir(tmp_path) == ["data"]
 
 
-def test_another_data_set_in_the_folder_is_data(capfd, tmp_path):
+def test_other_data_set_in_folder_exits_with_data_code(capfd, tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar")
     assert train("--dataset=cifar10", "--data_path=mnist") == DATA
@@ -86,13 +86,13 @@ def test_another_data_set_in_the_folder_is_data(capfd, tmp_path):
     assert "with CIFAR-10. Give dataset='cifar10', or '--dataset cifar10'" in one_line(capfd.readouterr().err)
 
 
-def test_a_download_that_fails_is_data(capfd, tmp_path):
+def test_failed_download_exits_with_data_code(capfd, tmp_path):
     assert train("--dataset=cifar10", "--data_path=data", "--download=http://127.0.0.1:9/x.tar.gz") == DATA
     assert "argument --download: must be" in one_line(capfd.readouterr().err)
     assert os.listdir(tmp_path) == []
 
 
-def test_eval_needs_the_folder_of_the_models_data(capfd):
+def test_eval_requires_data_path_of_model(capfd):
     save_model(ResNet18(), "a.ckpt")
     assert evaluate("--ckpt_path=a.ckpt") == USAGE
     assert "argument --data_path: must be the folder of dataset='cifar10', but got None" in one_line(

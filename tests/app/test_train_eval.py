@@ -88,7 +88,7 @@ except SystemExit as end:
         ("eval.py --model=x", USAGE),
     ],
 )
-def test_flags_are_looked_at_before_mindspore_is_imported(command, code, tmp_path):
+def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
     """Whose import takes seconds; and NumPy starts threads, which have to leave signals alone."""
     program, *argv = command.split()
     run = [sys.executable, "-c", LOOK, str(ROOT / program), *argv]
@@ -149,7 +149,7 @@ def test_flags_are_looked_at_before_mindspore_is_imported(command, code, tmp_pat
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_usage(argv, named, capfd, tmp_path):
+def test_wrong_flags_exit_with_usage_code(argv, named, capfd, tmp_path):
     assert train("--output_dir=out", *argv) == USAGE
     out, err = capfd.readouterr()
     assert named in one_line(err) and out == ""
@@ -157,7 +157,7 @@ def test_usage(argv, named, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("program", [train, evaluate])
-def test_an_unknown_key_in_the_config_is_usage(program, capfd, tmp_path):
+def test_unknown_key_in_config_exits_with_usage_code(program, capfd, tmp_path):
     (tmp_path / "run.yaml").write_text("ckpt_path: out/a.ckpt\naccumulation: 4\n")
     assert program("--config=run.yaml") == USAGE
     assert "unknown key 'accumulation'" in one_line(capfd.readouterr().err)
@@ -167,7 +167,7 @@ def test_an_unknown_key_in_the_config_is_usage(program, capfd, tmp_path):
 @pytest.mark.parametrize(
     ("program", "device"), [("train.py", "GPU"), pytest.param("eval.py", "Ascend", marks=pytest.mark.slow)]
 )
-def test_a_device_that_is_not_there_is_usage(program, device, tmp_path):
+def test_unavailable_device_exits_with_usage_code(program, device, tmp_path):
     if ms.get_context("device_target") != "CPU":
         pytest.skip("this machine has another device than the CPU")
     done = process(program, f"--device_target={device}", "--ckpt_path=out/a.ckpt", cwd=tmp_path)
@@ -176,12 +176,12 @@ def test_a_device_that_is_not_there_is_usage(program, device, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_auto_is_the_device_that_mindspore_chose():
+def test_auto_is_the_default_device_of_mindspore():
     assert choose_device("auto") == ms.get_context("device_target")
     assert ms.get_context("mode") == ms.GRAPH_MODE
 
 
-def test_an_empty_data_path_is_usage_in_eval_too(capfd, tmp_path):
+def test_empty_data_path_of_eval_exits_with_usage_code(capfd, tmp_path):
     save_model(LeNet5(), str(tmp_path / "a.ckpt"))
     assert evaluate("--ckpt_path=a.ckpt", "--data_path=") == USAGE
 
@@ -201,7 +201,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED.values(), ids=DAMAGED)
-def test_train_refuses_a_damaged_file(name, content, capfd, tmp_path):
+def test_train_rejects_damaged_file(name, content, capfd, tmp_path):
     path = damage(tmp_path / "data", name, content)
     assert train("--data_path=data", "--batch_size=8", "--output_dir=out") == DATA
     out, err = capfd.readouterr()
@@ -209,7 +209,7 @@ def test_train_refuses_a_damaged_file(name, content, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test/t10k-images-idx3-ubyte", "test/t10k-labels-idx1-ubyte"])
-def test_eval_refuses_a_damaged_file(name, capfd, tmp_path):
+def test_eval_rejects_damaged_file(name, capfd, tmp_path):
     path = damage(tmp_path / "data", name, b"damaged")
     save_model(LeNet5(), str(tmp_path / "a.ckpt"))
     assert evaluate("--data_path=data", "--ckpt_path=a.ckpt") == DATA
@@ -228,7 +228,7 @@ def test_missing_data_is_named(data, named, capfd, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "half"]
 
 
-def test_a_download_that_fails_is_data(capfd, tmp_path):
+def test_failed_download_exits_with_data_code(capfd, tmp_path):
     assert train("--data_path=data", "--download=http://127.0.0.1:9/MNIST.zip", "--output_dir=out") == DATA
     assert "http://127.0.0.1:9/MNIST.zip" in one_line(capfd.readouterr().err)
     assert os.listdir(tmp_path) == []
@@ -248,7 +248,7 @@ def test_a_download_that_fails_is_data(capfd, tmp_path):
     ],
     ids=["missing", "folder", "empty", "foreign", "other classes"],
 )
-def test_eval_refuses_what_is_no_checkpoint_of_ours(write, named, capfd, tmp_path):
+def test_eval_rejects_other_files(write, named, capfd, tmp_path):
     write(tmp_path / "bad.ckpt")
     assert evaluate("--ckpt_path=bad.ckpt") == CHECKPOINT
     out, err = capfd.readouterr()
@@ -256,14 +256,14 @@ def test_eval_refuses_what_is_no_checkpoint_of_ours(write, named, capfd, tmp_pat
     assert "'bad.ckpt'" in message and named in message and out == ""
 
 
-def test_eval_names_what_does_not_fit(capfd, tmp_path):
+def test_eval_names_parameters_that_do_not_match(capfd, tmp_path):
     save_model(LeNet5(), str(tmp_path / "a.ckpt"))
     assert evaluate("--ckpt_path=a.ckpt", "--model=mlp") == CHECKPOINT
     assert "missing dense_relu_sequential.0.weight, " in one_line(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("argv", ["--output_dir=file", "--output_dir=file/out", "--ckpt_path=file/a.ckpt"])
-def test_an_output_that_cannot_be_written_is_disk(argv, capfd, tmp_path):
+def test_unwritable_output_exits_with_disk_code(argv, capfd, tmp_path):
     (tmp_path / "file").touch()
     assert train(argv) == DISK
     out, err = capfd.readouterr()
@@ -273,7 +273,7 @@ def test_an_output_that_cannot_be_written_is_disk(argv, capfd, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_gets_full_is_one_line(tmp_path):
+def test_full_disk_is_one_line_error(tmp_path):
     def leave_little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
@@ -285,7 +285,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_has_room_for_the_model_alone_gets_it(tmp_path):
+def test_nearly_full_disk_gets_the_model(tmp_path):
     """The state is twice as large, and is written after it."""
 
     def leave_room_for_the_model():
@@ -297,13 +297,13 @@ def test_a_disk_that_has_room_for_the_model_alone_gets_it(tmp_path):
     assert len(load_parameters(str(model))) == 6 and read_record(model)["updates"] == 3
 
 
-def test_other_flags_are_refused_in_a_run_that_is_resumed(out, capfd):
+def test_resume_rejects_other_flags(out, capfd):
     assert train(*QUICK, "--resume", "--lr=0.5", "--seed=2") == CHECKPOINT
     said = "to a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give --allow_config_change"
     assert said in one_line(capfd.readouterr().err)
 
 
-def test_other_data_are_refused_in_a_run_that_is_resumed(out, capfd, monkeypatch):
+def test_resume_rejects_other_data(out, capfd, monkeypatch):
     """As many rows, of the same shapes: labels of others."""
     made = training.create_dataset
 
@@ -319,7 +319,7 @@ def test_other_data_are_refused_in_a_run_that_is_resumed(out, capfd, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_run_of_fewer_epochs_than_the_state_has_is_refused(out, capfd):
+def test_resume_with_fewer_epochs_than_state_is_rejected(out, capfd):
     assert train(*QUICK, "--epochs=2", "--resume") == OK
     capfd.readouterr()
     assert train(*QUICK, "--resume") == CHECKPOINT
@@ -328,13 +328,13 @@ def test_a_run_of_fewer_epochs_than_the_state_has_is_refused(out, capfd):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody can make another one")
-def test_a_folder_that_can_not_be_made_is_named_by_its_flag(capfd):
+def test_folder_that_cannot_be_created_is_named_by_its_flag(capfd):
     assert train(*QUICK, "--output_dir=/proc/out") == DISK
     said = "argument --output_dir: '/proc/out' can't be made: No such file or directory"
     assert one_line(capfd.readouterr().err) == said
 
 
-def test_the_best_models_place_is_looked_at_before_training(capfd):
+def test_path_of_best_model_is_checked_before_training(capfd):
     os.makedirs("out/gradient_accumulation.best.ckpt")
     assert train(*QUICK, "--save_every=1", "--keep_best") == USAGE
     assert "must name a file, but got the folder 'out/gradient_accumulation.best.ckpt'" in one_line(
@@ -344,7 +344,7 @@ def test_the_best_models_place_is_looked_at_before_training(capfd):
 
 
 @pytest.mark.slow
-def test_a_home_folder_is_one_everywhere(monkeypatch, tmp_path):
+def test_home_folder_is_expanded_everywhere(monkeypatch, tmp_path):
     """On the command line, where a shell leaves it alone behind a "=", and in a YAML file."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
@@ -355,7 +355,7 @@ def test_a_home_folder_is_one_everywhere(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_newest_state_is_resumed_and_said(out, capfd):
+def test_newest_state_is_resumed_and_printed(out, capfd):
     assert len(metrics("out")) == 3
     assert train(*QUICK, "--epochs=2", "--resume") == OK
     shown = plan(capfd.readouterr().out)["resumed"]
@@ -364,7 +364,7 @@ def test_the_newest_state_is_resumed_and_said(out, capfd):
 
 
 @pytest.mark.slow
-def test_the_best_model_is_kept_beside_the_last(capfd):
+def test_best_model_is_kept_beside_last(capfd):
     argv = ("--model=mlp", "--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
     assert train(*argv, "--save_every=7", "--keep_best") == OK
     out = capfd.readouterr().out
@@ -382,7 +382,7 @@ def test_the_best_model_is_kept_beside_the_last(capfd):
     assert sorted(os.listdir("out/states")) == [".lock", *states]
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(trained, capfd, monkeypatch):
+def test_stopped_run_resumes_to_same_bytes(trained, capfd, monkeypatch):
     with monkeypatch.context() as patch:
         asked = itertools.count(1)
         patch.setattr(training.steps.SIGNALS, "pending", lambda: next(asked) >= 4)
@@ -395,14 +395,14 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(trained, capfd, monkeyp
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_a_resumed_run_looks_for_no_other_micro_batch(out):
+def test_resumed_run_does_not_search_micro_batch(out):
     flags = ("--batch_size=auto", "--effective_batch=512", "--memory_budget=8GiB", "--resume", "--output_dir=out")
     settings, found = training.steps.fit(settings_of(*flags), lambda rows: pytest.fail("it was tried"), "1.0")
     assert (settings.batch_size, found) == (256, ["256 rows, as in the run that is resumed"])
 
 
 @pytest.mark.slow
-def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(capfd):
+def test_resumed_run_uses_found_micro_batch(capfd):
     argv = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--output_dir=out")
     assert train(*argv, "--batch_size=64") == OK
     auto = (*argv, "--batch_size=auto", "--memory_budget=8GiB", "--resume", "--epochs=2")
@@ -418,7 +418,7 @@ def test_a_micro_batch_that_was_found_is_the_resumed_runs_too(capfd):
     assert f"micro_batch_size was 64 and is {None if rows == 256 else rows}" in out or rows == 64
 
 
-def test_a_state_with_crafted_facts_is_a_checkpoint(out, capfd):
+def test_state_with_crafted_facts_exits_with_checkpoint_code(out, capfd):
     newest, older = sorted((out / "states").glob("*.safetensors"), reverse=True)
     older.unlink()
     state = training_state.read(str(newest))
@@ -431,24 +431,24 @@ def test_a_state_with_crafted_facts_is_a_checkpoint(out, capfd):
 
 
 @pytest.mark.parametrize("resume", ["--resume=nowhere", "--resume=out/gradient_accumulation.ckpt"])
-def test_a_state_that_is_none_is_refused(out, capfd, resume):
+def test_file_that_is_not_a_state_is_rejected(out, capfd, resume):
     assert train(*QUICK, resume) == CHECKPOINT
     assert resume[9:] in one_line(capfd.readouterr().err)
 
 
-def test_a_run_that_learns_nothing_ends_with_training(capfd):
+def test_run_without_finite_gradients_exits_with_training_code(capfd):
     assert train("--model=mlp", "--lr=1e30", "--epochs=3", "--output_dir=out") == TRAINING
     assert "windows in a row were not finite" in one_line(capfd.readouterr().err)
 
 
-def test_debug_shows_the_traceback(tmp_path):
+def test_debug_shows_traceback(tmp_path):
     done = process("eval.py", "--ckpt_path=none.ckpt", "--debug", cwd=tmp_path)
     assert done.returncode == CHECKPOINT
     assert "Traceback" in done.stderr and "CheckpointError" in done.stderr and "none.ckpt" in done.stderr
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_run_with_a_line(tmp_path):
+def test_ctrl_c_ends_run_with_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), "--epochs=1000", "--output_dir=out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as program:
@@ -464,7 +464,7 @@ def test_ctrl_c_ends_the_run_with_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("module", [training, evaluation])
-def test_help_names_every_flag(module, capfd):
+def test_help_lists_every_flag(module, capfd):
     with pytest.raises(SystemExit) as end:
         run(module.main, module.flags(), ["--help"])
     shown = capfd.readouterr().out
@@ -484,14 +484,14 @@ def digits(tmp_path_factory):
     return trained, evaluated, folder / "我的 输出" / "run 1"
 
 
-def test_the_programs_end_well_and_say_the_same(digits):
+def test_train_and_eval_succeed_with_same_accuracy(digits):
     trained, evaluated, _ = digits
     assert (trained.returncode, trained.stderr, evaluated.returncode, evaluated.stderr) == (OK, "", OK, "")
     assert closing(trained.stdout) == closing(evaluated.stdout)
     assert closing(trained.stdout)[2] == 360
 
 
-def test_model_metrics_and_state_are_left(digits):
+def test_model_metrics_and_state_are_written(digits):
     folder = digits[2]
     model = "gradient_accumulation.ckpt"
     assert sorted(os.listdir(folder)) == [model, f"{model}.json", "metrics.jsonl", "states"]
@@ -499,12 +499,12 @@ def test_model_metrics_and_state_are_left(digits):
     assert os.listdir(folder.parents[1]) == ["我的 输出"]
 
 
-def test_the_checkpoint_is_the_model_and_nothing_else(digits):
+def test_checkpoint_contains_only_the_model(digits):
     saved = load_parameters(str(digits[2] / "gradient_accumulation.ckpt"))
     assert list(saved) == [parameter.name for parameter in LeNet5().get_parameters()]
 
 
-def test_the_plan_says_what_follows(digits):
+def test_plan_describes_the_run(digits):
     shown = plan(digits[0].stdout)
     folder, seconds, accuracy = "我的 输出/run 1", shown.pop("time"), closing(digits[0].stdout)
     assert re.fullmatch(r"\d+\.\d (s|min)", seconds)
@@ -525,7 +525,7 @@ def test_the_plan_says_what_follows(digits):
     }
 
 
-def test_there_is_a_line_and_an_object_for_each_update(digits):
+def test_each_update_has_a_line_and_a_json_object(digits):
     rows = metrics(digits[2])
     lines = [line for line in digits[0].stdout.splitlines() if line.startswith("epoch:")]
     assert [line.partition(", ")[0] for line in lines] == [
@@ -536,7 +536,7 @@ def test_there_is_a_line_and_an_object_for_each_update(digits):
     assert [row["update"] for row in rows] == list(range(1, 25))
 
 
-def test_the_objects_have_the_fields_of_the_record(digits):
+def test_json_objects_have_fields_of_record(digits):
     for row in metrics(digits[2]):
         # `step` is for the printed line only, and these two are there if there is something to say.
         assert set(row) == set(UpdateRecord._fields) - {"step", "overflow", "bad"}
@@ -564,7 +564,7 @@ def test_tails(tail, capfd):
         ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
     ],
 )
-def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulators, capfd):
+def test_effective_batch_is_exact_for_any_split(rows, line, accumulators, capfd):
     losses = []
     for split in ("--batch_size=256", rows):
         assert (
@@ -579,7 +579,7 @@ def test_an_effective_batch_is_exact_however_it_is_split(rows, line, accumulator
 
 
 @pytest.mark.slow
-def test_the_fastest_micro_batch_is_found(tmp_path):
+def test_fastest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (OK, "")
@@ -596,14 +596,14 @@ def test_the_fastest_micro_batch_is_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_budget_that_nothing_fits_says_what_is_needed(tmp_path, capfd):
+def test_too_small_budget_reports_memory_needed(tmp_path, capfd):
     assert train("--batch_size=auto", "--effective_batch=64", "--memory_budget=9MB") == USAGE
     out, err = capfd.readouterr()
     assert out.count("\n") == 1 and "looking for the fastest" in out and os.listdir(tmp_path) == []
     assert re.search(r"must be at least [\d.]+ MiB, which training with a micro-batch of 1 row", one_line(err))
 
 
-def test_out_of_memory_says_which_flags_to_use(capfd, monkeypatch):
+def test_out_of_memory_names_flags_to_use(capfd, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("std::bad_alloc")
 
@@ -632,7 +632,7 @@ def test_aliases(flag, epochs):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_every_optimizer_trains_and_says_how(argv, line, capfd):
+def test_every_optimizer_trains_and_is_printed(argv, line, capfd):
     assert train(*QUICK, *argv) == OK
     out = capfd.readouterr().out
     assert f"{plan(out)['optimizer']}, {plan(out)['gradient']}" == line and closing(out)[2] == 360
@@ -640,21 +640,21 @@ def test_every_optimizer_trains_and_says_how(argv, line, capfd):
     assert last["loss"] < first["loss"]
 
 
-def test_eval_finds_the_model_out(trained, capfd):
+def test_eval_detects_the_model(trained, capfd):
     path = f"--ckpt_path={trained[0] / 'gradient_accumulation.ckpt'}"
     assert evaluate(path) == evaluate(path, "--model=mlp") == OK
     said = capfd.readouterr().out
     assert said == 2 * said[: len(said) // 2] and closing(said[: len(said) // 2]) == closing(trained[1])
 
 
-def test_a_window_of_one_has_no_accumulators(capfd):
+def test_window_of_one_has_no_accumulators(capfd):
     assert train("--epochs=1", "--batch_size=256", "--mini_steps=1", "--model=mlp", "--output_dir=out") == OK
     assert plan(capfd.readouterr().out)["accumulators"] == "0.00 MiB"
     assert [row["samples"] for row in metrics("out")] == [256] * 5 + [157]
 
 
 @pytest.mark.slow
-def test_the_seed_decides_the_run(trained, tmp_path):
+def test_seed_determines_the_run(trained, tmp_path):
     losses = [[row["loss"] for row in metrics(trained[0])]]
     for seed in (1, 2):
         assert train(*QUICK, f"--seed={seed}", "--overwrite") == OK
@@ -676,7 +676,7 @@ def test_mnist_in_a_folder(capfd, tmp_path):
 
 
 @pytest.mark.slow
-def test_metrics_that_cannot_be_written_do_not_end_the_run(capfd, tmp_path):
+def test_unwritable_metrics_do_not_end_run(capfd, tmp_path):
     (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="metrics are no longer written to 'out.metrics.jsonl'"):
         assert train(*QUICK) == OK
@@ -685,7 +685,7 @@ def test_metrics_that_cannot_be_written_do_not_end_the_run(capfd, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_mnist.yaml")), ids=lambda path: path.stem)
-def test_the_configs_are_understood(path, capfd, tmp_path):
+def test_configs_are_valid(path, capfd, tmp_path):
     write_mnist(tmp_path / "data", train=64, test=16)
     argv = (f"--config={path}", "--data_path=data", "--epochs=1", "--output_dir=out")
     assert train(*argv) == OK
@@ -693,7 +693,7 @@ def test_the_configs_are_understood(path, capfd, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_epoch_of_the_real_mnist(tmp_path, capfd):
+def test_one_epoch_of_real_mnist(tmp_path, capfd):
     data = real_mnist(tmp_path / "data")
     trained = process("train.py", f"--data_path={data}", "--epochs=1", "--output_dir=out", cwd=tmp_path)
     assert (trained.returncode, trained.stderr) == (OK, "")
@@ -706,7 +706,7 @@ def test_an_epoch_of_the_real_mnist(tmp_path, capfd):
 
 
 @pytest.mark.host
-def test_download_without_its_package_is_one_line(capfd, tmp_path, monkeypatch):
+def test_download_without_its_package_is_one_line_error(capfd, tmp_path, monkeypatch):
     (tmp_path / "download.py").write_text("raise ModuleNotFoundError(\"No module named 'download'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert train("--data_path=data", "--download=http://127.0.0.1:1/x.zip") == USAGE

@@ -32,13 +32,13 @@ def places(lines):
     return [line["update"] if "update" in line else str(line["updates"]) for line in lines]
 
 
-def test_evaluations_stand_behind_the_updates_after_which_they_were_made(run):
+def test_evaluations_follow_their_updates(run):
     first, folder = run
     assert places(first) == [1, 2, "2", 3, "3"]  # an epoch has three updates; at the end there is one evaluation
     assert places(lines_of(folder)) == [1, 2, "2", 3, "3", 4, "4", 5, 6, "6"] and lines_of(folder)[:5] == first
 
 
-def test_an_evaluation_is_that_of_the_model(run):
+def test_logged_evaluation_is_that_of_the_model(run):
     _, folder = run
     *_, last = lines_of(folder)
     found = read_record(folder / "gradient_accumulation.ckpt")
@@ -47,7 +47,7 @@ def test_an_evaluation_is_that_of_the_model(run):
 
 
 @pytest.mark.skipif(not HAS_TENSORBOARD, reason="needs tensorboardX")
-def test_tensorboard_has_the_same(run):
+def test_tensorboard_has_the_same_values(run):
     _, folder = run
     found, lines = curves(Path(folder, "tensorboard")), lines_of(folder)
     updates = [line for line in lines if "update" in line]

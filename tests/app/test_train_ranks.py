@@ -78,7 +78,7 @@ def whole(once):
 
 
 @pytest.mark.slow
-def test_two_are_one(whole, tmp_path, capfd):
+def test_two_ranks_equal_one_process(whole, tmp_path, capfd):
     folder, out = whole
     assert train_in(tmp_path, *FLAGS, "--mini_steps=8") == 0
     assert "[0] effective batch  256 = 32 rows x 4 micro-batches x 2 ranks\n" in out
@@ -94,7 +94,7 @@ def test_two_are_one(whole, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_accumulators_that_are_sharded_make_no_difference(whole, tmp_path):
+def test_sharded_accumulators_make_no_difference(whole, tmp_path):
     done = finished(tmp_path, "--zero=2")
     assert (done.returncode, done.stderr) == (0, "") and "MiB on each rank" in done.stdout
     found, expected = metrics(tmp_path), metrics(whole[0])
@@ -104,7 +104,7 @@ def test_accumulators_that_are_sharded_make_no_difference(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_they_stop_together_and_go_on(whole, tmp_path, capfd):
+def test_ranks_stop_together_and_resume(whole, tmp_path, capfd):
     folder = tmp_path / "parts"
     job = started(folder, line="[0] epoch: 2 step: 2")
     job.send_signal(signal.SIGTERM)
@@ -118,7 +118,7 @@ def test_they_stop_together_and_go_on(whole, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_job_and_leaves_a_state(whole, tmp_path):
+def test_killed_rank_ends_job_and_leaves_state(whole, tmp_path):
     """With ZeRO-1, which changes no byte of the model."""
     folder = tmp_path / "killed"
     job = started(folder, "--zero=1", "--save_every=4", line="[0] epoch: 2 step: 1")
@@ -162,7 +162,7 @@ def interrupted(folder, *flags, seconds):
 
 
 @pytest.mark.slow
-def test_a_job_in_the_default_folder_is_saved_at_any_moment(tmp_path):
+def test_job_in_default_folder_is_saved_at_any_moment(tmp_path):
     """Rank 1 must not clean up what rank 0 is about to write. `--resume` alone continues it, on both ranks."""
     rng = random.Random(30)
     state = Path("runs", "001", "states", "state-00000001.safetensors")
@@ -179,7 +179,7 @@ def test_a_job_in_the_default_folder_is_saved_at_any_moment(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_gets_full_ends_the_job(tmp_path):
+def test_full_disk_ends_job(tmp_path):
     def leave_little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
@@ -196,7 +196,7 @@ def test_a_disk_that_gets_full_ends_the_job(tmp_path):
         (("--effective_batch=64", "--batch_size=auto"), "argument --batch_size: auto tries one process"),
     ],
 )
-def test_what_several_cannot_do_is_usage(tmp_path, monkeypatch, flags, said):
+def test_flags_for_single_process_exit_with_usage_code(tmp_path, monkeypatch, flags, said):
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     settings = settings_of(*flags)
     with pytest.raises(Failure, match=said) as failure:

@@ -28,14 +28,14 @@ def idle():
     return run_trial("test", runs.ends_well, 1, None).peak
 
 
-def test_the_peak_is_that_of_the_trial_and_what_it_prints_is_not_shown(idle, capfd):
+def test_peak_is_measured_and_output_is_hidden(idle, capfd):
     done = run_trial("test", runs.takes_memory, 300, idle + 500 * MIB)
     assert done.fits and done.rows == 300
     assert done.peak - idle == pytest.approx(300 * MIB, rel=0.1)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_trial_that_exceeds_its_limit_is_stopped(idle):
+def test_trial_that_exceeds_limit_is_stopped(idle):
     before = peak_of("self")
     done = run_trial("test", runs.takes_memory, 100_000, idle + 200 * MIB)
     assert not done.fits and idle + 200 * MIB < done.peak < idle + 1000 * MIB
@@ -63,7 +63,7 @@ def alone(folder, trial, rows, limit):
 
 
 @pytest.mark.slow
-def test_a_trial_of_mindspore_may_come_near_its_limit():
+def test_mindspore_trial_may_come_near_limit():
     """Its pools map a gigabyte at once, and touch little of it."""
     trial = partial(runs.trains, "lenet")
     peak = run_trial("test", trial, 64, None).peak
@@ -72,7 +72,7 @@ def test_a_trial_of_mindspore_may_come_near_its_limit():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux")
-def test_a_trial_ends_with_who_started_it(tmp_path):
+def test_trial_ends_with_its_parent(tmp_path):
     starter = alone(tmp_path, "waits", 1, 2**40)
     while not (tmp_path / "noted").exists():
         assert starter.poll() is None
@@ -92,7 +92,7 @@ def test_a_trial_ends_with_who_started_it(tmp_path):
     ],
     ids=["MemoryError", "RuntimeError", "SIGKILL", "SIGABRT"],
 )
-def test_want_of_memory_does_not_fit(trial):
+def test_out_of_memory_does_not_fit(trial):
     assert run_trial("test", trial, 8, None) == Trial(8, None, False)
 
 
@@ -105,7 +105,7 @@ def test_want_of_memory_does_not_fit(trial):
     ],
     ids=["error", "exit", "not importable"],
 )
-def test_another_end_is_an_error(trial, said):
+def test_other_failure_is_an_error(trial, said):
     with pytest.raises(RuntimeError) as caught:
         find_micro_batch_size(trial, 8, memory_budget="64GiB", prefer="memory")
     rule = "'trial' must be a function that runs with 8 rows in a new process"
@@ -114,14 +114,14 @@ def test_another_end_is_an_error(trial, said):
 
 
 @pytest.mark.slow
-def test_the_largest_that_fits_is_found(idle):
+def test_largest_that_fits_is_found(idle):
     budget = int((idle + 400 * MIB) / 0.98)
     found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=budget, prefer="memory")
     assert 350 <= found.micro_batch_size <= 405 and found.mini_steps == 3
     assert Trial(found.micro_batch_size, found.peak, True) in found.trials and len(found.trials) <= 7
 
 
-def test_a_row_that_does_not_fit_says_what_it_takes():
+def test_row_that_does_not_fit_reports_memory_needed():
     with pytest.raises(ValueError, match=r"'memory_budget' must be at least [\d.]+ MiB, which training with a micro-"):
         find_micro_batch_size(runs.ends_well, 2, memory_budget="10MiB")
 
@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_says_what_it_takes():
         ((runs.ends_well, 8, None), ValueError, "'memory_budget' must be given on CPU, .* Give for example '2GiB'."),
     ],
 )
-def test_bad_arguments(arguments, error, match):
+def test_invalid_arguments_are_rejected(arguments, error, match):
     trial, rows, budget = arguments
     with pytest.raises(error, match=f"For 'find_micro_batch_size', {match}"):
         find_micro_batch_size(trial, rows, memory_budget=budget)
