@@ -18,7 +18,7 @@ from ms_accum.zoo import MODELS
 
 def flags() -> Parser:
     """Return the flags and their defaults."""
-    parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked)
+    parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked_flags)
     parser.add_program()
     add = parser.add_argument
     add("--data_path", metavar="DIR", help="folder of the data set that the model was trained on; none for the digits")
@@ -31,12 +31,12 @@ def flags() -> Parser:
     return parser
 
 
-def checked(given: dict[str, Any]) -> argparse.Namespace:
+def checked_flags(values: dict[str, Any]) -> argparse.Namespace:
     """Return the flags, if they suit this process."""
     sizes = ("MS_WORKER_NUM", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")  # of a launcher, a rank table, mpirun
-    if given["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
+    if values["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
         raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
-    return argparse.Namespace(**given)
+    return argparse.Namespace(**values)
 
 
 if __name__ == "__main__":
@@ -47,7 +47,7 @@ from mindspore import nn
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
 from ms_accum.app.plan import in_percent, show, show_accuracy, show_runtime
-from ms_accum.app.report_page import Answers, Subject, page, place_of, write_page
+from ms_accum.app.report_page import Answers, Subject, page, report_path, write_page
 from ms_accum.app.series import FILE, Metrics, read
 from ms_accum.app.steps import choose_device, versions_with
 from ms_accum.network.runtime import keep_cpu_defaults
@@ -112,12 +112,12 @@ def data_of(record: Record | None, dataset: str, model: str, data_path: str | No
     return test
 
 
-def is_about(record: Record, test: Any) -> bool:
+def is_on_same_data(record: Record, test: Any) -> bool:
     """Return whether the accuracy in a record is that on these test images."""
     return bool(record["test_data"] == test.source.facts["data"])
 
 
-def described(args: argparse.Namespace, record: Record | None, test: Any) -> str:
+def data_description(args: argparse.Namespace, record: Record | None, test: Any) -> str:
     """Return the test images in words."""
     facts = test.source.facts
     images = f"{facts['rows']:,} test images of {facts['image_size']}x{facts['image_size']}"
@@ -125,25 +125,25 @@ def described(args: argparse.Namespace, record: Record | None, test: Any) -> str
     return f"{args.data_path or 'embedded digits'}{dataset}, {images}"
 
 
-def show_what(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
+def show_subject(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
     """Print what is evaluated, and on what."""
     show("file", args.ckpt_path)
     if record is None:
         show("model", f"{model}, because {'--model says so' if args.model else 'its parameters fit'}")
-        show("data", described(args, record, test))
+        show("data", data_description(args, record, test))
         show("record", "none: which data it was trained on is not known")
         return
     show("model", f"{model}, {record['updates']:,} updates, {record['optimizer']}, lr {record['lr']:g}")
-    show("data", described(args, record, test))
+    show("data", data_description(args, record, test))
     if record["total"]:
-        same = "" if is_about(record, test) else " on other images"
-        show("record", f"{in_percent(record['correct'], record['total'])}{same} after training")
+        other_data = "" if is_on_same_data(record, test) else " on other images"
+        show("record", f"{in_percent(record['correct'], record['total'])}{other_data} after training")
 
 
-def place_of_report(folder: str) -> str:
+def checked_report_path(folder: str) -> str:
     """Return the path of the report, if it can be written."""
     try:
-        return place_of(folder)
+        return report_path(folder)
     except (OSError, ValueError) as error:
         raise Failure(f"argument --report: {error}", DISK if isinstance(error, OSError) else USAGE) from error
 
@@ -154,12 +154,12 @@ def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Recor
     return Subject(
         path=args.ckpt_path,
         model=model,
-        data=described(args, record, test),
+        data=data_description(args, record, test),
         names=class_names(dataset),
         mean=facts["mean"],
         std=facts["std"],
         record=record,
-        same_data=record is not None and is_about(record, test),
+        same_data=record is not None and is_on_same_data(record, test),
         versions=versions_with(__version__),
     )
 
@@ -192,8 +192,8 @@ def main(args: argparse.Namespace) -> None:
     model, network, record = load(args)
     dataset = dataset_of(record, model, args.data_path)
     test = data_of(record, dataset, model, args.data_path)
-    report = None if args.report is None else place_of_report(args.report)
-    show_what(args, model, record, test)
+    report = None if args.report is None else checked_report_path(args.report)
+    show_subject(args, model, record, test)
     show_runtime(tune_cpu(network) if args.runtime == "tuned" else keep_cpu_defaults())
     answers = Answers(test.source.facts["classes"])
     counts = evaluate_seen(network, test, answers.add if report else None)

@@ -22,8 +22,8 @@ def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
     parser = Parser(
         "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
-        finish=lambda given: outputs.placed(Settings.of(filled_in(given))),
-        before=outputs.flags_before,
+        finish=lambda values: outputs.with_output_dir(Settings.from_flags(filled_in(values))),
+        resumed=outputs.flags_of_resumed_run,
     )
     parser.add_program()
     add = parser.add_argument
@@ -155,22 +155,22 @@ def main(settings: Settings) -> None:
     device = steps.choose_device(settings.device_target)
     download(settings)
     settings, group = steps.join(settings)
-    plan.show_flags_before(settings)
+    plan.show_resumed_flags(settings)
     train, test = datasets(settings, group)
-    settings = steps.planned(settings, train)
+    settings = steps.with_planned_updates(settings, train)
     model, network, runtime = build(settings)
     if settings.verify:
         check_gradients(settings, network, train)
         return
-    settings, search = steps.fit(settings, partial(trial, settings), __version__)
+    settings, search = steps.choose_micro_batch(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)
     plan.show_runtime(runtime)
     plan.show_plan(settings, device, network, train.get_dataset_size(), search)
-    correct = partial(evaluate_together, network, test, group)
+    evaluate_test = partial(evaluate_together, network, test, group)
     models = steps.Models(network, model, settings, steps.facts_of(__version__, train, test), group)
-    began = time.perf_counter()
-    counts = steps.train(model, settings, train, models=models, evaluate=correct)
-    plan.show_end(settings, time.perf_counter() - began, models.previous, model.noise_scale)
+    start = time.perf_counter()
+    counts = steps.train(model, settings, train, models=models, evaluate=evaluate_test)
+    plan.show_end(settings, time.perf_counter() - start, models.previous, model.noise_scale)
     plan.show_accuracy(*counts)
 
 

@@ -1,4 +1,4 @@
-"""How are errors about arguments worded?"""
+"""Checks of arguments, and the wording of errors about them."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def locate(
     missing: Callable[[Path, tuple[str, ...]], str],
 ) -> tuple[tuple[Path, ...], str]:
     """Return the files of a split and its name; without `usage`, of the first split found. Raise an error if none."""
-    wanted = ("train", "test") if usage is None else (usage,)
-    for candidate in wanted:
-        paths = find(root, candidate)
+    splits = ("train", "test") if usage is None else (usage,)
+    for split in splits:
+        paths = find(root, split)
         if paths:
-            return paths, candidate
-    raise FileNotFoundError(missing(root, wanted))
+            return paths, split
+    raise FileNotFoundError(missing(root, splits))
 
 
 def quote(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which implementations of layers, and of their gradients, are fast on MindSpore's CPU?"""
+"""Layers whose implementations, and whose gradients, are fast on MindSpore's CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a small language model?"""
+"""A small language model."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class _Attention(nn.Cell):
         rows, length, width = x.shape
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         scores = self.product(query * self.scale, key)
-        place = ops.arange(length)
-        later = ops.cast(ops.expand_dims(place, 1) < place, scores.dtype)
+        position = ops.arange(length)
+        later = ops.cast(ops.expand_dims(position, 1) < position, scores.dtype)
         mixed = ops.matmul(self.softmax(scores + self.hidden * later), value)
         return self.projection(ops.reshape(ops.transpose(mixed, (0, 2, 1, 3)), (rows, length, width)))
 

@@ -1,4 +1,4 @@
-"""What is LeNet5?"""
+"""LeNet5."""
 
 from __future__ import annotations
 

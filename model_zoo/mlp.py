@@ -1,4 +1,4 @@
-"""What is the quickstart's network?"""
+"""The network of MindSpore's quickstart."""
 
 from __future__ import annotations
 

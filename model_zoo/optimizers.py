@@ -1,4 +1,4 @@
-"""Which optimizers do the programs offer?"""
+"""The optimizers of the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With which settings is a data set trained by default?"""
+"""The default settings for training on each data set."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_dataset(field: str) -> str:
     names: dict[object, list[str]] = {}
     for dataset, recipe in RECIPES.items():
         names.setdefault(getattr(recipe, field), []).append(dataset)
-    return ", ".join(f"{value} on {' and '.join(found)}" for value, found in names.items())
+    return ", ".join(f"{value} on {' and '.join(datasets)}" for value, datasets in names.items())
 
 
 def dataset_for(model: str | None, data_path: str | None) -> str:

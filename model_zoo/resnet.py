@@ -1,4 +1,4 @@
-"""What is ResNet-18?"""
+"""ResNet-18 for images of 32x32."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class _Block(nn.Cell):
             self.downsample = nn.SequentialCell(shortcut, nn.BatchNorm2d(out))
 
     def construct(self, x: Any) -> Any:
-        kept = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(x)) + kept)
+        return self.relu(self.bn2(self.conv2(x)) + shortcut)
 
 
 def _stages(channels: int) -> list[nn.SequentialCell]:

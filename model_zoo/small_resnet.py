@@ -1,4 +1,4 @@
-"""What is a small ResNet whose accumulated gradients are exact?"""
+"""A small ResNet whose accumulated gradients are exact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which files may be unpacked from an archive?
+"""Unpacks an archive safely.
 
-Only the expected files, by name, exact size and, if it is published, SHA-256. All entries are checked before the first
+Only the expected files are unpacked, by name, exact size and, if it is published, SHA-256. All entries are checked before the first
 is unpacked. No name in the archive is used as a path, and reading stops one byte after the expected size.
 """
 
@@ -30,11 +30,11 @@ Files = dict[str, Fingerprint]
 # An archive without compression is slightly longer than its files.
 OVERHEAD = 1 << 20
 TOP = "MNIST_Data/"
-_PIECE = 1 << 16
+_PIECE_BYTES = 1 << 16
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
-_FORMAT = (zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error)
-_DAMAGE = (*_FORMAT, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
+_FORMAT_ERRORS = (zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error)
+_DAMAGE_ERRORS = (*_FORMAT_ERRORS, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
 
 
 class _Entry(NamedTuple):
@@ -49,14 +49,14 @@ class _Entry(NamedTuple):
 
 def unpack_zip(archive: Path, folder: Path, files: Files) -> Files:
     """Unpack a zip archive with exactly the expected files, at its root or in `MNIST_Data/`; return fingerprints."""
-    with _sound("zip"), zipfile.ZipFile(archive) as source:
+    with _valid_archive("zip"), zipfile.ZipFile(archive) as source:
         return _unpack(list(_zip_entries(source, files)), folder, files)
 
 
 def unpack_tar(archive: Path, folder: Path, files: Files) -> Files:
     """Unpack the expected files of a tar.gz archive, whose other entries are skipped; return fingerprints."""
     limit = bound_of(files)
-    with _sound("tar.gz"), tempfile.TemporaryFile(dir=archive.parent) as content:
+    with _valid_archive("tar.gz"), tempfile.TemporaryFile(dir=archive.parent) as content:
         with gzip.open(archive) as packed:
             size, _ = copy(pieces_of(packed), content, limit=limit)
         if size > limit:
@@ -77,11 +77,11 @@ def copy(pieces: Iterable[bytes], target: IO[bytes] | None = None, *, limit: int
     """Write at most `limit` + 1 bytes to the target, if there is one, and return their fingerprint."""
     digest, size = hashlib.sha256(), 0
     for piece in pieces:
-        kept = piece[: limit + 1 - size]
-        size += len(kept)
-        digest.update(kept)
+        part = piece[: limit + 1 - size]
+        size += len(part)
+        digest.update(part)
         if target is not None:
-            target.write(kept)
+            target.write(part)
         if size > limit:
             break
     return size, digest.hexdigest()
@@ -89,7 +89,7 @@ def copy(pieces: Iterable[bytes], target: IO[bytes] | None = None, *, limit: int
 
 def pieces_of(file: Any) -> Iterator[bytes]:
     """Return an iterator over a file's content."""
-    return iter(partial(file.read, _PIECE), b"")
+    return iter(partial(file.read, _PIECE_BYTES), b"")
 
 
 def rejected(rule: str, got: str) -> DataError:
@@ -98,13 +98,13 @@ def rejected(rule: str, got: str) -> DataError:
 
 
 @contextmanager
-def _sound(kind: str) -> Iterator[None]:
+def _valid_archive(kind: str) -> Iterator[None]:
     """Convert all errors of a damaged archive to a DataError."""
     try:
         yield
     except DataError:
         raise
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise rejected(f"be a valid {kind} archive", one_line(error)) from error
 
 
@@ -137,29 +137,29 @@ def _tar_entries(source: tarfile.TarFile) -> Iterator[_Entry]:
 
 def _unpack(entries: list[_Entry], folder: Path, files: Files) -> Files:
     """Unpack the files if there is exactly one regular entry of the right size for each."""
-    chosen: dict[str, _Entry] = {}
+    by_name: dict[str, _Entry] = {}
     for entry in entries:
         size = files[entry.name][0]
-        if entry.name in chosen:
+        if entry.name in by_name:
             raise rejected("contain each file once", f"{entry.shown} twice")
         if not entry.plain:
             raise rejected("contain only regular files", f"{entry.shown}, a link or device")
         if entry.size != size:
             raise rejected(f"contain {size} bytes of {entry.shown}", f"{entry.size}")
-        chosen[entry.name] = entry
-    absent = sorted(set(files) - set(chosen))
-    if absent:
-        raise rejected("contain the expected files", f"none named {', '.join(absent)}")
-    return {name: _write(entry, folder / name, files[name]) for name, entry in chosen.items()}
+        by_name[entry.name] = entry
+    missing = sorted(set(files) - set(by_name))
+    if missing:
+        raise rejected("contain the expected files", f"none named {', '.join(missing)}")
+    return {name: _write(entry, folder / name, files[name]) for name, entry in by_name.items()}
 
 
 def _write(entry: _Entry, target: Path, expected: Fingerprint) -> Fingerprint:
     """Write one file, and reject it if its fingerprint is not the expected one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with entry.open() as packed, open(target, "xb") as unpacked:
-        found = copy(pieces_of(packed), unpacked, limit=expected[0])
+        fingerprint = copy(pieces_of(packed), unpacked, limit=expected[0])
         unpacked.flush()
         os.fsync(unpacked.fileno())
-    if found[0] != expected[0] or expected[1] not in (None, found[1]):
-        raise rejected(f"contain the published {entry.shown}", f"SHA-256 {found[1]} ({found[0]} bytes)")
-    return found
+    if fingerprint[0] != expected[0] or expected[1] not in (None, fingerprint[1]):
+        raise rejected(f"contain the published {entry.shown}", f"SHA-256 {fingerprint[1]} ({fingerprint[0]} bytes)")
+    return fingerprint

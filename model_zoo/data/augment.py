@@ -1,4 +1,4 @@
-"""How are images cropped and mirrored at random, but reproducibly?
+"""Random but reproducible crops and mirroring of images.
 
 The crops of a pass are drawn for the complete split at once, from (seed, pass), and looked up by the number of the row.
 So they do not depend on the batch of a row, on the shard, or on what was read before.

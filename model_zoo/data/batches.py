@@ -1,4 +1,4 @@
-"""In which order do the batches come?
+"""The order of the batches.
 
 The order is a pure function of (seed, epoch). The epoch can't be counted where batches are made: an iterator reads
 ahead, by default without end, and how far depends on timing. So a batch is addressed by one running number, epoch *
@@ -116,8 +116,8 @@ class Batches:
     def __getitem__(self, number: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the images and the labels of batch `number % len` of epoch `number // len`."""
         pass_number, batch = divmod(int(number), self._per_pass)
-        kept, rows, moves = self._pass
-        if kept != pass_number:
+        current, rows, moves = self._pass
+        if current != pass_number:
             # A single assignment, because threads of two iterators may be here at the same time.
             self._pass = _, rows, moves = self._pass_of(pass_number)
         rows = rows[self._begin(batch) : self._begin(batch + 1)]

@@ -1,4 +1,4 @@
-"""Where are the files of CIFAR-10 in a folder, and is each of them valid?
+"""Finds the files of CIFAR-10 in a folder, and checks them.
 
 The binary version consists of records of a label and 3 x 32 x 32 bytes, without a header. So only the size of a file
 and its labels can be checked.
@@ -71,11 +71,11 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
     """Return the message about what is missing: one file of several, the binary version, or everything."""
     for folder in (root, root / TOP):
         for usage in wanted:
-            there = [name for name in FILES[usage] if (folder / name).is_file()]
-            absent = [name for name in FILES[usage] if name not in there]
-            if there:
+            present = [name for name in FILES[usage] if (folder / name).is_file()]
+            missing = [name for name in FILES[usage] if name not in present]
+            if present:
                 return (
-                    f"For 'create_dataset', the file {quote(folder / absent[0])} is missing next to '{there[0]}'. "
+                    f"For 'create_dataset', the file {quote(folder / missing[0])} is missing next to '{present[0]}'. "
                     f"Download CIFAR-10 again, {_FETCH}."
                 )
     if any((root / folder / "test_batch").is_file() for folder in ("", "cifar-10-batches-py")):
@@ -99,8 +99,8 @@ def _read(path: Path) -> np.ndarray:
     records = content.reshape(-1, RECORD)
     labels = records[:, 0]
     if labels.max() >= CLASSES:
-        where = int(labels.argmax())
-        raise _bad(path, f"contain labels from 0 to {CLASSES - 1}", f"label {labels[where]} in row {where}")
+        row = int(labels.argmax())
+        raise _bad(path, f"contain labels from 0 to {CLASSES - 1}", f"label {labels[row]} in row {row}")
     return records
 
 

@@ -1,4 +1,4 @@
-"""What are the names of a data set's classes?"""
+"""The names of the classes of each data set."""
 
 from __future__ import annotations
 

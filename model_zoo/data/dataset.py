@@ -1,4 +1,4 @@
-"""What are the batches?"""
+"""Creates the dataset of batches."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def _check_rows(split: Split, batch_size: int, *, num_shards: int, drop_remainde
         )
     # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
     if batch_size > rows and (split.usage == "train" or drop_remainder):
-        whose = f"{split.usage} images" + (" of a shard" if num_shards > 1 else "")
+        images = f"{split.usage} images" + (" of a shard" if num_shards > 1 else "")
         raise ValueError(
-            f"For '{_NAME}', 'batch_size' must be <= {rows}, the number of {whose}, but got "
+            f"For '{_NAME}', 'batch_size' must be <= {rows}, the number of {images}, but got "
             f"{batch_size}: a batch larger than the dataset."
         )

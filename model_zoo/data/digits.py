@@ -1,4 +1,4 @@
-"""What are the embedded digits?
+"""The embedded digits.
 
 scikit-learn contains 1,797 handwritten digits of 8x8 pixels (the test set of UCI's "Optical Recognition of Handwritten
 Digits"): real images that need no download.
@@ -45,8 +45,8 @@ def load_digits_split(usage: str | None) -> Split:
 @lru_cache(1)
 def _digits() -> np.ndarray:
     """Return the rows of scikit-learn's file: 64 gray values, and the digit."""
-    found = find_spec("sklearn")  # imports nothing: `load_digits` would import all of SciPy, which takes a second
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
+    spec = find_spec("sklearn")  # imports nothing: `load_digits` would import all of SciPy, which takes a second
+    file = Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if spec else None
     if file is not None and file.is_file():
         return np.loadtxt(file, delimiter=",")
     try:

@@ -1,4 +1,4 @@
-"""How is a data set downloaded into a folder, and verified?
+"""Downloads a data set into a folder, and verifies it.
 
 Files are unpacked in a staging folder on the file system of the destination. A file appears under its name only after
 all files have been verified; after an error there is none.
@@ -141,20 +141,20 @@ def _check_url(caller: str, url: str) -> None:
         raise TypeError(f"For '{caller}', 'url' must be a str, but got type {type(url).__name__}.")
     try:
         parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # brackets or port
-        sound = False
-    if not sound or any(character <= " " for character in url):
+        valid = False
+    if not valid or any(character <= " " for character in url):
         raise ValueError(f"For '{caller}', 'url' must be an http:// or https:// address, but got {url!r}.")
 
 
 def _is_complete(source: Source, root: Path) -> bool:
     """Return whether the folder contains the data set, unchanged, where `create_dataset` would find it."""
     for usage in ("train", "test"):
-        found = source.find(root, usage)
+        paths = source.find(root, usage)
         # In both data sets, only names of test files contain "test".
         expected = [value for name, value in source.files.items() if ("test" in name) == (usage == "test")]
-        if found is None or not all(map(_matches, found, expected)):
+        if paths is None or not all(map(_matches, paths, expected)):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""How is a file downloaded in bounded time, and up to a bounded size?
+"""Downloads a file in bounded time, up to a bounded size.
 
 The package `download` transfers it, in a process of its own, and shows its progress bar on a terminal. The limits are
 in that process (`transfer.py`), which can be ended at any time. The file appears under its name when it is complete.

@@ -1,4 +1,4 @@
-"""Where are the files of MNIST in a folder, and is each of them valid?
+"""Finds the files of MNIST in a folder, and checks them.
 
 The numbers in the header of an IDX file are not trusted: nothing is allocated or returned before they agree with the
 size of the file. So a header of 2**32-1 images costs 16 bytes.
@@ -45,8 +45,8 @@ def load_mnist(root: Path, usage: str | None) -> Split:
     (images_path, labels_path), usage = locate(root, usage, find_split, missing=_missing)
     images, labels = _read(images_path, "images", item=(SIDE, SIDE)), _read(labels_path, "labels", item=())
     if labels.max() >= CLASSES:
-        where = int(labels.argmax())
-        raise _bad(labels_path, f"contain labels from 0 to {CLASSES - 1}", f"label {labels[where]} in row {where}")
+        row = int(labels.argmax())
+        raise _bad(labels_path, f"contain labels from 0 to {CLASSES - 1}", f"label {labels[row]} in row {row}")
     if len(images) != len(labels):
         raise DataError(
             f"For 'create_dataset', the files {quote(images_path)} and {quote(labels_path)} must "
@@ -69,10 +69,10 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
     """Return the message about what is missing: one file of a pair, unpacked files, or everything."""
     folders = [(folder, usage) for usage in wanted for folder in _folders(root, usage)]
     for folder, usage in folders:
-        for there, absent in (("images-idx3", "labels-idx1"), ("labels-idx1", "images-idx3")):
-            present = _find(folder, usage, there)
+        for kind, missing_kind in (("images-idx3", "labels-idx1"), ("labels-idx1", "images-idx3")):
+            present = _find(folder, usage, kind)
             if present:
-                path = folder / f"{_PREFIX[usage]}-{absent}-ubyte"
+                path = folder / f"{_PREFIX[usage]}-{missing_kind}-ubyte"
                 return (
                     f"For 'create_dataset', the file {quote(path)} is missing next to "
                     f"'{present.name}'. Download MNIST again, {_FETCH}."
@@ -123,11 +123,11 @@ def _read(path: Path, kind: str, *, item: tuple[int, ...]) -> np.ndarray:
         count, *shape = struct.unpack(f">{1 + len(item)}I", header[4:])
         if tuple(shape) != item:
             raise _bad(path, f"contain images of {SIDE}x{SIDE}", "x".join(map(str, shape)))
-        behind = os.fstat(file.fileno()).st_size - length
-        _check_count(path, kind, claimed=count, size=math.prod(item), behind=behind)
-        items = np.fromfile(file, np.uint8, count=behind)
+        content_bytes = os.fstat(file.fileno()).st_size - length
+        _check_count(path, kind, count=count, size=math.prod(item), content_bytes=content_bytes)
+        items = np.fromfile(file, np.uint8, count=content_bytes)
     # Fewer only if the file was truncated meanwhile.
-    _check_count(path, kind, claimed=count, size=math.prod(item), behind=len(items))
+    _check_count(path, kind, count=count, size=math.prod(item), content_bytes=len(items))
     return items.reshape(count, *item)
 
 
@@ -137,19 +137,19 @@ def _check_magic(path: Path, kind: str, *, header: bytes) -> None:
         raise _bad(path, f"be an IDX file of {kind}", "an empty file")
     if header.startswith(_GZIP):
         raise _bad(path, f"be an IDX file of {kind}", "a gzip file", remedy="Run gunzip on it.")
-    found = _KINDS.get(header[:4])
-    if found != kind:
-        got = f"a file of {found}" if found else f"a file that begins with 0x{header[:4].hex()}"
+    actual = _KINDS.get(header[:4])
+    if actual != kind:
+        got = f"a file of {actual}" if actual else f"a file that begins with 0x{header[:4].hex()}"
         raise _bad(path, f"be an IDX file of {kind}", got)
 
 
-def _check_count(path: Path, kind: str, *, claimed: int, size: int, behind: int) -> None:
+def _check_count(path: Path, kind: str, *, count: int, size: int, content_bytes: int) -> None:
     """Compare the count in the header with the number of bytes after it."""
-    if claimed == 0:
+    if count == 0:
         raise _bad(path, f"contain at least one of its {kind}", "a header with the number 0")
-    if behind != claimed * size:
-        rule = f"contain the {claimed} {kind} of its header ({claimed * size} bytes)"
-        raise _bad(path, rule, f"{behind} bytes after the header")
+    if content_bytes != count * size:
+        rule = f"contain the {count} {kind} of its header ({count * size} bytes)"
+        raise _bad(path, rule, f"{content_bytes} bytes after the header")
 
 
 def _bad(path: Path, rule: str, got: str, *, remedy: str = _REMEDY) -> DataError:

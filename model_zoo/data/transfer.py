@@ -1,4 +1,4 @@
-"""How does the package `download` transfer one file within limits that it does not have itself?
+"""Transfers one file with the package `download`, within limits that it does not have itself.
 
 `fetch.py` runs this file as a process of its own. `download` reads by urllib's global opener, which can be replaced by
 one with limits only there; and a transfer that takes too long can be ended: urllib has no timeout for a name lookup,
@@ -45,11 +45,11 @@ class Bounded(BaseHandler):
     """Counts what is read of the responses, and raises an error beyond a number of bytes, and at an early end.
 
     Args:
-        most (int): the maximum number of bytes.
+        max_bytes (int): the maximum number of bytes.
     """
 
-    def __init__(self, most: int):
-        self._most = most
+    def __init__(self, max_bytes: int):
+        self._max_bytes = max_bytes
         self.size = 0
         """int, the number of bytes so far."""
 
@@ -60,8 +60,8 @@ class Bounded(BaseHandler):
         def bounded(amount: int | None = None) -> bytes:
             piece: bytes = read(_PIECE)
             self.size += len(piece)
-            if self.size > self._most:
-                raise OSError(f"it is longer than {self._most} bytes")
+            if self.size > self._max_bytes:
+                raise OSError(f"it is longer than {self._max_bytes} bytes")
             if not piece and response.length:
                 raise OSError(f"it ended after {self.size} of {self.size + response.length} bytes")
             return piece
@@ -80,19 +80,19 @@ def transfer(url: str, target: str, stall_seconds: float, bounded: Bounded, prog
     errors: list = []
 
     def run() -> None:
-        how: dict = {"kind": "file", "progressbar": progressbar, "replace": True, "verbose": False}
+        options: dict = {"kind": "file", "progressbar": progressbar, "replace": True, "verbose": False}
         try:
-            download(url, target, timeout=min(2 * stall_seconds, _LONGEST_SECONDS), **how)
+            download(url, target, timeout=min(2 * stall_seconds, _LONGEST_SECONDS), **options)
         except Exception as error:
             errors.append(error)
 
     worker = threading.Thread(target=run, daemon=True)
     worker.start()
-    seen, deadline = 0, time.monotonic() + stall_seconds
+    last_size, deadline = 0, time.monotonic() + stall_seconds
     while worker.is_alive():
         worker.join(_POLL_SECONDS)
-        if bounded.size >= seen + _PIECE:
-            seen, deadline = bounded.size, time.monotonic() + stall_seconds
+        if bounded.size >= last_size + _PIECE:
+            last_size, deadline = bounded.size, time.monotonic() + stall_seconds
         elif worker.is_alive() and time.monotonic() > deadline:
             return TimeoutError(f"no data arrived for {stall_seconds:g} seconds, after {bounded.size} bytes")
     return _cause(errors[0]) if errors else None

@@ -19,9 +19,9 @@ AUTO = "auto"
 MINI_STEPS = 4
 # How the library words errors: For 'function', 'argument' must be RULE with other='value', but got VALUE.
 _OWNER, _RULE = re.compile(r"^For '[\w.]+', "), re.compile(r"'(\w+)' (must .*)", re.DOTALL)
-_NAME, _SET = re.compile(r"(?<=.)'(\w+)'"), re.compile(r"\b(\w+)='(\w+)'")
-# Its arguments that are set by a flag of another name.
-_FLAGS = {"epoch": "epochs", "micro_batch_size": "batch_size", "url": "download"}
+_ARGUMENT, _OTHER_ARGUMENT = re.compile(r"(?<=.)'(\w+)'"), re.compile(r"\b(\w+)='(\w+)'")
+# Arguments of the library that are set by a flag of another name.
+_FLAG_OF_ARGUMENT = {"epoch": "epochs", "micro_batch_size": "batch_size", "url": "download"}
 
 
 class FlagsOfRun(NamedTuple):
@@ -44,9 +44,9 @@ class Parser(argparse.ArgumentParser):
     Args:
         description (str): what the program does, for --help.
         finish (Optional[Callable]): makes the result of `parse` from the flags, a dict. Default: ``None``, a Namespace.
-        before (Optional[Callable]): returns, from the texts of the flags that were given, by name, the flags of the run
-            that they resume. They come first, so that those that were given override them; `finish` gets them as
-            ``before``, and all texts as ``given``. Default: ``None``.
+        resumed (Optional[Callable]): gets the texts of the given flags by name, and returns the flags of the run that
+            they resume. Given flags override these. `finish` gets them as ``resumed_flags``, and the texts of all flags
+            as ``flag_texts``. Default: ``None``.
         prog (Optional[str]): the name of the program. Default: ``None``, that of its file.
         usage (Optional[str]): the first line of --help. Default: ``None``, made from the flags.
     """
@@ -56,13 +56,13 @@ class Parser(argparse.ArgumentParser):
         description: str,
         *,
         finish: Callable[[dict[str, Any]], Any] | None = None,
-        before: Callable[[Mapping[str, Any]], FlagsOfRun | None] | None = None,
+        resumed: Callable[[Mapping[str, Any]], FlagsOfRun | None] | None = None,
         prog: str | None = None,
         usage: str | None = None,
     ):
         super().__init__(prog, usage, description, allow_abbrev=False)
         self._finish = finish
-        self._before = before
+        self._load_resumed = resumed
         self._values: dict[str, Any] = {}
 
     def error(self, message: str) -> NoReturn:
@@ -152,32 +152,32 @@ class Parser(argparse.ArgumentParser):
         if values.get("config") is not None:
             argv = [*_flags_of(values["config"], self._flags()), *argv]
             values = vars(self.parse_args(argv))
-        before = None
+        resumed = None
         with exit_code(USAGE, ValueError, OSError):
-            if self._before is not None:
-                given = self._texts(argv)
-                before = self._before(given)
-                if before is not None:
-                    values = self._with_flags_of(before, argv)
-                    given = {**before.flags, **given}
-                values = {**values, "given": given, "before": before}
+            if self._load_resumed is not None:
+                texts = self._texts(argv)
+                resumed = self._load_resumed(texts)
+                if resumed is not None:
+                    values = self._with_resumed_flags(resumed, argv)
+                    texts = {**resumed.flags, **texts}
+                values = {**values, "flag_texts": texts, "resumed_flags": resumed}
         self._values = values
         try:
             with exit_code(USAGE, ValueError, OSError):
                 return argparse.Namespace(**values) if self._finish is None else self._finish(values)
         except Failure as failure:
-            if before is None or not any(f"--{name}" in str(failure) for name in before.flags):
+            if resumed is None or not any(f"--{name}" in str(failure) for name in resumed.flags):
                 raise
-            message = f"{failure} (the run that is resumed has {' '.join(before.arguments)})"
+            message = f"{failure} (the run that is resumed has {' '.join(resumed.arguments)})"
             raise Failure(message, failure.code) from failure
 
-    def _with_flags_of(self, before: FlagsOfRun, argv: Sequence[str]) -> dict[str, Any]:
+    def _with_resumed_flags(self, resumed: FlagsOfRun, argv: Sequence[str]) -> dict[str, Any]:
         """Parse the flags of the run that is resumed, which may be a stranger's, and those that override them."""
         try:
-            self.parse_args(before.arguments)
+            self.parse_args(resumed.arguments)
         except Failure as failure:
-            raise Failure(f"'{before.source}' has flags that can't be used: {failure}", CHECKPOINT) from failure
-        return vars(self.parse_args([*before.arguments, *argv]))
+            raise Failure(f"'{resumed.source}' has flags that can't be used: {failure}", CHECKPOINT) from failure
+        return vars(self.parse_args([*resumed.arguments, *argv]))
 
     def _flags(self) -> dict[str, argparse.Action]:
         """Return the flags by all their names, without dashes, except --help and --config."""
@@ -202,13 +202,18 @@ class Parser(argparse.ArgumentParser):
         argument = _RULE.match(rule)
         if argument and self._flag_of(argument[1]):
             rule = f"argument {self._flag_of(argument[1])}: {argument[2]}"
-        rule = _NAME.sub(lambda name: self._flag_of(name[1]) or name[0], rule)
-        rule = _SET.sub(lambda name: f"{self._flag_of(name[1])} {name[2]}" if self._flag_of(name[1]) else name[0], rule)
+        rule = _ARGUMENT.sub(lambda match: self._flag_of(match[1]) or match[0], rule)
+        rule = _OTHER_ARGUMENT.sub(self._as_flag, rule)
         return f"{rule}{got}{value}"
+
+    def _as_flag(self, match: re.Match[str]) -> str:
+        """Return ``argument='value'`` as a flag with its value; unchanged if no flag sets the argument."""
+        flag = self._flag_of(match[1])
+        return f"{flag} {match[2]}" if flag else match[0]
 
     def _flag_of(self, argument: str) -> str | None:
         """Return the flag that sets an argument of the library, if there is one."""
-        name = _FLAGS.get(argument, argument)
+        name = _FLAG_OF_ARGUMENT.get(argument, argument)
         if argument == "batch_size" and self._values.get("effective_batch"):
             name = "effective_batch"
         return f"--{name}" if name in self._flags() else None
@@ -302,8 +307,8 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
         except ValueError:
             value = low - 1
         if not low <= value <= high:
-            most = f" and <= {high}" if value > high else ""
-            raise argparse.ArgumentTypeError(f"must be an int >= {low}{most}, but got '{text}'")
+            upper_limit = f" and <= {high}" if value > high else ""
+            raise argparse.ArgumentTypeError(f"must be an int >= {low}{upper_limit}, but got '{text}'")
         return value
 
     return convert

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
             print(line)
 
 
-def lines(path: str, every: bool) -> Iterator[str]:
+def lines(path: str, all_parameters: bool) -> Iterator[str]:
     """Yield the lines of the table."""
     kind, facts, tensors = contents(path)
     elements = sum(math.prod(shape) for _, shape, _ in tensors)
@@ -50,7 +50,7 @@ def lines(path: str, every: bool) -> Iterator[str]:
     for name, value in facts.items():
         yield f"{_plain(name):20} {_plain(value)}"
     yield f"{'parameters':20} {len(tensors):,} with {elements:,} elements"
-    shown = tensors if every else tensors[:_SHOWN]
+    shown = tensors if all_parameters else tensors[:_SHOWN]
     width = max((len(_plain(name)) for name, *_ in shown), default=0)
     for name, shape, dtype in shown:
         yield f"  {_plain(name):{width}}  {dtype:8} {shape}"
@@ -71,12 +71,12 @@ def contents(path: str) -> tuple[str, dict[str, Any], Tensors]:
     if is_state(path):
         arrays, facts = open_state(path)
         tensors = [(name, array.shape, str(array.dtype)) for name, array in arrays.items()]
-        return "training state", _of_state(facts), tensors
+        return "training state", _shown_facts(facts), tensors
     tensors = tensors_of(path)
     return "model", read_record(path) or {"record": "none"}, tensors
 
 
-def _of_state(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _shown_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts to show: all but the states of random number generators."""
     shown = {name: facts.get(name) for name in ("updates", "skipped")}
     for label, name in (("position", "at"), ("window", "window")):

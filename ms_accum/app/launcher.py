@@ -25,24 +25,24 @@ from pathlib import Path
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
 from .flags import Parser, number, path, whole
-from .process import CODES, DISK, PROGRAMS, WORDS, Failure, StopRequest, handled_signals, open_streams
+from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
     SCHEDULER,
     Member,
     Relay,
     cluster,
-    complain,
     free_port,
     heartbeat_of,
-    say,
+    print_error,
+    print_line,
     scheduler_of,
     start,
-    terminal,
+    terminal_variables,
     worker_of,
 )
 
-_WITHOUT = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
-LOOK, LAST, PATIENCE, LOST = 0.1, 1.0, 20.0, 3.0
+_NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
+CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
 which an exchange is lost that a failed rank takes no part in.
 
@@ -88,13 +88,13 @@ class Job:
     def drain(self) -> None:
         """Wait until all output of rank 0 is shown."""
         if self._relay:
-            self._relay.drain(LAST)
+            self._relay.drain(KILL_SECONDS)
 
     def running(self) -> list[Member]:
         """Return the ranks that have not ended."""
         return [worker for worker in self.workers if worker.running()]
 
-    def failed(self, asked: bool, ended: Sequence[Member] = ()) -> Member | None:
+    def failed(self, stopping: bool, ended: Sequence[Member] = ()) -> Member | None:
         """Return the process that failed, preferably a rank; not one that ended by a requested signal, or in `ended`.
 
         A failure of the scheduler counts only while all ranks run, or if they hang without it: the scheduler also ends
@@ -102,38 +102,42 @@ class Job:
         """
         scheduler_counts = len(self.running()) == len(self.workers) or (self.running() and self.stranded())
         for member in [*self.workers, *(self._members if scheduler_counts else [])]:
-            if member.failed() and member not in ended and not (asked and member.code() in WORDS):
+            if member.failed() and member not in ended and not (stopping and member.code() in SIGNAL_MESSAGES):
                 return member
         return None
 
     def late(self, failed: Member) -> str | None:
         """Return a text about the slowest rank, for which the failed one may have waited; None if there is none."""
-        beats = {worker: beat for worker in self.workers if (beat := read(heartbeat_of(worker.log)))}
-        if failed not in beats:
+        heartbeats = {worker: beat for worker in self.workers if (beat := read(heartbeat_of(worker.log)))}
+        if failed not in heartbeats:
             return None
-        slowest = min(beats, key=lambda worker: beats[worker].done)
-        beat, own = beats[slowest], beats[failed].done
-        if beat.done >= own:
+        slowest = min(heartbeats, key=lambda worker: heartbeats[worker].done)
+        slowest_beat, failed_done = heartbeats[slowest], heartbeats[failed].done
+        if slowest_beat.done >= failed_done:
             return None
-        of_failed = f"{failed.name} had finished {own:,}"
+        of_failed = f"{failed.name} had finished {failed_done:,}"
         if not slowest.running():
-            return f"{slowest.name} had ended before, after {beat.done:,} micro-batches; {of_failed}"
-        if beat.age < PATIENCE:  # the failed rank had another reason
+            return f"{slowest.name} had ended before, after {slowest_beat.done:,} micro-batches; {of_failed}"
+        if slowest_beat.age < LATE_SECONDS:  # the failed rank had another reason
             return None
-        so_far = f"it had finished {beat.done:,} micro-batches, the last {beat.age:.0f} s ago"
+        so_far = f"it had finished {slowest_beat.done:,} micro-batches, the last {slowest_beat.age:.0f} s ago"
         return f"{slowest.name} was late: {so_far}; {of_failed}"
 
     def stranded(self) -> bool:
         """Return whether all remaining programs have ended, but their processes hang without the scheduler."""
         if self._members[0].running():
             return False
-        beats = [read(heartbeat_of(worker.log)) for worker in self.running()]
-        return all(beat is not None and beat.over for beat in beats)
+        heartbeats = [read(heartbeat_of(worker.log)) for worker in self.running()]
+        return all(beat is not None and beat.over for beat in heartbeats)
 
     def lost(self) -> list[Member]:
         """Return the ranks that are in an exchange for a while, of which each rank is needed."""
-        beats = [(worker, read(heartbeat_of(worker.log))) for worker in self.running()]
-        return [worker for worker, beat in beats if beat and beat.exchanges and not beat.over and beat.age >= LOST]
+        heartbeats = [(worker, read(heartbeat_of(worker.log))) for worker in self.running()]
+        return [
+            worker
+            for worker, beat in heartbeats
+            if beat and beat.exchanges and not beat.over and beat.age >= LOST_SECONDS
+        ]
 
     def send(self, number: int) -> None:
         """Send a signal to the ranks, which must themselves end the processes that they started."""
@@ -145,9 +149,9 @@ class Job:
         self._members.append(start("the scheduler", SCHEDULER, scheduler_of(environment), log))
         for rank in range(nproc):
             log = logs / f"worker_{rank}.log"
-            own = {**worker_of(environment, rank, log), **(terminal() if rank == 0 else {})}
+            variables = {**worker_of(environment, rank, log), **(terminal_variables() if rank == 0 else {})}
             heartbeat_of(log).unlink(missing_ok=True)
-            self.workers.append(start(f"rank {rank}", command, own, log, piped=rank == 0))
+            self.workers.append(start(f"rank {rank}", command, variables, log, piped=rank == 0))
             self._members.append(self.workers[-1])
         # Created last, because its threads must start after the last fork.
         self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
@@ -168,10 +172,10 @@ class Ending:
         self._signal: StopRequest | None = None
         self._ended: list[Member] = []  # by the launcher
         self._deadline = math.inf
-        self._gone_at = math.inf
+        self._gone_since = math.inf
 
     @property
-    def _asked(self) -> bool:
+    def _stopping(self) -> bool:
         return self._failed is not None or self._signal is not None
 
     @property
@@ -184,27 +188,27 @@ class Ending:
         self._end_lost()
         if self._failed is not None:
             return
-        failed = self._job.failed(self._asked, self._ended)
+        failed = self._job.failed(self._stopping, self._ended)
         if failed is None:
             return
-        if not self._asked and failed.process.returncode in WORDS:
+        if not self._stopping and failed.process.returncode in SIGNAL_MESSAGES:
             # It received a signal that the launcher did not receive. The others may be saving their states.
             self._signal = StopRequest(next(number for number, code in CODES.items() if code == failed.code()))
-            self._gone_at = time.monotonic()
+            self._gone_since = time.monotonic()
             return
         # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
-        reason = self._job.late(failed) if failed in self._job.workers else _WITHOUT
-        if not self._asked:  # a second signal would end our programs before they have saved their state
+        reason = self._job.late(failed) if failed in self._job.workers else _NO_SCHEDULER
+        if not self._stopping:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
-        self._gone_at = time.monotonic()
-        self._deadline = min(self._deadline, self._gone_at + self._grace)
+        self._gone_since = time.monotonic()
+        self._deadline = min(self._deadline, self._gone_since + self._grace)
         shown = failed is self._job.workers[0]
         if shown:
             self._job.drain()
-        complain(failed.end(shown))
+        print_error(failed.end(shown))
         if reason:
-            complain(reason)
+            print_error(reason)
 
     def _end_lost(self) -> None:
         """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
@@ -212,34 +216,34 @@ class Ending:
         A rank that has failed, or has ended with a signal that only this rank received, maybe before all had joined.
         """
         by_rank = self._failed is None or self._failed in self._job.workers
-        if by_rank and time.monotonic() - self._gone_at >= LOST:
+        if by_rank and time.monotonic() - self._gone_since >= LOST_SECONDS:
             for worker in self._job.lost():
                 worker.process.kill()
                 worker.process.wait()
                 self._ended.append(worker)
-                complain(f"{worker.name} was waiting for all ranks and was ended")
+                print_error(f"{worker.name} was waiting for all ranks and was ended")
 
     def forward(self, number: int) -> None:
         """Forward a signal; ranks that already received one must now end at once."""
         if self._signal is not None and not self._signal.at_once(number):
             return
-        if self._asked:
-            self._grace = LAST
-            self._deadline = time.monotonic() + LAST
+        if self._stopping:
+            self._grace = KILL_SECONDS
+            self._deadline = time.monotonic() + KILL_SECONDS
         self._signal = self._signal or StopRequest(number)
         self._job.send(number)
 
     def code(self) -> int:
         """Print the final messages, and return the exit code: that of the failed rank, else that of the signal."""
         for worker in self._job.running() if not self._job.stranded() else ():
-            complain(f"{worker.name} did not end within {self._grace:g} s and was killed")
+            print_error(f"{worker.name} did not end within {self._grace:g} s and was killed")
         self.check_ranks()
         if self._failed is not None:
             return self._failed.code()
         if self._signal is None:
             return 0
         self._job.drain()
-        complain(WORDS[self._signal.code])
+        print_error(SIGNAL_MESSAGES[self._signal.code])
         return self._signal.code
 
 
@@ -254,7 +258,7 @@ def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
             ending.check_ranks()
             while received:
                 ending.forward(received.pop(0))
-            time.sleep(LOOK)
+            time.sleep(CHECK_SECONDS)
         return ending.code()
 
 
@@ -285,10 +289,10 @@ def log_folder(folder: str | None, nproc: int) -> Path:
         os.makedirs("logs", exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir="logs"))
     os.makedirs(folder, exist_ok=True)
-    for old in (*Path(folder).glob("worker_*.log"), *Path(folder).glob("worker_*.beat")):
-        rank = old.stem[len("worker_") :]
+    for old_log in (*Path(folder).glob("worker_*.log"), *Path(folder).glob("worker_*.beat")):
+        rank = old_log.stem[len("worker_") :]
         if rank.isascii() and rank.isdecimal() and int(rank) >= nproc:
-            old.unlink()
+            old_log.unlink()
     logs = [Path(folder, "scheduler.log"), *(Path(folder, f"worker_{rank}.log") for rank in range(nproc))]
     check_inside(folder, *logs, *map(heartbeat_of, logs))
     return Path(folder)
@@ -300,16 +304,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = flags()
     try:
         args = parser.parse(sys.argv[1:] if argv is None else argv)
-        name, *own = args.command
+        name, *program_flags = args.command
         script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
         if not (args.module or os.path.isfile(script[0])):
             parser.error(f"argument script.py: '{name}' is not a file")
         logs = log_folder(args.log_dir, args.nproc)
-        say(f"{'ranks':16} {args.nproc}, logs in {logs}")
-        return launch([*script, *own], args.nproc, logs, args.grace)
+        print_line(f"{'ranks':16} {args.nproc}, logs in {logs}")
+        return launch([*script, *program_flags], args.nproc, logs, args.grace)
     except Failure as failure:
-        complain(str(failure))
+        print_error(str(failure))
         return failure.code
     except OSError as error:
-        complain(f"the job can't be started: {error}")
+        print_error(f"the job can't be started: {error}")
         return DISK

@@ -93,7 +93,7 @@ def memory_report(
     activations = None
     if micro_batch is not None:
         with restoring(network, trained, training=True, loss_fn=loss_fn):
-            activations = _kept_for_backward(network, loss_fn, trained, _columns(micro_batch))
+            activations = _bytes_stored_for_backward(network, loss_fn, trained, _columns(micro_batch))
     sizes = {
         "parameters": _size(network.get_parameters()),
         "gradients": _size(trained),
@@ -112,7 +112,7 @@ def _columns(micro_batch: Any) -> tuple[Tensor, ...]:
     return tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
 
 
-def _kept_for_backward(
+def _bytes_stored_for_backward(
     network: nn.Cell, loss_fn: Callable | None, parameters: Any, columns: Sequence[Tensor]
 ) -> int | None:
     """Return the bytes stored between forward and backward; None if the hook was not called, as under `ms.jit`.
@@ -133,10 +133,10 @@ def _kept_for_backward(
     loss.asnumpy()  # PyNative runs asynchronously: wait until it is done
     if not saved:
         return None
-    not_counted = _storages((*network.get_parameters(), *columns))
+    excluded = _storages((*network.get_parameters(), *columns))
     stored = _storages(saved)
     saved.clear()
-    return sum(size for address, size in stored.items() if address not in not_counted)
+    return sum(size for address, size in stored.items() if address not in excluded)
 
 
 def _storages(tensors: Sequence) -> dict[int, int]:

@@ -32,7 +32,7 @@ class MetricsFile(Callback):
     """
 
     def __init__(self, path: str):
-        self._given = path
+        self._shown_path = path
         self._path = absolute(path)
         self._file: TextIO | None = None
         self._writes = False
@@ -70,15 +70,15 @@ class MetricsFile(Callback):
 
     def _open(self, windows: int) -> None:
         """Open the file after the lines that are kept; these are never removed, not even temporarily."""
-        length, last = 0, b""
+        length, last_line = 0, b""
         if os.path.exists(self._path):
             if stat.S_ISFIFO(os.stat(self._path).st_mode):
                 raise OSError("it is a pipe, whose reader the run would wait for")
             break_hard_link(self._path)
-            length, last = _beginning(self._path, windows) if windows else (0, b"")
+            length, last_line = _kept_lines(self._path, windows) if windows else (0, b"")
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)
         self._writes = True
-        self._epoch = _fields(last).get("epoch", 0)
+        self._epoch = _fields(last_line).get("epoch", 0)
         if os.path.getsize(self._path) > length:
             self._file.truncate(length)
 
@@ -100,33 +100,33 @@ class MetricsFile(Callback):
             self.__exit__()
         self._file = None
         self._writes = False
-        _check.warn(f"metrics are no longer written to '{self._given}': {error}")
+        _check.warn(f"metrics are no longer written to '{self._shown_path}': {error}")
 
 
-def _beginning(path: str, windows: int) -> tuple[int, bytes]:
+def _kept_lines(path: str, windows: int) -> tuple[int, bytes]:
     """Return the bytes of the lines of so many windows and the evaluations up to the next window, and the last line."""
-    length = seen = 0
-    last = b""
+    length = windows_read = 0
+    last_line = b""
     with open(path, "rb") as file:
         for line in file:
             is_window = _EVALUATION not in line
-            if (is_window and seen == windows) or not line.endswith(b"\n"):
+            if (is_window and windows_read == windows) or not line.endswith(b"\n"):
                 break
             line.decode()
-            seen += is_window
+            windows_read += is_window
             length += len(line)
-            last = line
-    return length, last
+            last_line = line
+    return length, last_line
 
 
 def ends_with_evaluation(path: str) -> bool:
     """Return whether the last line of a file of metrics is that of an evaluation."""
-    last: Sequence[bytes] = ()
+    last_lines: Sequence[bytes] = ()
     with contextlib.suppress(OSError):
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                last = deque(file, maxlen=1)
-    return any("updates" in _fields(line) for line in last)
+                last_lines = deque(file, maxlen=1)
+    return any("updates" in _fields(line) for line in last_lines)
 
 
 def _fields(line: bytes) -> Mapping[str, Any]:

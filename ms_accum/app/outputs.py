@@ -25,9 +25,9 @@ LOG = "mindspore.log"
 FLAGS = "flags"
 """str, the name of the flags among the notes of a state."""
 # Flags that apply to one start only.
-_OF_A_START = set("help config debug resume allow_config_change overwrite verify download output_dir".split())
+_ONE_START_ONLY = set("help config debug resume allow_config_change overwrite verify download output_dir".split())
 # Flags of paths to write to: a state's are used only if they are inside the folder that is resumed.
-_WRITTEN = ("ckpt_path", "save_bad_batches")
+_WRITE_PATHS = ("ckpt_path", "save_bad_batches")
 # What a flag replaces besides itself if it differs: flags that would contradict it, or belong to the former value.
 _REPLACES = {
     "mini_steps": ("effective_batch", "memory_budget"),
@@ -42,7 +42,7 @@ _REPLACES = {
 # The folder of a run
 
 
-def placed(settings: Settings) -> Settings:
+def with_output_dir(settings: Settings) -> Settings:
     """Return the settings with the folder of the run to resume; a new run without a folder gets one when it begins.
 
     Raises:
@@ -197,10 +197,10 @@ def keep_unsaved_best(settings: Settings) -> str | None:
     return f"'{best}' is of a run without a state, which begins again; it is kept as '{keep_previous(best)}'"
 
 
-def remove_drawn(settings: Settings) -> None:
-    """Remove what shows the metrics of the run that is replaced: pictures, the table, and TensorBoard's events."""
-    drawn = [Path(settings.metrics).with_suffix(suffix) for suffix in (".png", ".svg", ".csv")]
-    for path in (*drawn, *Path(settings.events).glob("events.out.tfevents.*")):
+def remove_plots(settings: Settings) -> None:
+    """Remove the plots of the run that is replaced: pictures, the table, and TensorBoard's events."""
+    plots = [Path(settings.metrics).with_suffix(suffix) for suffix in (".png", ".svg", ".csv")]
+    for path in (*plots, *Path(settings.events).glob("events.out.tfevents.*")):
         path.unlink(missing_ok=True)
 
 
@@ -216,26 +216,26 @@ class OwnFiles:
 
     def __init__(self, models: Iterable[str], copies: Iterable[str]):
         self._copies = list(copies)
-        replaceable = [*models, *filter(_is_of_a_run, self._copies)]
-        self._written = {path: _time_of(path) for path in replaceable}
+        replaceable = [*models, *filter(_is_copy_of_run, self._copies)]
+        self._written = {path: _modification_time(path) for path in replaceable}
 
     def keep_foreign(self, path: str) -> str | None:
         """Keep a file that the run may not replace, and return its new path; None if there is none."""
-        is_own = _time_of(path) in (None, self._written.get(path))
-        is_copy = path in self._copies and _is_of_a_run(path)
+        is_own = _modification_time(path) in (None, self._written.get(path))
+        is_copy = path in self._copies and _is_copy_of_run(path)
         return None if is_own or is_copy else keep_previous(path)
 
     def wrote(self, path: str) -> None:
         """Remember a file that this run has written."""
-        self._written[path] = _time_of(path)
+        self._written[path] = _modification_time(path)
 
 
-def _time_of(path: str) -> int | None:
+def _modification_time(path: str) -> int | None:
     """Return the time at which a file was written, in nanoseconds."""
     return os.stat(path).st_mtime_ns if os.path.isfile(path) else None
 
 
-def _is_of_a_run(path: str) -> bool:
+def _is_copy_of_run(path: str) -> bool:
     """Return whether a file is equal to the model of this name of one of the runs."""
     models = [os.path.join(run_of(number), path) for number in _runs()] if os.path.isfile(path) else []
     return any(os.path.isfile(model) and filecmp.cmp(path, model, shallow=False) for model in models)
@@ -244,32 +244,32 @@ def _is_of_a_run(path: str) -> bool:
 # The flags of a run that is resumed
 
 
-def flags_to_save(given: Mapping[str, Any], **resolved: str) -> dict[str, str]:
+def flags_to_save(flag_texts: Mapping[str, Any], **chosen: str) -> dict[str, str]:
     """Return the flags to save in a state.
 
     Args:
-        given (Mapping): the flags of this start and of the run that it continues, as texts.
+        flag_texts (Mapping): the flags of this start and of the run that it continues, as texts.
         **resolved (str): flags that others follow from, with the values that were chosen.
     """
-    return {**{name: text for name, text in given.items() if name not in _OF_A_START}, **resolved}
+    return {**{name: text for name, text in flag_texts.items() if name not in _ONE_START_ONLY}, **chosen}
 
 
-def again(given: Mapping[str, Any]) -> str:
+def resume_flags(flag_texts: Mapping[str, Any]) -> str:
     """Return the flags that resume the run of this start; all others are in its state."""
-    places = ("output_dir", *_WRITTEN)
-    return " ".join(["--resume", *(f"--{name}={given[name]}" for name in places if name in given)])
+    names = ("output_dir", *_WRITE_PATHS)
+    return " ".join(["--resume", *(f"--{name}={flag_texts[name]}" for name in names if name in flag_texts)])
 
 
-def flags_before(given: Mapping[str, Any]) -> FlagsOfRun | None:
-    """Return the flags of the run that `given`, the flags of this start as texts, resume; None if there is none.
+def flags_of_resumed_run(flag_texts: Mapping[str, Any]) -> FlagsOfRun | None:
+    """Return the flags of the run that the flags of this start, as texts, resume; None if there is none.
 
     Raises:
         Failure: If they can't be used.
     """
-    if given.get("resume") is None:
+    if flag_texts.get("resume") is None:
         return None
-    resume = os.path.expanduser(given["resume"])
-    folder = os.path.expanduser(given["output_dir"]) if "output_dir" in given else folder_to_resume(resume)
+    resume = os.path.expanduser(flag_texts["resume"])
+    folder = os.path.expanduser(flag_texts["output_dir"]) if "output_dir" in flag_texts else folder_to_resume(resume)
     states = [resume]
     if resume == AUTO:
         states = sorted(map(str, _states_in(folder)), reverse=True) if folder is not None else []
@@ -277,15 +277,16 @@ def flags_before(given: Mapping[str, Any]) -> FlagsOfRun | None:
     if not isinstance(saved, dict) or not all(isinstance(text, str) for text in (*saved, *saved.values())):
         raise Failure(f"'{source}' has flags that can't be used", CHECKPOINT)
     for name in saved:
-        if name in _OF_A_START:
+        if name in _ONE_START_ONLY:
             raise Failure(f"'{source}' has a flag that no state may have: --{name}", CHECKPOINT)
-        if name in _WRITTEN and name not in given and (folder is None or not _is_inside(saved[name], folder)):
+        if name in _WRITE_PATHS and name not in flag_texts and (folder is None or not _is_inside(saved[name], folder)):
             fault = f"the run that is resumed has '{saved[name]}'; a state does not say where to write"
             raise Failure(f"argument --{name}: {fault}, so give it again, or another path", USAGE)
-    replaced = {other for name in given for other in _REPLACES.get(name, ()) if given[name] != saved.get(name)}
-    if "mini_steps" in given and saved.get("batch_size") == AUTO:
+    changed = [name for name in flag_texts if flag_texts[name] != saved.get(name)]
+    replaced = {contradicting for name in changed for contradicting in _REPLACES.get(name, ())}
+    if "mini_steps" in flag_texts and saved.get("batch_size") == AUTO:
         replaced.add("batch_size")
-    return FlagsOfRun(source, {name: saved[name] for name in saved if name not in replaced and name not in given})
+    return FlagsOfRun(source, {name: saved[name] for name in saved if name not in replaced and name not in flag_texts})
 
 
 def _readable(paths: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Prints what a program has to say about a run: before it begins, during it, and at its end."""
+"""Prints the lines about a run: before it begins, during it, and at its end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .search import MicroBatch
 from .settings import Settings
 from .trials import on_host
 
-_TAILS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
+_TAIL_DESCRIPTIONS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 # Milliseconds: on two CPU cores the MLP, whose micro-batches of 32 rows take 2.5, trains 3 times as fast with larger
 # ones; LeNet5, with 5, not a third faster.
-_SHORT = 4.0
+_SHORT_MILLISECONDS = 4.0
 
 
 def show(name: str, value: object) -> None:
@@ -34,7 +34,7 @@ def show(name: str, value: object) -> None:
     print(f"{name:16} {_check.one_line(value, _check.LINE)}")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line during a run, without damaging a progress bar."""
     tqdm.write(_check.one_line(line, _check.LINE), file=sys.stdout)
     sys.stdout.flush()
@@ -43,10 +43,10 @@ def say(line: str) -> None:
 # Before the run
 
 
-def show_flags_before(settings: Settings) -> None:
+def show_resumed_flags(settings: Settings) -> None:
     """Print the flags that are taken from the run that is resumed, before any of them is used."""
-    if settings.before is not None and settings.before.flags:
-        show("flags", f"{' '.join(settings.before.arguments)}, as in {settings.before.source}")
+    if settings.resumed_flags is not None and settings.resumed_flags.flags:
+        show("flags", f"{' '.join(settings.resumed_flags.arguments)}, as in {settings.resumed_flags.source}")
 
 
 def show_runtime(variables: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ def show_runtime(variables: Mapping[str, str]) -> None:
         show("runtime", " ".join(f"{name}={value}" for name, value in variables.items()))
 
 
-def words_of(micro_batch: MicroBatch, budget: int | None) -> list[str]:
+def search_lines(micro_batch: MicroBatch, budget: int | None) -> list[str]:
     """Return the lines about the micro-batch that was found, the trials, and whether accumulation is needed."""
     split = f"of {micro_batch.effective_batch}, {micro_batch.mini_steps} in a window"
     of_budget = f" of {short(budget)}" if budget else ""
@@ -127,7 +127,7 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
         if window > batches:
             epoch += ", fewer than a window has (see --mini_steps)"
         elif batches % window:
-            epoch += f", {batches % window} of them in {_TAILS[settings.tail]}"
+            epoch += f", {batches % window} of them in {_TAIL_DESCRIPTIONS[settings.tail]}"
         return f"{rows * window * ranks} = {rows} rows x {window} micro-batches{times}", epoch, window
     window = updates_per_epoch(settings.window_rows, rows)
     full, rest = divmod(settings.window_rows, rows)
@@ -143,25 +143,25 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
 
 
 def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Callback]) -> list[Callback]:
-    """Return what reports the run; of one that is complete already, only that, and an evaluation if it has none."""
-    done = states.epochs_done()
-    if done == settings.epochs:
-        complete = f"nothing left to train: {done} of {settings.epochs} epochs are done (see --epochs)"
+    """Return the callbacks that report the run; for a complete run, one line, and an evaluation if it has none."""
+    epochs_done = states.epochs_done()
+    if epochs_done == settings.epochs:
+        complete = f"nothing left to train: {epochs_done} of {settings.epochs} epochs are done (see --epochs)"
         opening = Opening("resumed", lambda: [*states.resumed, complete])
         return [opening] if ends_with_evaluation(settings.metrics) else [opening, *logs]
-    callbacks = [Opening("resumed", lambda: [*states.resumed, *_shortened(settings, states)])]
+    callbacks = [Opening("resumed", lambda: [*states.resumed, *_fewer_epochs(settings, states)])]
     callbacks += [progress(settings.log_every), *logs]
     if settings.may_split_otherwise and on_host():
         callbacks.append(Hint(int(settings.batch_size)))
     return callbacks
 
 
-def _shortened(settings: Settings, states: Checkpointer) -> list[str]:
+def _fewer_epochs(settings: Settings, states: Checkpointer) -> list[str]:
     """Return a line if the run that is resumed was to have more epochs: its --epochs may have been forgotten."""
-    before = states.settings().get("notes", {}).get("epochs")
-    if type(before) is not int or before <= settings.epochs:
+    epochs_before = states.settings().get("notes", {}).get("epochs")
+    if type(epochs_before) is not int or epochs_before <= settings.epochs:
         return []
-    return [f"with {settings.epochs} epochs, not {before} as it began (see --epochs)"]
+    return [f"with {settings.epochs} epochs, not {epochs_before} as it began (see --epochs)"]
 
 
 class Opening(Callback):
@@ -198,8 +198,8 @@ class Hint(Callback):
 
     def on_train_end(self, run_context: RunContext) -> None:
         del run_context
-        milliseconds = 1000 * self._rows / self._speed.rows if self._speed.rows else _SHORT
-        if milliseconds < _SHORT:
+        milliseconds = 1000 * self._rows / self._speed.rows if self._speed.rows else _SHORT_MILLISECONDS
+        if milliseconds < _SHORT_MILLISECONDS:
             show("hint", f"a micro-batch takes {milliseconds:.1f} ms, mostly the fixed cost of a call;")
             show("", "try --batch_size auto --effective_batch N --memory_budget SIZE")
 
@@ -207,11 +207,11 @@ class Hint(Callback):
 # At its end
 
 
-def show_end(settings: Settings, seconds: float, previous: str | None, noise: NoiseScale | None = None) -> None:
+def show_end(settings: Settings, seconds: float, previous: str | None, noise_scale: NoiseScale | None = None) -> None:
     """Print how long the run took and which files it wrote; `previous` is the new path of the former default model."""
     show("time", _duration(seconds))
-    if noise is not None:
-        show("noise scale", noise.advice)
+    if noise_scale is not None:
+        show("noise scale", noise_scale.advice)
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:

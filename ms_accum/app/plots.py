@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 def flags() -> Parser:
     """Return the flags."""
-    what = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
-    parser = Parser(what, prog="python -m ms_accum.plot")
-    what = "folder of a run of train.py; several are drawn into one picture"
-    parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=what)
-    what = "folder of the pictures, default: the first run's"
-    parser.add_argument("--output", type=os.path.expanduser, metavar="DIR", help=what)
+    text = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
+    parser = Parser(text, prog="python -m ms_accum.plot")
+    text = "folder of a run of train.py; several are drawn into one picture"
+    parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=text)
+    text = "folder of the pictures, default: the first run's"
+    parser.add_argument("--output", type=os.path.expanduser, metavar="DIR", help=text)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
@@ -54,13 +54,13 @@ def main(args: argparse.Namespace) -> None:
         check_inside(output, *pictures.values())
         for path in tables:
             check_inside(os.path.dirname(path), path)
-        drawn = draw(runs, tuple(pictures))
-        contents = {**{path: drawn[kind] for kind, path in pictures.items()}, **tables}
+        pictures_by_kind = draw(runs, tuple(pictures))
+        contents = {**{path: pictures_by_kind[kind] for kind, path in pictures.items()}, **tables}
         for path, content in contents.items():
             write_bytes(path, content)
     except OSError as error:
-        what = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
-        raise Failure(what, DISK) from error
+        reason = f"'{error.filename}' can't be written: {error.strerror}" if error.filename else str(error)
+        raise Failure(reason, DISK) from error
     for path in contents:
         print(f"{'written':16} {_check.one_line(path, _check.LINE)}")
 
@@ -76,10 +76,10 @@ def check_installed() -> None:
 # The figure
 
 _POINTS = 1200  # of a running mean, at most; a panel is about half as wide in pixels
-_FEW = 12  # curves with no more points than these have dots
-_SMOOTH_FROM, _SMOOTH_PART, _MOST_SMOOTH = 40, 1 / 40, 1000  # updates on each side of a mean
+_FEW_POINTS = 12  # curves with no more points than these have dots
+_SMOOTH_FROM, _SMOOTH_FRACTION, _SMOOTH_LIMIT = 40, 1 / 40, 1000  # updates on each side of a mean
 _OUTLIERS = (0.5, 99.5)  # values of single updates outside of these percentiles may lie outside of the axis
-_WIDE = 100.0  # the ratio of values from which an axis is logarithmic
+_WIDE_RATIO = 100.0  # the ratio of values from which an axis is logarithmic
 # The colours of Okabe and Ito, which the colour-blind can distinguish, without the yellow, which is too light. With 7
 # colours and 4 styles of lines, 28 runs differ.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -123,7 +123,9 @@ def _field(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
 
 
 def _accuracy(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
-    points = [(finite(each.updates), finite(each.results.get("accuracy"))) for each in run.evaluations]
+    points = [
+        (finite(evaluation.updates), finite(evaluation.results.get("accuracy"))) for evaluation in run.evaluations
+    ]
     table = np.array(points, np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], table[:, 1]
@@ -165,7 +167,7 @@ def draw(runs: Sequence[Metrics], kinds: Sequence[str], *, mark: float | None = 
     with style():
         figure = figure_of(runs, mark)
         for kind in kinds:
-            metadata: dict[str, Any] = {"Title": "Metrics of " + ", ".join(names_of(runs))}
+            metadata: dict[str, Any] = {"Title": "Metrics of " + ", ".join(run_names(runs))}
             if kind == "svg":
                 metadata["Date"] = None
             picture = io.BytesIO()
@@ -186,7 +188,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def names_of(runs: Sequence[Metrics]) -> list[str]:
+def run_names(runs: Sequence[Metrics]) -> list[str]:
     """Return the names of the runs' folders; the complete path where two have the same name."""
     paths = [run.path.resolve().parent for run in runs]
     names = [path.name for path in paths]
@@ -200,7 +202,7 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
     figure = Figure(figsize=(12.0, 6.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True)
     for axes, panel in zip(grid.flat, PANELS):
-        _fill(axes, panel, runs)
+        _draw_panel(axes, panel, runs)
         if mark is not None:
             axes.axvline(mark, color="#555555", linestyle="--", linewidth=1.2)
     for axes in grid[-1]:
@@ -209,11 +211,11 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.margins(x=0.03)
     figure.align_ylabels(grid)
-    if any(half_of(len(run.windows)) for run in runs):
+    if any(half_window(len(run.windows)) for run in runs):
         note = "faint: each update; strong: running mean (images/s: median)"
         figure.text(0.995, 0.995, note, ha="right", va="top", color="#555555", size="small")
     if len(runs) == 1:
-        figure.suptitle(*names_of(runs), x=0.01, ha="left", size="large")
+        figure.suptitle(*run_names(runs), x=0.01, ha="left", size="large")
     else:
         figure.suptitle(" ", size="small")  # room for the note
         figure.legend(
@@ -226,40 +228,40 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
     return figure
 
 
-def _fill(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
     """Draw the curves of a panel."""
     strong, faint = np.empty(0), np.empty(0)
-    for run, name, colour, line in zip(runs, names_of(runs), cycle(COLOURS), cycle(_STYLES)):
+    for run, name, colour, dashes in zip(runs, run_names(runs), cycle(COLOURS), cycle(_STYLES)):
         updates, values = panel.points(run)
         # matplotlib hides labels that begin with _
-        look: dict[str, Any] = {"label": f" {name}", "color": colour, "linestyle": line, "linewidth": 1.6}
+        line_style: dict[str, Any] = {"label": f" {name}", "color": colour, "linestyle": dashes, "linewidth": 1.6}
         if panel.steps:
-            look["drawstyle"] = "steps-post"
-        if panel.dots or len(values) <= (1 if panel.steps else _FEW):
-            look.update(marker="o", markersize=4)
-        half = half_of(len(values))
+            line_style["drawstyle"] = "steps-post"
+        if panel.dots or len(values) <= (1 if panel.steps else _FEW_POINTS):
+            line_style.update(marker="o", markersize=4)
+        half = half_window(len(values))
         if panel.average is not None and half:
             axes.plot(updates, values, color=colour, alpha=0.25, linewidth=0.8, zorder=1.8)
             faint = np.append(faint, values[np.isfinite(values)])
-            places = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
-            updates = updates[places]
-            values = running(values, half, places, panel.average)
-        axes.plot(updates, values, **look)
+            indices = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
+            updates = updates[indices]
+            values = running_average(values, half, indices, panel.average)
+        axes.plot(updates, values, **line_style)
         strong = np.append(strong, values[np.isfinite(values)])
     axes.set_ylabel(panel.label)
     axes.yaxis.set_major_formatter(lambda value, _: panel.number(value))
     if panel.steps:
         axes.locator_params(axis="y", integer=True)
     if len(strong):
-        _limit(axes, panel, strong, faint)
+        _set_limits(axes, panel, strong, faint)
     elif not len(faint):  # with few values among many NaN, only faint ones may be drawn
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color="#555555")
 
 
-def _limit(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray) -> None:
+def _set_limits(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray) -> None:
     """Set the ends of the axis of values: it shows all strong ones, but no outliers of the faint ones."""
-    wide = panel.axis == "wide" and strong.min() > 0 and strong.max() / strong.min() > _WIDE
+    wide = panel.axis == "wide" and strong.min() > 0 and strong.max() / strong.min() > _WIDE_RATIO
     if wide:
         faint = faint[faint > 0]
     shown = np.append(strong, np.percentile(faint, _OUTLIERS) if len(faint) else [])
@@ -277,26 +279,26 @@ def _limit(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray) -> N
         axes.set_ylim(low - margin, high + margin)
 
 
-def half_of(windows: int) -> int:
+def half_window(windows: int) -> int:
     """Return the number of values on each side in a running mean of so many windows; 0 for a short run."""
-    return 0 if windows < _SMOOTH_FROM else min(_MOST_SMOOTH, math.ceil(windows * _SMOOTH_PART))
+    return 0 if windows < _SMOOTH_FROM else min(_SMOOTH_LIMIT, math.ceil(windows * _SMOOTH_FRACTION))
 
 
-def running(values: np.ndarray, half: int, places: np.ndarray, average: Callable = np.mean) -> np.ndarray:
+def running_average(values: np.ndarray, half: int, indices: np.ndarray, average: Callable = np.mean) -> np.ndarray:
     """Return at some places the average of the values there, `half` values before and `half` after.
 
-    NaN count for nothing, and stay NaN. Each mean has a sum of its own: differences of cumulative sums would lose what
-    is small after a large value.
+    NaN are left out, and stay NaN. Each mean has its own sum: differences of cumulative sums would lose small values
+    after a large one.
 
     Args:
         values (ndarray): the values.
         half (int): the number of values on each side.
-        places (ndarray): the numbers of the values to replace by the average.
+        indices (ndarray): the numbers of the values to replace by the average.
         average (Callable): ``np.mean`` or ``np.median``. Default: ``np.mean``.
     """
-    averages = np.full(len(places), math.nan)
-    for number, place in enumerate(places):
-        if np.isfinite(values[place]):
-            near = values[max(0, place - half) : place + half + 1]
-            averages[number] = average(near[np.isfinite(near)])
+    averages = np.full(len(indices), math.nan)
+    for position, index in enumerate(indices):
+        if np.isfinite(values[index]):
+            neighbours = values[max(0, index - half) : index + half + 1]
+            averages[position] = average(neighbours[np.isfinite(neighbours)])
     return averages

@@ -35,12 +35,12 @@ CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 if hasattr(signal, "SIGHUP"):  # not on Windows, where signals can't be blocked either
     CODES[signal.SIGHUP] = HUNG_UP
 _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
-WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
-PAUSE = 0.05
+SIGNAL_MESSAGES = {INTERRUPTED: "interrupted", TERMINATED: "terminated", HUNG_UP: "the terminal was closed"}
+RETRY_SECONDS = 0.05
 """float, seconds between two attempts to interrupt a main thread that is inside MindSpore."""
-SAME = 1.0
+REPEAT_SECONDS = 1.0
 """float, seconds in which a repeated signal counts as one: shells, systems and launchers may send it twice."""
-_UP = "\x1b[A"  # how tqdm moves up, by a write of its own
+_CURSOR_UP = "\x1b[A"  # how tqdm moves up, by a write of its own
 
 # The programs in an installed package; in a clone they are next to the package.
 _INSTALLED = Path(__file__).resolve().parents[1] / "scripts"
@@ -120,7 +120,7 @@ def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | 
             print(f"error: {parser.in_flags(str(failure))}", file=sys.stderr)
             return failure.code
         except KeyboardInterrupt:
-            print(f"error: {WORDS[SIGNALS.code or INTERRUPTED]}", file=sys.stderr)
+            print(f"error: {SIGNAL_MESSAGES[SIGNALS.code or INTERRUPTED]}", file=sys.stderr)
             return SIGNALS.code or INTERRUPTED
     return OK
 
@@ -177,12 +177,12 @@ def lasting_streams() -> Iterator[None]:
     """Keep stdout and stderr usable inside the block, even if their readers are gone."""
     open_streams()
     stdout, stderr = sys.stdout, sys.stderr
-    lasting = [_Stream(stdout), _Stream(stderr)]
-    sys.stdout, sys.stderr = lasting
+    streams = [_Stream(stdout), _Stream(stderr)]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
-        for stream in lasting:
+        for stream in streams:
             stream.flush()
         sys.stdout, sys.stderr = stdout, stderr
 
@@ -215,7 +215,7 @@ class _Stream:
     def write(self, text: str) -> int:
         """Write the text, or discard it if that fails."""
         redraws = text.startswith("\r")  # a progress bar redraws its line
-        moves_up = text and not text.replace(_UP, "")
+        moves_up = text and not text.replace(_CURSOR_UP, "")
         shown = text if moves_up else "\r" * redraws + _check.visible(text[redraws:])
         try:
             self._stream.write(shown)
@@ -307,7 +307,7 @@ class StopRequest:
 
     def at_once(self, number: int) -> bool:
         """Return whether a signal received now ends the program immediately; a closed terminal (SIGHUP) never does."""
-        repeated = number == self.number and time.monotonic() - self._time < SAME
+        repeated = number == self.number and time.monotonic() - self._time < REPEAT_SECONDS
         return not repeated and signal.Signals(number).name != "SIGHUP"
 
 
@@ -317,9 +317,9 @@ class Signals:
     def __init__(self) -> None:
         self._request: StopRequest | None = None
         self._deferred = False
-        self._over = False
+        self._closing = False
         self._raised = False
-        self._interrupts = False
+        self._interrupting = False
         self._handlers: dict[int, object] = {}
         self._numbers: list[signal.Signals] = []
 
@@ -328,10 +328,10 @@ class Signals:
         """int, the exit code of the signal; 0 if there was none."""
         return self._request.code if self._request else 0
 
-    def failure(self, words: str) -> Failure:
+    def failure(self, details: str) -> Failure:
         """Return the error of a run that a signal has ended; without one, another rank received it."""
         code = self.code or TERMINATED
-        return Failure(f"{WORDS[code]}{words}", code)
+        return Failure(f"{SIGNAL_MESSAGES[code]}{details}", code)
 
     def pending(self) -> bool:
         """Return whether a signal has been received."""
@@ -355,9 +355,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._request = None
-        self._over = False
+        self._closing = False
         self._raised = False
-        self._interrupts = False
+        self._interrupting = False
         self._deferred = True  # `run` raises signals received so far at the place where it handles them
         self._numbers = handled_signals()
         for number in self._numbers:  # for threads that do not block signals
@@ -367,7 +367,7 @@ class Signals:
             self._handlers[signal.SIGURG] = signal.signal(signal.SIGURG, self._interrupt)
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
             for number in signal.sigpending().intersection(self._numbers):
-                self._take(signal.sigwait([number]))
+                self._record(signal.sigwait([number]))
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
         self._deferred = False
@@ -375,7 +375,7 @@ class Signals:
 
     def __exit__(self, *error: object) -> None:
         if _CAN_BLOCK:
-            self._over = True
+            self._closing = True
             signal.pthread_kill(self._thread.ident or 0, signal.SIGTERM)
             self._thread.join()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -386,33 +386,33 @@ class Signals:
         """Wait for signals, and interrupt the main thread again and again until it is outside of MindSpore."""
         while True:
             number = self._next()
-            if self._over:
+            if self._closing:
                 return
-            if number is not None and self._take(number):
-                self._interrupts = True
-            if self._interrupts:
+            if number is not None and self._record(number):
+                self._interrupting = True
+            if self._interrupting:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
 
     def _next(self) -> int | None:
         """Wait for a signal; while the main thread is to be interrupted only for a moment, and return None then."""
-        if not self._interrupts:
+        if not self._interrupting:
             return signal.sigwait(self._numbers)
-        time.sleep(PAUSE)
+        time.sleep(RETRY_SECONDS)
         received = signal.sigpending().intersection(self._numbers)
         return signal.sigwait(received) if received else None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._take(number):
+        if not self._record(number):
             return
         if not (_CAN_BLOCK and _is_in_mindspore(frame)):
             self._raise()
-        self._interrupts = True
+        self._interrupting = True
         signal.pthread_kill(self._thread.ident or 0, number)  # wakes the waiting thread; it counts as the same signal
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if _is_in_mindspore(frame):
             return  # the waiting thread tries again
-        self._interrupts = False
+        self._interrupting = False
         if not self._deferred:  # it may have begun since the signal
             self.raise_pending()  # once: `deferred` may have raised it already
 
@@ -420,7 +420,7 @@ class Signals:
         self._raised = True
         raise KeyboardInterrupt
 
-    def _take(self, number: int) -> bool:
+    def _record(self, number: int) -> bool:
         """Record a signal, and return whether to interrupt the main thread."""
         if self._request is None:
             self._request = StopRequest(number)

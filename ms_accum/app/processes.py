@@ -31,14 +31,14 @@ DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
 }
 # Lines that explain why a process ended, best first: our error line, Python's, any line that is not MindSpore's log.
-_WORDS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
-_TAIL = 65536
-_LONGEST = 300
+_REASONS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
+_TAIL_BYTES = 65536
+_LONGEST_REASON = 300
 # How the output of rank 0 is shown.
-_RANK = b"[0] "
-_AT_ONCE = 65536
-_ENDS = re.compile(rb"\r?\n|\r(?=[^\n])")
-_NOTICE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
+_PREFIX = b"[0] "
+_CHUNK = 65536
+_LINE_END = re.compile(rb"\r?\n|\r(?=[^\n])")
+_MINDSPORE_LOG = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+,")
 
 
 class Member(NamedTuple):
@@ -61,7 +61,7 @@ class Member(NamedTuple):
         return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
 
     def end(self, shown: bool = False) -> str:
-        """Return one line about how it ended, without its last words if they have been `shown`."""
+        """Return one line about how it ended, without the reason if the output has been `shown`."""
         code = self.process.returncode
         if code < 0:
             names = {number.value: number.name for number in signal.Signals}
@@ -69,7 +69,7 @@ class Member(NamedTuple):
         elif shown:
             end = f"ended with exit code {code}"
         else:
-            end = f"ended with exit code {code}: {last_words(self.log)}"
+            end = f"ended with exit code {code}: {failure_reason(self.log)}"
         return f"{self.name} {end}; its log is {self.log}"
 
 
@@ -99,8 +99,8 @@ def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
 def worker_of(environment: Mapping[str, str], rank: int, log: Path) -> dict[str, str]:
     """Return the environment of a rank."""
     names = ("MS_NODE_ID", "RANK_ID", "DEVICE_ID")
-    own = {**dict.fromkeys(names, str(rank)), VARIABLE: str(heartbeat_of(log).absolute())}
-    return {**environment, "MS_ROLE": "MS_WORKER", **own}
+    variables = {**dict.fromkeys(names, str(rank)), VARIABLE: str(heartbeat_of(log).absolute())}
+    return {**environment, "MS_ROLE": "MS_WORKER", **variables}
 
 
 def heartbeat_of(log: Path) -> Path:
@@ -124,27 +124,27 @@ def start(name: str, command: Sequence[str], environment: dict[str, str], log: P
     return Member(name, process, log)
 
 
-def last_words(log: Path) -> str:
+def failure_reason(log: Path) -> str:
     """Return the line of a log that best explains why its process ended."""
     text = ""
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        file.seek(max(0, os.path.getsize(log) - _TAIL))
+        file.seek(max(0, os.path.getsize(log) - _TAIL_BYTES))
         text = file.read().decode(errors="replace").replace("\r", "\n")
-    for pattern in _WORDS:
+    for pattern in _REASONS:
         matches = list(re.finditer(pattern, text, re.MULTILINE))
         if matches:
-            words = matches[-1][1].strip()
-            if words.endswith(":"):
-                words = f"{words} {_check.first_words(text[matches[-1].end() :])}".strip()
-            return _check.one_line(words, _LONGEST)
+            reason = matches[-1][1].strip()
+            if reason.endswith(":"):
+                reason = f"{reason} {_check.first_words(text[matches[-1].end() :])}".strip()
+            return _check.one_line(reason, _LONGEST_REASON)
     return "it printed nothing"
 
 
-def terminal() -> dict[str, str]:
+def terminal_variables() -> dict[str, str]:
     """Return the environment variable for rank 0 if its output is shown on a terminal; else an empty dict."""
     if not sys.stdout.isatty():
         return {}
-    return {COLUMNS: str(shutil.get_terminal_size().columns - len(_RANK) - 1)}
+    return {COLUMNS: str(shutil.get_terminal_size().columns - len(_PREFIX) - 1)}
 
 
 class Relay:
@@ -158,7 +158,7 @@ class Relay:
     def __init__(self, process: subprocess.Popen, log: Path):
         file = os.open(log, os.O_WRONLY | os.O_APPEND)
         pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        self._streams = [_Stream(source, file, terminal.fileno()) for source, terminal in pairs if source]
+        self._streams = [_Stream(source, file, stream.fileno()) for source, stream in pairs if source]
         for stream in self._streams:
             stream.thread.start()
 
@@ -174,30 +174,30 @@ class _Stream:
         self._log = log
         self._terminal = terminal
         self._shows_bars = os.isatty(terminal)
-        self._rest = bytearray()
+        self._pending = bytearray()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while data := os.read(self._source.fileno(), _AT_ONCE):
-            self._take(data)
+        while data := os.read(self._source.fileno(), _CHUNK):
+            self._receive(data)
         self._flush()
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         """Show complete lines and keep the rest, so that the other stream does not split a line."""
-        searched = max(len(self._rest) - 1, 0)  # a carriage return at the end may be half of a line's end
-        self._rest += data
+        searched = max(len(self._pending) - 1, 0)  # a carriage return at the end may be half of a line's end
+        self._pending += data
         done = 0
-        for start, stop in [end.span() for end in _ENDS.finditer(self._rest, searched)]:
-            self._show(bytes(self._rest[done:start]), bytes(self._rest[start:stop]))
+        for start, stop in [end.span() for end in _LINE_END.finditer(self._pending, searched)]:
+            self._show(bytes(self._pending[done:start]), bytes(self._pending[start:stop]))
             done = stop
-        self._write_log(bytes(self._rest[:done]))
-        del self._rest[:done]
-        if len(self._rest) > _AT_ONCE:
+        self._write_log(bytes(self._pending[:done]))
+        del self._pending[:done]
+        if len(self._pending) > _CHUNK:
             self._flush()
 
     def _flush(self) -> None:
-        rest = bytes(self._rest)
-        self._rest.clear()
+        rest = bytes(self._pending)
+        self._pending.clear()
         self._write_log(rest)
         if rest.strip(b"\r"):
             self._show(rest.strip(b"\r"), b"\n")
@@ -209,10 +209,10 @@ class _Stream:
     def _show(self, line: bytes, end: bytes) -> None:
         """Show a line; a line that a progress bar overwrites is shown only on a terminal."""
         overwritten = end == b"\r"
-        if _NOTICE.match(line) or (overwritten and not (line and self._shows_bars)):
+        if _MINDSPORE_LOG.match(line) or (overwritten and not (line and self._shows_bars)):
             return
         with contextlib.suppress(OSError):  # a closed terminal must not end the run
-            _write(self._terminal, _RANK + line + (b"\r" if overwritten else b"\n"))
+            _write(self._terminal, _PREFIX + line + (b"\r" if overwritten else b"\n"))
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -221,12 +221,12 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line of the launcher between the lines of the process."""
     _print(sys.stdout, line)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print a one-line error, in the form that all programs of this package use."""
     _print(sys.stderr, f"error: {message}")
 

@@ -96,8 +96,8 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
     """Return the softmax of each row of scores; NaN for a row in which one is NaN, or infinity is the largest."""
     scores = np.asarray(scores, np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
-        parts = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return parts / parts.sum(axis=1, keepdims=True)
+        exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def _certainty(wrong: Wrong) -> float:
@@ -108,11 +108,11 @@ def interval(right: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of an accuracy, which stays within 0 and 1 for few rows, too."""
     if not total:
         return 0.0, 1.0
-    deviations = 1.959964  # 95 % of a normal distribution are within this number of standard deviations
-    part = right / total
-    spread = deviations**2 / total
-    centre = (part + spread / 2) / (1 + spread)
-    half = math.sqrt(part * (1 - part) * spread + spread**2 / 4) / (1 + spread)
+    z = 1.959964  # 95 % of a normal distribution are within this number of standard deviations
+    accuracy = right / total
+    correction = z**2 / total
+    centre = (accuracy + correction / 2) / (1 + correction)
+    half = math.sqrt(accuracy * (1 - accuracy) * correction + correction**2 / 4) / (1 + correction)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -191,8 +191,8 @@ def _text(value: object) -> str:
     return escape(_check.one_line(value, _check.LINE), quote=True)
 
 
-def _percent(part: float, digits: int = 2) -> str:
-    return f"{100 * part:.{digits}f}\u00a0%"  # no line ends before the sign
+def _percent(fraction: float, digits: int = 2) -> str:
+    return f"{100 * fraction:.{digits}f}\u00a0%"  # no line ends before the sign
 
 
 def _table(kind: str, label: str, caption: str, head: str, rows: Iterable[str]) -> str:
@@ -219,8 +219,8 @@ def _accuracy(subject: Subject, answers: Answers) -> str:
     ]
     if subject.record and subject.record["total"]:
         right, total = subject.record["correct"], subject.record["total"]
-        others = "" if subject.same_data else ", on other images"
-        lines.append(f"<p>Recorded after training: {_percent(right / total)} ({right:,} of {total:,}){others}.</p>")
+        images = "" if subject.same_data else ", on other images"
+        lines.append(f"<p>Recorded after training: {_percent(right / total)} ({right:,} of {total:,}){images}.</p>")
     return "\n".join(lines)
 
 
@@ -241,10 +241,10 @@ def _classes(subject: Subject, answers: Answers) -> str:
 def _matrix(subject: Subject, answers: Answers) -> str:
     """Return the confusion matrix; mistakes have a scale of their own, or the few there are would not be seen."""
     counts = answers.counts
-    parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    mistakes = parts - np.diag(np.diag(parts))
+    fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    mistakes = fractions - np.diag(np.diag(fractions))
     shades = np.sqrt(mistakes / (mistakes.max() or 1.0))  # rare ones stay visible beside a frequent one
-    np.fill_diagonal(shades, np.diag(parts))
+    np.fill_diagonal(shades, np.diag(fractions))
     rows = []
     for row, name in enumerate(subject.names):
         cells = ""
@@ -274,12 +274,12 @@ def _gallery(subject: Subject, answers: Answers) -> str:
             certainty = "over 99.9\u00a0%"
         else:
             certainty = _percent(wrong.probability, 1)
-        words = f"is {label}, predicted {guess}, {certainty}"
+        description = f"is {label}, predicted {guess}, {certainty}"
         address = _data_address(_picture(wrong.image, subject.mean, subject.std))
         height, width = wrong.image.shape[1:]
-        image = f'<img src="{address}" width="{width}" height="{height}" alt="Test image {wrong.row:,}: {words}">'
+        image = f'<img src="{address}" width="{width}" height="{height}" alt="Test image {wrong.row:,}: {description}">'
         number = f'<span class="note">image {wrong.row:,}</span>'
-        items.append(f"<li><figure>{image}<figcaption>{words}{number}</figcaption></figure></li>")
+        items.append(f"<li><figure>{image}<figcaption>{description}{number}</figcaption></figure></li>")
     count = f"{len(answers.worst)} of {answers.total - answers.right:,} wrong answers"
     order = "those with the highest probability of the wrong class, the highest first. Images are numbered from 0."
     gallery = "\n".join(items)
@@ -307,8 +307,8 @@ def _run(subject: Subject, metrics: Metrics | str) -> str:
         return f"<p>There are no curves of the run: {_text(metrics)}.</p>"
     updates = metrics.numbers("update")
     last = updates[np.isfinite(updates)].max(initial=0)
-    at = subject.record["updates"] if subject.record else last
-    mark = at if at < last else None
+    model_update = subject.record["updates"] if subject.record else last
+    mark = model_update if model_update < last else None
     skipped = sum(window.get("skipped") is True for window in metrics.windows)
     note = f"From <code>metrics.jsonl</code> beside the model, up to update {last:,.0f}."
     if skipped:
@@ -325,19 +325,19 @@ def _run(subject: Subject, metrics: Metrics | str) -> str:
     rows = []
     for panel in PANELS:
         updates, values = panel.points(metrics)
-        known = np.isfinite(updates) & np.isfinite(values)
-        updates, values = updates[known], values[known]
+        finite = np.isfinite(updates) & np.isfinite(values)
+        updates, values = updates[finite], values[finite]
         if len(values):
-            places = (0, len(values) - 1, values.argmin(), values.argmax())
-            cells = "".join(f"<td>{values[place]:,.4g} at {updates[place]:,.0f}</td>" for place in places)
+            indices = (0, len(values) - 1, values.argmin(), values.argmax())
+            cells = "".join(f"<td>{values[index]:,.4g} at {updates[index]:,.0f}</td>" for index in indices)
             rows.append(f'<tr><th scope="row">{panel.label}</th>{cells}</tr>')
     head = _head("Value at update", "First", "Last", "Lowest", "Highest")
     return f'<p class="note">{note}</p>\n{figure}\n' + _table("curves", "Curves", "Values of the curves", head, rows)
 
 
 def _settings(subject: Subject) -> str:
-    above = ("version", "correct", "total")  # shown above, or not about the run
-    facts = {name: value for name, value in (subject.record or {}).items() if name not in above}
+    shown_elsewhere = ("version", "correct", "total")  # shown above, or not about the run
+    facts = {name: value for name, value in (subject.record or {}).items() if name not in shown_elsewhere}
     facts.update({f"{name} of the evaluation": version for name, version in subject.versions.items()})
     rows = []
     for name, value in facts.items():
@@ -381,7 +381,7 @@ figure{margin:0;break-inside:avoid}
 # The file
 
 
-def place_of(folder: str) -> str:
+def report_path(folder: str) -> str:
     """Return the path of the page in a folder, which is made if it is missing.
 
     Raises:
@@ -394,7 +394,7 @@ def place_of(folder: str) -> str:
         raise OSError(f"'{folder}' can't be made: {error.strerror}") from error
     path = os.path.join(folder, "report.html")
     check_inside(folder, path)
-    _check_ours(path)
+    _check_replaceable(path)
     try:
         tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))).close()
     except OSError as error:
@@ -409,14 +409,14 @@ def write_page(path: str, text: str) -> None:
         OSError: If it can't be written; an earlier page is unchanged.
         ValueError: If there is a file of that name that is not such a page.
     """
-    _check_ours(path)
+    _check_replaceable(path)
     write_bytes(path, text.encode("utf-8", "backslashreplace"))  # a path need not be UTF-8
 
 
-def _check_ours(path: str) -> None:
-    is_ours = not os.path.exists(path)
+def _check_replaceable(path: str) -> None:
+    is_report = not os.path.exists(path)
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            is_ours = file.read(len(MARK)) == MARK.encode()
-    if not is_ours:
+            is_report = file.read(len(MARK)) == MARK.encode()
+    if not is_report:
         raise ValueError(f"'{path}' exists and is no report of eval.py; give another folder")

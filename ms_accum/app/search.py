@@ -19,7 +19,7 @@ import mindspore as ms
 from .. import _check
 from ..ranks.group import is_launched
 from . import amounts
-from .trials import Trial, available_memory, on_host, peak_of, peak_so_far, run_apart, run_trial
+from .trials import Trial, available_memory, on_host, peak_of, peak_so_far, run_in_new_process, run_trial
 
 _MARGIN = 0.02  # the peak memory of the same process varies by 1 % from run to run
 SPEED, MEMORY = "speed", "memory"
@@ -59,8 +59,8 @@ class MicroBatch(NamedTuple):
         """str, a sentence if accumulation is not needed; else empty."""
         if self.mini_steps > 1:
             return ""
-        why = "and is the fastest" if self.trials[0].seconds is not None else "into memory"
-        return f"The complete batch of {self.effective_batch:,} rows fits {why}: you need not accumulate."
+        reason = "and is the fastest" if self.trials[0].seconds is not None else "into memory"
+        return f"The complete batch of {self.effective_batch:,} rows fits {reason}: you need not accumulate."
 
 
 def find_micro_batch_size(
@@ -146,14 +146,14 @@ def find_micro_batch_size(
         trials = _time_splits(owner, trial, rows, limit)
     else:
         trials = search(partial(run_trial, owner, trial, limit=limit), rows, limit)
-    fitting = [tried for tried in trials if tried.fits]
+    fitting = [result for result in trials if result.fits]
     if not fitting:
-        _refuse_one_row(owner, trial, min(trials), budget)
-    best = min(fitting, key=lambda tried: (tried.seconds or 0, tried.rows)) if by_speed else max(fitting)
-    return MicroBatch(best.rows, math.ceil(rows / best.rows), best.peak or 0, trials, rows)
+        _raise_budget_too_small(owner, trial, min(trials), budget)
+    best_trial = min(fitting, key=lambda result: (result.seconds or 0, result.rows)) if by_speed else max(fitting)
+    return MicroBatch(best_trial.rows, math.ceil(rows / best_trial.rows), best_trial.peak or 0, trials, rows)
 
 
-def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: int | None) -> NoReturn:
+def _raise_budget_too_small(owner: str, trial: Callable, smallest: Trial, budget: int | None) -> NoReturn:
     """Raise an error with the memory that 1 row needs; on CPU a trial with half of the available memory measures it."""
     if on_host():
         smallest = run_trial(owner, trial, 1, available_memory() // 2)
@@ -170,15 +170,15 @@ def _refuse_one_row(owner: str, trial: Callable, smallest: Trial, budget: int | 
 _INTERPOLATED = 8
 
 
-def search(attempt: Callable[[int], Trial], most: int, limit: int | None) -> tuple[Trial, ...]:
-    """Try sizes from 1 to `most` until the largest that fits is found to within a 16th; return all trials.
+def search(attempt: Callable[[int], Trial], max_rows: int, limit: int | None) -> tuple[Trial, ...]:
+    """Try sizes from 1 to `max_rows` until the largest that fits is found to within a 16th; return all trials.
 
     Args:
         attempt (Callable[[int], Trial]): tries a size.
-        most (int): the largest size, tried first.
+        max_rows (int): the largest size, tried first.
         limit (Optional[int]): the largest peak that fits, for interpolation; ``None`` if unknown.
     """
-    trials = [attempt(most)]
+    trials = [attempt(max_rows)]
     while True:
         rows = _next_rows(trials, limit)
         if rows is None:
@@ -200,19 +200,19 @@ def _next_rows(trials: Sequence[Trial], limit: int | None) -> int | None:
     guess = math.isqrt(low * high)
     if limit is not None and len(trials) < _INTERPOLATED:
         if len(fitting) > 1:
-            guess = _on_the_line(fitting[-2:], limit) or guess
+            guess = _interpolated_rows(fitting[-2:], limit) or guess
         elif low >= 8:  # a second point for the line: it fits and runs fast, but the smallest sizes are off the line
             return low // 4
     # Keep the required distance from sizes already tried: then interpolation with a small error ends the search.
     return max(min(guess, high - max(1, high // 16)), low + step)
 
 
-def _on_the_line(points: Sequence[tuple], limit: int) -> int | None:
+def _interpolated_rows(points: Sequence[tuple], limit: int) -> int | None:
     """Return the size at which the line through two peaks reaches the limit; None if the line does not rise."""
-    (fewer, lower), (more, higher) = points
+    (smaller, lower), (larger, higher) = points
     if higher <= lower:
         return None
-    return int(more + (limit - higher) * (more - fewer) / (higher - lower))
+    return int(larger + (limit - higher) * (larger - smaller) / (higher - lower))
 
 
 # The fastest
@@ -220,13 +220,13 @@ def _on_the_line(points: Sequence[tuple], limit: int) -> int | None:
 _DOUBLINGS = 5  # from 32 micro-batches in a window to 1
 _WINDOWS = 3  # timed of each split, unless they take longer than _MOST_SECONDS
 _LEAST_SECONDS, _MOST_SECONDS = 0.4, 5.0
-_CLOSE = 1.1  # splits at most this much slower than the fastest are timed once more
+_CLOSE_RATIO = 1.1  # splits at most this much slower than the fastest are timed once more
 
 
-def sizes(rows: int, most: int) -> list[int]:
-    """Return the micro-batch sizes to try, smallest first: the window in 1, 2, 4, ... parts, up to `most` rows."""
+def sizes(rows: int, max_rows: int) -> list[int]:
+    """Return the micro-batch sizes to try, smallest first: the window in 1, 2, 4, ... parts, up to `max_rows` rows."""
     halves = {math.ceil(rows / 2**doublings) for doublings in range(rows.bit_length() + 1)}
-    return sorted(size for size in halves if size <= most)[-_DOUBLINGS - 1 :]
+    return sorted(size for size in halves if size <= max_rows)[-_DOUBLINGS - 1 :]
 
 
 def _time_splits(owner: str, trial: Callable[[int], Any], rows: int, limit: int | None) -> tuple[Trial, ...]:
@@ -234,27 +234,27 @@ def _time_splits(owner: str, trial: Callable[[int], Any], rows: int, limit: int 
 
     If even the smallest does not fit, smaller ones are tried.
     """
-    most = rows
+    max_rows = rows
     failed: list[Trial] = []
     while True:
-        trials = _time_sizes(owner, trial, sizes(rows, most), limit)
+        trials = _time_sizes(owner, trial, sizes(rows, max_rows), limit)
         if trials[0].fits or trials[0].rows == 1:
             return (*trials, *failed)
         failed = [trials[0], *failed]
-        most = trials[0].rows - 1
+        max_rows = trials[0].rows - 1
 
 
 def _time_sizes(owner: str, trial: Callable, candidates: list[int], limit: int | None) -> list[Trial]:
     """Time these sizes in one process, until one does not fit."""
-    outcome = run_apart(owner, partial(_time_in_child, trial, candidates), candidates, limit)
+    outcome = run_in_new_process(owner, partial(_time_in_child, trial, candidates), candidates, limit)
     seconds: dict[int, float] = {}
     peaks: dict[int, int] = {}
-    for size, took, peak in outcome.results:
-        if took is None:
+    for size, duration, peak in outcome.results:
+        if duration is None:
             rule = "a function that returns a function, which trains the window once more"
             remedy = "Return one, or use prefer='memory'."
             _check.raise_invalid(TypeError, owner, "trial", rule, f"one that returns {peak}", remedy)
-        seconds[size] = min(took, seconds.get(size, took))
+        seconds[size] = min(duration, seconds.get(size, duration))
         peaks.setdefault(size, peak)  # of the first pass: the second pass begins with the largest size
     trials = [Trial(size, peaks[size], limit is None or peaks[size] <= limit, seconds[size]) for size in peaks]
     if len(peaks) < len(candidates):
@@ -277,7 +277,7 @@ def _time_in_child(trial: Callable[[int], Any], candidates: list[int], send: Cal
         del window
         gc.collect()  # a network has reference cycles, and keeps its memory until collected
         send((rows, seconds[rows], peak_so_far()))
-    close = [rows for rows in reversed(candidates) if seconds[rows] <= _CLOSE * min(seconds.values())]
+    close = [rows for rows in reversed(candidates) if seconds[rows] <= _CLOSE_RATIO * min(seconds.values())]
     if len(close) > 1:
         for rows in close:
             send((rows, _time(trial(rows)), peak_so_far()))
@@ -286,19 +286,19 @@ def _time_in_child(trial: Callable[[int], Any], candidates: list[int], send: Cal
 
 def _time(window: Callable[[], Any]) -> float:
     """Return the seconds of the fastest window: other load on the machine can only slow a window down."""
-    took: list[float] = []
-    while sum(took) < _LEAST_SECONDS or (len(took) < _WINDOWS and sum(took) < _MOST_SECONDS):
+    durations: list[float] = []
+    while sum(durations) < _LEAST_SECONDS or (len(durations) < _WINDOWS and sum(durations) < _MOST_SECONDS):
         start = time.perf_counter()
         window()
-        took.append(time.perf_counter() - start)
-    return min(took)
+        durations.append(time.perf_counter() - start)
+    return min(durations)
 
 
-# What an earlier search found
+# Results of earlier searches
 
 
-class FoundBefore:
-    """A JSON file of search results by the settings that they depend on. If it can't be used, the search is repeated.
+class SearchCache:
+    """A JSON file with the results of searches, by settings. If it can't be used, the search is repeated.
 
     Args:
         path (str): the file; its folder is created when a result is stored.
@@ -308,8 +308,8 @@ class FoundBefore:
     def __init__(self, path: str | os.PathLike[str], **settings: Any):
         self._path = Path(path)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        here = {"machine": platform.node(), "cores": cores, "device": ms.get_context("device_target")}
-        self._key = json.dumps({**settings, **here, "mindspore": ms.__version__}, sort_keys=True)
+        environment = {"machine": platform.node(), "cores": cores, "device": ms.get_context("device_target")}
+        self._key = json.dumps({**settings, **environment, "mindspore": ms.__version__}, sort_keys=True)
 
     def get(self) -> MicroBatch | None:
         """Return the result of an earlier search with the same settings, or None."""
@@ -318,7 +318,7 @@ class FoundBefore:
             return MicroBatch(**{**fields, "trials": tuple(Trial(*trial) for trial in fields["trials"])})
         return None
 
-    def keep(self, result: MicroBatch) -> None:
+    def store(self, result: MicroBatch) -> None:
         """Store a result."""
         text = json.dumps({**self._read(), self._key: result._asdict()}, indent=1)
         with contextlib.suppress(OSError):

@@ -18,10 +18,10 @@ from .._check import one_line
 FILE = "metrics.jsonl"
 _NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds", "skipped")
 # float32 has no numbers above 3.4e38 or below 1e-45. With a stranger's, the arithmetic of an axis overflows.
-_LARGEST, _SMALLEST = 1e100, 1e-100
-_COLUMNS = 200  # of a table
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet computes begins so; the last four are wide
-_NO_MEASURE = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
+_MAX, _MIN = 1e100, 1e-100
+_MAX_COLUMNS = 200  # of a table
+_FORMULA_STARTS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet computes begins so; the last four are wide
+_NOT_MEASURED = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
 
 
 class Evaluation(NamedTuple):
@@ -58,8 +58,8 @@ def read(folder: str | os.PathLike[str]) -> Metrics:
     """
     path = Path(folder, FILE)
     if not path.is_file():
-        missing = f"has no {FILE}" if path.parent.is_dir() else "is not a folder"
-        raise FileNotFoundError(f"'{folder}' {missing}; give the folder of a run")
+        reason = f"has no {FILE}" if path.parent.is_dir() else "is not a folder"
+        raise FileNotFoundError(f"'{folder}' {reason}; give the folder of a run")
     windows: list[Mapping[str, Any]] = []
     evaluations = []
     with path.open("rb") as file:
@@ -96,9 +96,9 @@ def finite(value: Any) -> float:
         value = math.nan if value is None else float(value)
     except OverflowError:
         return math.nan
-    if abs(value) < _SMALLEST:
+    if abs(value) < _MIN:
         return 0.0
-    return value if abs(value) < _LARGEST else math.nan
+    return value if abs(value) < _MAX else math.nan
 
 
 def table_of(metrics: Metrics) -> str:
@@ -107,16 +107,16 @@ def table_of(metrics: Metrics) -> str:
     Raises:
         ValueError: If it would have more columns than a run writes: its cells are lines times names.
     """
-    measured: dict[int, dict[str, Any]] = {}
+    results_by_window: dict[int, dict[str, Any]] = {}
     for evaluation in metrics.evaluations:
-        results = {name: value for name, value in evaluation.results.items() if name not in _NO_MEASURE}
-        measured.setdefault(evaluation.after - 1, {}).update(results)
-    rows = [{**window, **measured.get(number, {})} for number, window in enumerate(metrics.windows)]
+        results = {name: value for name, value in evaluation.results.items() if name not in _NOT_MEASURED}
+        results_by_window.setdefault(evaluation.after - 1, {}).update(results)
+    rows = [{**window, **results_by_window.get(number, {})} for number, window in enumerate(metrics.windows)]
     names: dict[str, None] = {}  # in the order in which they appear first, those of windows before all others
-    for row in (*metrics.windows, *measured.values()):
+    for row in (*metrics.windows, *results_by_window.values()):
         names.update(dict.fromkeys(row))
-    if len(names) > _COLUMNS:
-        raise ValueError(f"'{metrics.path}' has {len(names):,} names of values; a table has at most {_COLUMNS}")
+    if len(names) > _MAX_COLUMNS:
+        raise ValueError(f"'{metrics.path}' has {len(names):,} names of values; a table has at most {_MAX_COLUMNS}")
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(map(_text_cell, names))
@@ -136,4 +136,4 @@ def _cell(value: Any) -> Any:
 def _text_cell(text: str) -> str:
     """Return a text for a table: one visible line, which spreadsheets do not take for a formula."""
     shown = one_line(text)
-    return f"'{shown}" if shown.lstrip()[:1] in _FORMULA else shown
+    return f"'{shown}" if shown.lstrip()[:1] in _FORMULA_STARTS else shown

@@ -77,9 +77,9 @@ class Settings:
     keep_best: bool
     allow_config_change: bool
     debug: bool
-    given: Mapping[str, Any] = field(default_factory=dict)
+    flag_texts: Mapping[str, Any] = field(default_factory=dict)
     """Mapping, the texts of the flags that were given, and of those of the run that is resumed, by name."""
-    before: FlagsOfRun | None = None
+    resumed_flags: FlagsOfRun | None = None
     """Optional[FlagsOfRun], the flags of the run that is resumed."""
     ranks: int = 1
     """int, the number of processes that train together; set by the launcher, not by a flag."""
@@ -89,7 +89,7 @@ class Settings:
     """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag said where to write."""
 
     @classmethod
-    def of(cls, flags: Mapping[str, Any]) -> Settings:
+    def from_flags(cls, flags: Mapping[str, Any]) -> Settings:
         """Return the settings of flags; the data set's defaults have been filled in.
 
         Raises:
@@ -115,7 +115,7 @@ class Settings:
         """Return the same settings with a folder for what is written."""
         return replace(self, output_dir=folder)
 
-    def on(self, ranks: int) -> Settings:
+    def for_ranks(self, ranks: int) -> Settings:
         """Return the settings of each of several processes, which divide the rows of a window among them.
 
         Raises:
@@ -123,10 +123,10 @@ class Settings:
         """
         if share(self.effective_batch or 0, ranks) is None:
             raise Failure(f"argument --effective_batch: must be a multiple of {ranks}, the number of processes", USAGE)
-        own = replace(self, ranks=ranks)
-        if own.auto or not own.window_rows:
-            return own
-        return own.with_micro_batches_of(min(own.window_rows, int(own.batch_size)))
+        settings = replace(self, ranks=ranks)
+        if settings.auto or not settings.window_rows:
+            return settings
+        return settings.with_micro_batches_of(min(settings.window_rows, int(settings.batch_size)))
 
     def with_updates(self, updates: int) -> Settings:
         """Return the same settings for a run of so many updates."""
@@ -161,8 +161,8 @@ class Settings:
         """The arguments of the driver's `train_process` for the window."""
         if self.effective_batch is None:
             return {"mini_steps": self.mini_steps}
-        whole_batch = self.batch_size == self.window_rows  # without accumulators
-        return {"mini_steps": 1} if whole_batch else {"micro_batch_size": self.batch_size}
+        is_one_micro_batch = self.batch_size == self.window_rows  # without accumulators
+        return {"mini_steps": 1} if is_one_micro_batch else {"micro_batch_size": self.batch_size}
 
     @property
     def window_sizes(self) -> Mapping[int, int | None]:
@@ -253,8 +253,8 @@ def part_of_rate(update: int, updates: int, warm_up: int, decay: str) -> float:
     """Return the part of the learning rate that one of `updates` updates has: it grows first, and may fall then."""
     if update < warm_up:
         return (update + 1) / warm_up
-    gone = (update - warm_up) / max(1, updates - warm_up)
-    return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[decay]
+    progress = (update - warm_up) / max(1, updates - warm_up)
+    return {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[decay]
 
 
 def best_of(model: str) -> str:
@@ -269,20 +269,20 @@ def ema_of(model: str) -> str:
 
 def _check_window(values: Mapping[str, Any]) -> None:
     """Reject flags that define the window twice: by micro-batches and their number, and by its rows."""
-    whole_batch = values["effective_batch"]
-    if values["batch_size"] == AUTO and whole_batch is None:
+    window_rows = values["effective_batch"]
+    if values["batch_size"] == AUTO and window_rows is None:
         raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
     if values["memory_budget"] is not None and values["batch_size"] != AUTO:
         raise Failure("argument --memory_budget: is for --batch_size auto", USAGE)
-    if whole_batch is None:
+    if window_rows is None:
         return
     tail = values["tail"]
     if values["mini_steps"] is not None:
         raise Failure("argument --mini_steps: follows from --effective_batch and --batch_size; leave it out", USAGE)
     if values["zero"] == 2:
-        what = "2 needs --mini_steps, so that all processes have the same number of micro-batches"
-        raise Failure(f"argument --zero: {what}", USAGE)
+        rule = "2 needs --mini_steps, so that all processes have the same number of micro-batches"
+        raise Failure(f"argument --zero: {rule}", USAGE)
     if tail != "flush":
         raise Failure(f"argument --tail: each effective batch is a window, so there is nothing to {tail}", USAGE)
-    if values["batch_size"] != AUTO and values["batch_size"] > whole_batch:
-        raise Failure(f"argument --batch_size: must be <= {whole_batch}, the --effective_batch", USAGE)
+    if values["batch_size"] != AUTO and values["batch_size"] > window_rows:
+        raise Failure(f"argument --batch_size: must be <= {window_rows}, the --effective_batch", USAGE)

@@ -29,13 +29,23 @@ from ..saving.model_file import (
 )
 from . import outputs
 from .metrics import MetricsFile, logged
-from .plan import in_percent, reporters, say, words_of
+from .plan import in_percent, print_line, reporters, search_lines
 from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
-from .search import FoundBefore, find_micro_batch_size
+from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
 from .tensorboard import TensorBoardLog
 
-_DECIDE = ("model", "dataset", "window_rows", "memory_budget", "optimizer", "clip_norm", "amp", "nonfinite", "ema")
+_SEARCH_SETTINGS = (
+    "model",
+    "dataset",
+    "window_rows",
+    "memory_budget",
+    "optimizer",
+    "clip_norm",
+    "amp",
+    "nonfinite",
+    "ema",
+)
 """Settings that decide which micro-batch is the fastest that fits."""
 
 
@@ -59,24 +69,24 @@ def choose_device(target: str) -> str:
 def join(settings: Settings) -> tuple[Settings, Group | None]:
     """Join the process group if a launcher started this process, and take its share of the effective batch."""
     if is_launched():
-        _shared(settings, int(os.environ.get("MS_WORKER_NUM", "1")))  # joining takes seconds
+        _with_ranks(settings, int(os.environ.get("MS_WORKER_NUM", "1")))  # joining takes seconds
     with exit_code(USAGE, RuntimeError) if not is_launched() else nullcontext():
         group = group_of("train.py", AUTO)
     if not is_first(group):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
-    return _shared(settings, group.size if group else 1), group
+    return _with_ranks(settings, group.size if group else 1), group
 
 
-def _shared(settings: Settings, ranks: int) -> Settings:
+def _with_ranks(settings: Settings, ranks: int) -> Settings:
     """Return the settings of each of several processes; raise a `Failure` if they can't have these."""
     if ranks > 1 and settings.auto:
         raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
     if ranks > 1 and settings.tail == "carry":
         raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
-    return settings.on(ranks)
+    return settings.for_ranks(ranks)
 
 
-def planned(settings: Settings, train: Any) -> Settings:
+def with_planned_updates(settings: Settings, train: Any) -> Settings:
     """Return the settings with the updates of the run; raise a `Failure` if there is none, or a path is invalid."""
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
@@ -87,7 +97,7 @@ def planned(settings: Settings, train: Any) -> Settings:
     return settings.with_updates(updates)
 
 
-def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:
+def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:
     """Replace "auto" by the fastest micro-batch that fits; also return lines about it, none if it is not "auto".
 
     Args:
@@ -99,19 +109,20 @@ def fit(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[
     if not settings.auto:
         return settings, []
     with exit_code(CHECKPOINT, CheckpointError):
-        before = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
-    if type(before) is int and before > 0 and not settings.allow_config_change:
-        return settings.with_micro_batches_of(before), [f"{before} rows, as in the run that is resumed"]
-    known = FoundBefore(settings.findings, ms_accum=version, **{name: getattr(settings, name) for name in _DECIDE})
-    micro_batch = known.get()
+        rows = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
+    if type(rows) is int and rows > 0 and not settings.allow_config_change:
+        return settings.with_micro_batches_of(rows), [f"{rows} rows, as in the run that is resumed"]
+    keys = {name: getattr(settings, name) for name in _SEARCH_SETTINGS}
+    cache = SearchCache(settings.findings, ms_accum=version, **keys)
+    micro_batch = cache.get()
     lines = [] if micro_batch is None else [f"found before: delete {settings.findings} to search again"]
     if micro_batch is None:
         if settings.memory_budget is not None:
-            say(f"{'micro-batch':16} looking for the fastest that fits; each trial starts a process ...")
+            print_line(f"{'micro-batch':16} looking for the fastest that fits; each trial starts a process ...")
         with exit_code(USAGE, ValueError):
             micro_batch = find_micro_batch_size(trial, settings.window_rows, memory_budget=settings.memory_budget)
-        known.keep(micro_batch)
-    lines = [*words_of(micro_batch, settings.memory_budget), *lines]
+        cache.store(micro_batch)
+    lines = [*search_lines(micro_batch, settings.memory_budget), *lines]
     return settings.with_micro_batches_of(micro_batch.micro_batch_size), lines
 
 
@@ -137,7 +148,7 @@ def make_folders(settings: Settings, group: Group | None) -> Settings:
                 _remove_replaced(settings)
             line = outputs.keep_unsaved_best(settings)
         if line is not None:
-            say(line)
+            print_line(line)
     if settings.output_dir is None:
         settings = settings.in_folder(_new_run(group))
     MINDSPORE_LOG.path = os.path.join(settings.output_dir or "", outputs.LOG)
@@ -156,7 +167,7 @@ def _make_folder(folder: str, flag: str) -> None:
 def _remove_replaced(settings: Settings) -> None:
     if settings.output_dir is not None:
         StateFolder("train.py", settings.states).clear()
-        outputs.remove_drawn(settings)
+        outputs.remove_plots(settings)
     for path in outputs.models_of(settings):
         remove_model(path)
 
@@ -192,7 +203,7 @@ class Models:
         self._network = network
         self._model = model
         self._settings = settings
-        self._own = outputs.OwnFiles(settings.models, settings.copies)
+        self._own_files = outputs.OwnFiles(settings.models, settings.copies)
         self.writes = is_first(group)
         """bool, whether this process writes."""
         self.facts = {**settings.record, **facts}
@@ -204,11 +215,11 @@ class Models:
         """Write a model; `counts` are those of its evaluation."""
         if self.writes:
             with exit_code(DISK, OSError), quiet():
-                kept = self._own.keep_foreign(path)
-                if kept is not None:
-                    say(f"'{path}' was written by another run; its model is kept as '{kept}'")
+                previous = self._own_files.keep_foreign(path)
+                if previous is not None:
+                    print_line(f"'{path}' was written by another run; its model is kept as '{previous}'")
                 save_model(self._network, path, self._record(counts))
-                self._own.wrote(path)
+                self._own_files.wrote(path)
 
     def write_last(self) -> None:
         """Write the last model, and the averaged one."""
@@ -234,9 +245,9 @@ class Models:
         self.publish()
 
     def _copy(self, model: str, path: str) -> str | None:
-        previous = self._own.keep_foreign(path)
+        previous = self._own_files.keep_foreign(path)
         copy_model(model, path)
-        self._own.wrote(path)
+        self._own_files.wrote(path)
         return previous
 
     @property
@@ -296,10 +307,10 @@ def train(
             better = states.best is None or accuracy > states.best
             if better:
                 models.write(best_of(settings.model_path), counts)
-        say(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
+        print_line(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
         return accuracy
 
-    flags = outputs.flags_to_save(settings.given, dataset=settings.dataset, model=settings.model)
+    flags = outputs.flags_to_save(settings.flag_texts, dataset=settings.dataset, model=settings.model)
     states = Checkpointer(
         settings.states,
         **settings.save_every,
@@ -327,14 +338,14 @@ def train(
                 counts = counts or evaluate(SIGNALS.pending)  # with --keep_best the last model has been evaluated
             models.evaluated(counts)
     except Stopped as stopped:
-        again = outputs.again(settings.given)
+        resume = outputs.resume_flags(settings.flag_texts)
         if not trained:
-            raise SIGNALS.failure(f", {stopped}; {again} continues from there") from stopped
+            raise SIGNALS.failure(f", {stopped}; {resume} continues from there") from stopped
         path = f"--data_path={settings.data_path} " if settings.data_path else ""
         ema = " --use_ema" if settings.ema is not None else ""
         command = f"eval.py {path}--ckpt_path={settings.model_path}{ema}"
-        ways = f"not evaluated yet: {command} does that, or {again}"
-        raise SIGNALS.failure(f"; the model is '{settings.model_path}', {ways}") from stopped
+        remedies = f"not evaluated yet: {command} does that, or {resume}"
+        raise SIGNALS.failure(f"; the model is '{settings.model_path}', {remedies}") from stopped
     except KeyboardInterrupt as interrupted:  # at the end of the deferred block
         raise SIGNALS.failure(f"; the run is complete, with an accuracy of {in_percent(*counts)}") from interrupted
     except Failure as failure:

@@ -20,8 +20,8 @@ from .metrics import numbers_of
 
 _OWNER = "TensorBoardLog"
 _NAMES = {"eval_loss": "loss"}
-_COUNTS = ("correct", "total")  # of an evaluation; its accuracy is drawn
-_SECONDS = 1.0  # between two flushes, which wait for the disk
+_NOT_DRAWN = ("correct", "total")  # of an evaluation; its accuracy is drawn
+_FLUSH_SECONDS = 1.0  # between two flushes, which wait for the disk
 
 
 class TensorBoardLog(Callback):
@@ -57,12 +57,12 @@ class TensorBoardLog(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self._given = os.fspath(_check.instance(_OWNER, "folder", folder, (str, os.PathLike), "a path"))
-        self._folder = absolute(self._given)
+        self._shown_path = os.fspath(_check.instance(_OWNER, "folder", folder, (str, os.PathLike), "a path"))
+        self._folder = absolute(self._shown_path)
         if find_spec("tensorboardX") is None:
             raise ImportError(f"'{_OWNER}' needs tensorboardX. Run: pip install tensorboardX")
         self._file: Any = None
-        self._flushed = -math.inf
+        self._last_flush = -math.inf
         self._runs = False
         self._writes = False
         self._replaces = False  # whether the next value is the run's first
@@ -74,7 +74,7 @@ class TensorBoardLog(Callback):
         args = run_context.original_args()
         self._windows = args.get("cur_step_num", 0)
         self._updates = None
-        self._flushed = -math.inf
+        self._last_flush = -math.inf
         self._runs = True
         self._replaces = True
         # Processes that train on their own are no ranks, and may not join a group here.
@@ -106,7 +106,7 @@ class TensorBoardLog(Callback):
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
         """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
         numbers = numbers_of(results).items()
-        values = {f"test/{_NAMES.get(name, name)}": value for name, value in numbers if name not in _COUNTS}
+        values = {f"test/{_NAMES.get(name, name)}": value for name, value in numbers if name not in _NOT_DRAWN}
         self._write(updates, values, updates + 1)
 
     def __exit__(self, *error: object) -> None:
@@ -118,24 +118,24 @@ class TensorBoardLog(Callback):
         self._runs = False
         self._flush()
 
-    def _write(self, step: int, values: Mapping[str, float], first: int) -> None:
-        """Write values of a step; if they are the run's first, those of steps from `first` on are replaced."""
+    def _write(self, step: int, values: Mapping[str, float], first_step: int) -> None:
+        """Write values of a step; if they are the run's first, those of steps from `first_step` on are replaced."""
         values = {tag: value for tag, value in values.items() if math.isfinite(value)}
         if not (self._writes and values):
             return
         try:
             if self._file is None:
-                self._file = _opened(self._folder, first if self._replaces else None)
+                self._file = _new_file(self._folder, first_step if self._replaces else None)
                 self._replaces = False
             self._file.write(_event(step, summary=_summary(values)))
         except OSError as error:
             self._give_up(error)
-        if not self._runs or time.monotonic() - self._flushed > _SECONDS:
+        if not self._runs or time.monotonic() - self._last_flush > _FLUSH_SECONDS:
             self._flush()
 
     def _flush(self) -> None:
         """Write what is buffered to the disk; after the run, also close the file."""
-        self._flushed = time.monotonic()
+        self._last_flush = time.monotonic()
         if self._file is not None:
             try:
                 self._file.flush()
@@ -147,7 +147,7 @@ class TensorBoardLog(Callback):
     def _give_up(self, error: OSError) -> None:
         self._writes = False
         self._close()
-        _check.warn(f"nothing more is written to '{self._given}' for TensorBoard: {error}")
+        _check.warn(f"nothing more is written to '{self._shown_path}' for TensorBoard: {error}")
 
     def _close(self) -> None:
         if self._file is not None:
@@ -157,17 +157,17 @@ class TensorBoardLog(Callback):
 
 
 # Not with a SummaryWriter: its thread ends at the first error, such as a full disk, and the next call waits forever.
-def _opened(folder: str, first: int | None) -> Any:
-    """Return a new file in the folder; TensorBoard discards values of earlier files at steps from `first` on."""
+def _new_file(folder: str, first_step: int | None) -> Any:
+    """Return a new file in the folder; TensorBoard discards values of earlier files at steps from `first_step` on."""
     from tensorboardX import RecordWriter
     from tensorboardX.proto.event_pb2 import SessionLog
 
     os.makedirs(folder, exist_ok=True)
     # TensorBoard reads files in the order of their names.
     file = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"))
-    file.write(_event(first or 0, file_version="brain.Event:2"))
-    if first is not None:
-        file.write(_event(first, session_log=SessionLog(status=SessionLog.START)))
+    file.write(_event(first_step or 0, file_version="brain.Event:2"))
+    if first_step is not None:
+        file.write(_event(first_step, session_log=SessionLog(status=SessionLog.START)))
     return file
 
 

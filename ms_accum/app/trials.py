@@ -19,7 +19,7 @@ from ..network.out_of_memory import is_out_of_memory, says_out_of_memory
 from ..ranks.lifetime import end_with, scratch
 
 # Seconds between two checks of a trial's memory: at 5 GB/s it can exceed its limit by 50 MB.
-_SECONDS = 0.01
+_CHECK_SECONDS = 0.01
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 # The kinds of messages of a trial; the first may come several times, and one of the others comes last.
 _RESULT, _DONE, _OUT_OF_MEMORY, _ERROR = "result", "done", "out of memory", "error"
@@ -92,7 +92,7 @@ def run_trial(owner: str, trial: Callable[[int], Any], rows: int, limit: int | N
         TypeError: If the trial can't be sent to another process.
         RuntimeError: If it fails for another reason than memory.
     """
-    outcome = run_apart(owner, partial(_call, trial, rows), [rows], limit)
+    outcome = run_in_new_process(owner, partial(_call, trial, rows), [rows], limit)
     fits = outcome.returned and (limit is None or outcome.peak is None or outcome.peak <= limit)
     return Trial(rows, outcome.peak, fits)
 
@@ -101,7 +101,9 @@ def _call(trial: Callable[[int], Any], rows: int, send: Callable[[tuple], None])
     trial(rows)
 
 
-def run_apart(owner: str, work: Callable[[Callable], None], sizes: Sequence[int], limit: int | None) -> Outcome:
+def run_in_new_process(
+    owner: str, work: Callable[[Callable], None], sizes: Sequence[int], limit: int | None
+) -> Outcome:
     """Call `work(send)` in a new process, and kill it when its memory exceeds `limit` bytes.
 
     Args:
@@ -130,7 +132,7 @@ def run_apart(owner: str, work: Callable[[Callable], None], sizes: Sequence[int]
         sender.close()
         try:
             while True:
-                while not receiver.poll(_SECONDS):
+                while not receiver.poll(_CHECK_SECONDS):
                     used = peak_of(process.pid or 0) if limit is not None else 0
                     if limit is not None and used > limit:
                         return Outcome(False, used, results)

@@ -107,7 +107,7 @@ def test_unwritable_folder_is_rejected_before_evaluation(folder, named, model, c
 
 def test_without_the_check_the_error_follows_the_evaluation(model, capfd, monkeypatch):
     """Without it the evaluation runs, and the error comes after it."""
-    monkeypatch.setattr(evaluation, "place_of", lambda folder: os.path.join(folder, "report.html"))
+    monkeypatch.setattr(evaluation, "report_path", lambda folder: os.path.join(folder, "report.html"))
     assert evaluate("--ckpt_path=plain.ckpt", "--report=none") == DISK
     out, err = capfd.readouterr()
     closing(out)  # the accuracy is not lost

@@ -18,7 +18,7 @@ import pytest
 from helpers import gone
 from ms_accum import launch as launcher
 from ms_accum.app.process import DISK, Failure
-from ms_accum.app.processes import HOST, cluster, free_port, last_words
+from ms_accum.app.processes import HOST, cluster, failure_reason, free_port
 from ms_accum.ranks.heartbeat import read
 from ms_accum.ranks.lifetime import end_with
 
@@ -489,9 +489,9 @@ mindspore/ccsrc/backend/kernel_actor.cc:995 OnMemoryAllocFinish
         ("error: so\n", "so"),
     ],
 )
-def test_last_words_explain_the_failure(tmp_path, text, words):
+def test_failure_reason_is_found_in_log(tmp_path, text, words):
     (tmp_path / "log").write_text(text)
-    assert last_words(tmp_path / "log") == words
+    assert failure_reason(tmp_path / "log") == words
 
 
 def test_failure_shows_first_line_with_information():
@@ -501,7 +501,7 @@ def test_failure_shows_first_line_with_information():
     assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
 
-def test_last_words_are_short_and_printable(tmp_path):
+def test_failure_reason_is_short_and_printable(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
     assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]
 

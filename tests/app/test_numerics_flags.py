@@ -99,7 +99,7 @@ def test_rate_in_use_decays(capfd):
 
 def test_rate_scaling_counts_ranks():
     settings = settings_of("--lr=0.1", "--lr_scaling=linear", "--base_batch=128")
-    assert settings.rates == [0.1] and settings.on(2).rates == [0.2]
+    assert settings.rates == [0.1] and settings.for_ranks(2).rates == [0.2]
 
 
 @pytest.mark.parametrize("rates", [[0.5], [0.25, 0.5, 1.0]])

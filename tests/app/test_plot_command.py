@@ -154,7 +154,7 @@ def test_unprintable_folder_names_are_escaped(runs, capfd, name, matplotlib):
     assert plot(name, "--output=b") == OK
     ElementTree.parse("b/metrics.svg")  # a browser shows it
     assert all(map(str.isprintable, capfd.readouterr().out.splitlines()))
-    assert plotting.names_of([read(name)]) == [shown(name)] and shown(name).isprintable()
+    assert plotting.run_names([read(name)]) == [shown(name)] and shown(name).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ms_accum.app import plots
-from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_of, names_of, running, style
+from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_window, run_names, running_average, style
 from ms_accum.app.series import read
 
 pytestmark = pytest.mark.host
@@ -132,7 +132,7 @@ def long_run(folder, updates=400, **others):
 def test_noisy_values_are_faint_below_running_mean(tmp_path, panels):
     run, noise = long_run(tmp_path / "a")
     axes = panels(run)
-    half = half_of(400)
+    half = half_window(400)
     assert half == 10
     means = [noise[max(0, place - half) : place + half + 1].mean() for place in range(400)]
     raw, mean = axes["loss"].get_lines()
@@ -195,15 +195,15 @@ def by_differences(values, half, places, middle=np.mean):
 
 
 def gaps_as_zeros(values, half, places, middle=np.mean):
-    return np.where(np.isfinite(values[places]), running(np.nan_to_num(values), half, places, middle), math.nan)
+    return np.where(np.isfinite(values[places]), running_average(np.nan_to_num(values), half, places, middle), math.nan)
 
 
 def of_more(values, half, places, middle=np.mean):
-    return running(values, half + 1, places, middle)
+    return running_average(values, half + 1, places, middle)
 
 
 def always_the_mean(values, half, places, middle=np.mean):
-    return running(values, half, places)
+    return running_average(values, half, places)
 
 
 def check_running(function, rng):
@@ -217,7 +217,7 @@ def check_running(function, rng):
 
 
 def test_running_mean_averages_neighbours(rng):
-    check_running(running, rng)
+    check_running(running_average, rng)
 
 
 @pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
@@ -254,7 +254,7 @@ def test_colours_have_contrast_on_white():
 
 def test_folders_with_same_name_show_their_paths(tmp_path):
     runs = [run_of(tmp_path / name, window(1)) for name in ("a/out", "b/out", "c")]
-    assert names_of(runs) == [str(tmp_path / "a" / "out"), str(tmp_path / "b" / "out"), "c"]
+    assert run_names(runs) == [str(tmp_path / "a" / "out"), str(tmp_path / "b" / "out"), "c"]
 
 
 # Files

@@ -17,7 +17,7 @@ def said(tmp_path):
         shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
         stream = processes._Stream(None, kept, shown)
         for chunk in chunks:
-            stream._take(chunk)
+            stream._receive(chunk)
         stream._flush()
         os.close(shown)
         os.close(kept)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ms_accum.app import report_page
 from ms_accum.app.plots import draw
-from ms_accum.app.report_page import MARK, STYLE, Answers, Subject, Wrong, place_of, write_page
+from ms_accum.app.report_page import MARK, STYLE, Answers, Subject, Wrong, report_path, write_page
 from ms_accum.app.series import Evaluation, Metrics
 
 pytestmark = pytest.mark.host
@@ -405,9 +405,9 @@ def test_weak_colour_is_detected(name, colour):
 
 
 def test_report_replaces_report(tmp_path):
-    path = place_of(str(tmp_path / "a" / "b"))
+    path = report_path(str(tmp_path / "a" / "b"))
     write_page(path, f"{MARK}\nold")
-    assert place_of(str(tmp_path / "a" / "b")) == path
+    assert report_path(str(tmp_path / "a" / "b")) == path
     write_page(path, f"{MARK}\nnew \udc80")
     assert Path(path).read_text(encoding="utf-8") == f"{MARK}\nnew \\udc80"
     assert os.listdir(tmp_path / "a" / "b") == ["report.html"]
@@ -417,7 +417,7 @@ def test_report_replaces_report(tmp_path):
 def test_other_file_is_not_replaced(content, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(content)
-    for write in (lambda: place_of(str(tmp_path)), lambda: write_page(str(path), MARK)):
+    for write in (lambda: report_path(str(tmp_path)), lambda: write_page(str(path), MARK)):
         with pytest.raises(ValueError, match="report.html' exists and is no report of eval.py; give another folder"):
             write()
     assert path.read_text() == content
@@ -426,30 +426,30 @@ def test_other_file_is_not_replaced(content, tmp_path):
 def test_folder_named_like_report_is_not_replaced(tmp_path):
     (tmp_path / "report.html").mkdir()
     with pytest.raises(ValueError, match="exists and is no report"):
-        place_of(str(tmp_path))
+        report_path(str(tmp_path))
 
 
 def test_every_page_is_recognized(answers, tmp_path):
-    path = place_of(str(tmp_path))
+    path = report_path(str(tmp_path))
     write_page(path, page(subject(), answers, NONE))
-    assert place_of(str(tmp_path)) == path
+    assert report_path(str(tmp_path)) == path
 
 
 def test_file_at_folder_path_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/x"):
         with pytest.raises(OSError, match=r"^'.*' can't be made: "):
-            place_of(str(tmp_path / folder))
+            report_path(str(tmp_path / folder))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a folder in which nobody can write")
 def test_unwritable_folder_is_an_error():
     with pytest.raises(OSError, match=r"^'/proc/self' can't be written to: "):
-        place_of("/proc/self")
+        report_path("/proc/self")
 
 
 def test_failed_write_keeps_earlier_page(tmp_path, monkeypatch):
-    path = place_of(str(tmp_path))
+    path = report_path(str(tmp_path))
     write_page(path, f"{MARK}\nold")
     monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="can't be written: .*No space left"):
@@ -463,5 +463,5 @@ def test_link_out_of_folder_is_not_followed(tmp_path):
         (tmp_path / "report of another run").write_text(MARK)
         (tmp_path / "out" / "report.html").symlink_to(tmp_path / target)
         with pytest.raises(OSError, match="can't be written: it leads to .*, out of its folder. Remove the link.$"):
-            place_of(str(tmp_path / "out"))
+            report_path(str(tmp_path / "out"))
         (tmp_path / "out" / "report.html").unlink()

@@ -93,9 +93,9 @@ def test_flags_of_every_kind_are_restored():
     expected = settings_of(*(f"--{name}={text}" if text else f"--{name}" for name, text in FLAGS.items()))
     found = settings_of("--resume")
     changed = {name for name in vars(expected) if getattr(expected, name) != getattr(found, name)}
-    assert changed == {"resume", "output_dir", "given", "before"}
-    assert found.given == {**FLAGS, "resume": "auto"}
-    assert found.output_dir == "runs/001" and found.before.source == STATE
+    assert changed == {"resume", "output_dir", "flag_texts", "resumed_flags"}
+    assert found.flag_texts == {**FLAGS, "resume": "auto"}
+    assert found.output_dir == "runs/001" and found.resumed_flags.source == STATE
     assert settings_of(f"--resume={STATE}").lr == settings_of("--resume", "--output_dir=runs/001").lr == 0.02
 
 
@@ -103,14 +103,14 @@ def test_given_flags_override_and_are_saved():
     save(FLAGS)
     found = settings_of("--resume", "--epochs=9", "--lr=0.1")
     assert (found.epochs, found.lr, found.clip_norm) == (9, 0.1, 1.5)
-    saved = outputs.flags_to_save(found.given, dataset=found.dataset, model=found.model)
+    saved = outputs.flags_to_save(found.flag_texts, dataset=found.dataset, model=found.model)
     assert saved == {**FLAGS, "epochs": "9", "lr": "0.1"}
 
 
 @pytest.mark.parametrize("flag", ["--overwrite", "--verify", "--download", "--debug", "--config=f", "--output_dir=o"])
 def test_flags_of_one_start_are_not_saved(flag, monkeypatch):
     Path("f").write_text("lr: 0.5")
-    given = settings_of("--data_path=data", "--dataset=mnist", flag).given
+    given = settings_of("--data_path=data", "--dataset=mnist", flag).flag_texts
     saved = {"data_path": "data", "dataset": "mnist", "model": "lenet5", **({"lr": "0.5"} if "f" in flag[-1] else {})}
     assert outputs.flags_to_save(given, dataset="mnist", model="lenet5") == saved
 
@@ -132,7 +132,7 @@ def test_changed_flag_replaces_contradicting_flags(saved, given, expected):
     same = f"--{expected}={saved[expected]}" if expected in saved else None
     assert getattr(settings_of("--resume", given), expected) == getattr(settings_of(given), expected)
     if same:
-        assert settings_of("--resume", same).given.keys() == saved.keys() | {"resume"}
+        assert settings_of("--resume", same).flag_texts.keys() == saved.keys() | {"resume"}
 
 
 def test_conflict_with_flags_of_run_names_both():
@@ -159,9 +159,9 @@ def test_state_without_flags_gives_none():
         text = json.dumps({"version": VERSION, "config": config})
         arrays = {"a": np.zeros(2, np.float32)}
         save_file(arrays, STATE, metadata={"facts": text, "sha256": state_digest(arrays, text)})
-        assert settings_of("--resume").before.flags == {}
-    assert settings_of("--resume=none.safetensors").before.flags == {}
-    assert settings_of().before is None
+        assert settings_of("--resume").resumed_flags.flags == {}
+    assert settings_of("--resume=none.safetensors").resumed_flags.flags == {}
+    assert settings_of().resumed_flags is None
 
 
 # A stranger's state

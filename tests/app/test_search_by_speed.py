@@ -10,7 +10,7 @@ import pytest
 
 import memory_runs as runs
 from ms_accum import find_micro_batch_size
-from ms_accum.app.search import FoundBefore, MicroBatch, sizes
+from ms_accum.app.search import MicroBatch, SearchCache, sizes
 from ms_accum.app.trials import Trial, run_trial
 
 MIB = 2**20
@@ -97,25 +97,25 @@ FOUND = MicroBatch(32, 2, 10**8, (Trial(32, 10**8, True, 0.5), Trial(64, None, F
 
 def test_result_is_stored(tmp_path):
     path = tmp_path / "folder" / "found.json"
-    assert FoundBefore(path, model="mlp").get() is None
-    FoundBefore(path, model="mlp").keep(FOUND)
-    FoundBefore(path, model="lenet5").keep(FOUND._replace(micro_batch_size=64))
-    assert FoundBefore(path, model="mlp").get() == FOUND
-    assert FoundBefore(path, model="lenet5").get().micro_batch_size == 64
-    assert FoundBefore(path, model="mlp", amp="O2").get() is None  # another run
+    assert SearchCache(path, model="mlp").get() is None
+    SearchCache(path, model="mlp").store(FOUND)
+    SearchCache(path, model="lenet5").store(FOUND._replace(micro_batch_size=64))
+    assert SearchCache(path, model="mlp").get() == FOUND
+    assert SearchCache(path, model="lenet5").get().micro_batch_size == 64
+    assert SearchCache(path, model="mlp", amp="O2").get() is None  # another run
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", None])
 def test_unusable_file_gives_no_result(tmp_path, text):
     path = tmp_path / "found.json"
-    FoundBefore(path, model="mlp").keep(FOUND)
+    SearchCache(path, model="mlp").store(FOUND)
     key = next(iter(json.loads(path.read_text())))
     path.write_text(json.dumps({key: {"trials": 3}}) if text is None else text)
-    assert FoundBefore(path, model="mlp").get() is None
-    FoundBefore(path, model="mlp").keep(FOUND)
-    assert FoundBefore(path, model="mlp").get() == FOUND
+    assert SearchCache(path, model="mlp").get() is None
+    SearchCache(path, model="mlp").store(FOUND)
+    assert SearchCache(path, model="mlp").get() == FOUND
 
 
 def test_failed_store_is_not_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    FoundBefore(tmp_path / "file" / "found.json").keep(FOUND)
+    SearchCache(tmp_path / "file" / "found.json").store(FOUND)

@@ -14,7 +14,7 @@ def test_each_flag_has_a_field():
     """But for the one that is about reading flags."""
     given = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*given, "ranks", "updates", "is_latest", "given", "before"} - {"config"}
+    assert fields == {*given, "ranks", "updates", "is_latest", "flag_texts", "resumed_flags"} - {"config"}
 
 
 def test_settings_are_immutable():
@@ -36,13 +36,13 @@ def test_settings_are_immutable():
     ],
 )
 def test_driver_arguments(argv, ranks, loaded, window):
-    settings = settings_of(*argv).on(ranks)
+    settings = settings_of(*argv).for_ranks(ranks)
     assert (settings.ranks, settings.loaded_rows, settings.window) == (ranks, loaded, window)
 
 
 def test_found_micro_batch_replaces_auto():
     settings = settings_of("--effective_batch=64", "--batch_size=auto", "--memory_budget=1GiB")
-    assert settings.auto and settings.memory_budget == 2**30 and settings.on(1) == settings
+    assert settings.auto and settings.memory_budget == 2**30 and settings.for_ranks(1) == settings
     found = settings.with_micro_batches_of(16)
     assert not found.auto and found.window == {"micro_batch_size": 16} and settings.auto
 

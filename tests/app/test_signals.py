@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from ms_accum.app import process
-from ms_accum.app.process import INTERRUPTED, PAUSE, TERMINATED, Signals
+from ms_accum.app.process import INTERRUPTED, RETRY_SECONDS, TERMINATED, Signals
 from programs import lines_of, train_in
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+SIGNAL_MESSAGES = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 
 
 def send(number, signals):
@@ -54,7 +54,7 @@ def test_signal_wakes_waiting_thread():
 def compile_for_a_moment(signals, done, thread):
     """What MindSpore's compiler would do, called below under its name: it must not be interrupted."""
     signal.pthread_kill(thread.ident, signal.SIGINT)
-    until = time.monotonic() + 20 * PAUSE
+    until = time.monotonic() + 20 * RETRY_SECONDS
     while not signals.pending() or time.monotonic() < until:
         time.sleep(0.001)
     done.append(True)
@@ -149,7 +149,9 @@ def test_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     program.send_signal(number)
     code, said = ended(program)
     assert code == CODES[number]
-    assert said.startswith(f"error: {WORDS[code]}, the training state is in 'out/states/state-00000001.safetensors'")
+    assert said.startswith(
+        f"error: {SIGNAL_MESSAGES[code]}, the training state is in 'out/states/state-00000001.safetensors'"
+    )
     assert said.count("\n") == 0
     whole = once("signals-whole", lambda folder: finished(folder, *flags))
     assert finished(tmp_path / "parts", *flags, "--resume") == model_of(whole)
@@ -177,7 +179,7 @@ def test_signal_before_run_ends_with_one_line(number):
     options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False}
     for _ in range(5):
         done = subprocess.run(command, **options)
-        expected = (CODES[number], "", f"error: {WORDS[CODES[number]]}\n")
+        expected = (CODES[number], "", f"error: {SIGNAL_MESSAGES[CODES[number]]}\n")
         assert (done.returncode, done.stdout, done.stderr) == expected
 
 
@@ -376,7 +378,7 @@ def test_which_second_signals_end_the_program(first, then, seconds, ends, monkey
     monkeypatch.setattr(process.os, "_exit", left.append)
     signals = Signals()
     signals._deferred = True
-    signals._take(first)
+    signals._record(first)
     now[0] += seconds
-    signals._take(then)
+    signals._record(then)
     assert left == ([process.CODES[then]] if ends else []) and signals.code == process.CODES[first]

@@ -152,7 +152,7 @@ def test_resumed_run_repeats_no_step(tmp_path, read):
 @needs_writer
 @pytest.mark.parametrize("by", [None, 1, -1], ids=["not at all", "too late", "too early"])
 def test_wrongly_replaced_steps_are_detected(tmp_path, monkeypatch, by):
-    real = tensorboard._opened
+    real = tensorboard._new_file
     monkeypatch.setattr(
         tensorboard, "_opened", lambda folder, first: real(folder, first + by if by and first is not None else None)
     )

@@ -27,9 +27,9 @@ from model_zoo import DataError, download_mnist
 from ms_accum._check import LINE, one_line, visible
 from ms_accum.app import inspection, launcher
 from ms_accum.app import plots as plotting
-from ms_accum.app.plan import say, show
+from ms_accum.app.plan import print_line, show
 from ms_accum.app.process import OK, USAGE, Failure, lasting_streams, run
-from ms_accum.app.processes import complain, last_words
+from ms_accum.app.processes import failure_reason, print_error
 from ms_accum.saving.checkpointer import changes
 from ms_accum.saving.model_file import CheckpointError, load_model, load_parameters
 from ms_accum.saving.training_state import VERSION, state_digest
@@ -173,16 +173,16 @@ WAYS = {
     "a folder without metrics": lambda: plot(NASTY),
     "a field of metrics": lambda: plot(metrics("out", **{NASTY: SURROGATE})),
     "metrics that are damaged": lambda: plot(metrics(IN_A_NAME, loss=NASTY)),
-    "the last words of a rank": lambda: complain(last_words(Path(written("worker.log", f"error: {NASTY}")))),
+    "the last words of a rank": lambda: print_error(failure_reason(Path(written("worker.log", f"error: {NASTY}")))),
     "the name of no program": lambda: launcher.main([NASTY]),
     "an error of the library": in_a_program(fails(CheckpointError(NASTY))),
     "another error": in_a_program(fails(RuntimeError(SURROGATE))),
     "a failure": in_a_program(fails(Failure(SURROGATE, USAGE))),
     "a warning": in_a_program(lambda: sys.stderr.write(warnings.formatwarning(SURROGATE, UserWarning, "x.py", 1))),
     "a fact that is shown": in_a_program(lambda: show("data", SURROGATE)),
-    "a line that is said": in_a_program(lambda: say(SURROGATE)),
+    "a line that is said": in_a_program(lambda: print_line(SURROGATE)),
     "a metric of one's own": in_a_program(of_metrics),
-    "a setting that differs": in_a_program(lambda: say(changes({NASTY: SURROGATE}, {NASTY: "x"})[0])),
+    "a setting that differs": in_a_program(lambda: print_line(changes({NASTY: SURROGATE}, {NASTY: "x"})[0])),
 }
 
 
@@ -223,7 +223,7 @@ def test_progress_bar_still_redraws_its_line(capfd):
         with tqdm(total=2, file=sys.stdout, position=0) as first, tqdm(total=2, file=sys.stdout, position=1) as second:
             first.update()
             second.update()
-            say(f"between {NASTY}")
+            print_line(f"between {NASTY}")
     out, _ = capfd.readouterr()
     assert "\r  0%|" in out and "\x1b[A" in out and "\\r" not in out.replace("\\r\\n", "") and "\x1b[2K" not in out
     assert f"{one_line(f'between {NASTY}')}\n" in out
