@@ -1,4 +1,4 @@
-"""Which networks do the programs offer?"""
+"""The networks of the programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Unpacks an archive safely.
 
-Only the expected files are unpacked, by name, exact size and, if it is published, SHA-256. All entries are checked before the first
-is unpacked. No name in the archive is used as a path, and reading stops one byte after the expected size.
+Only the expected files are unpacked, by name, exact size and, if it is published, SHA-256. All entries are checked
+before the first is unpacked. No name in the archive is used as a path, and reading stops one byte after the expected
+size.
 """
 
 from __future__ import annotations

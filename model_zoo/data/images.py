@@ -1,4 +1,4 @@
-"""What is a split, and how are its images resized?"""
+"""A split of a data set, and the resizing of its images."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def models(both, tmp_path):
     return tmp_path
 
 
-def refused(capfd, *argv, code):
+def rejected(capfd, *argv, code):
     assert evaluate(*argv) == code
     out, err = capfd.readouterr()
     assert out == ""
@@ -51,34 +51,34 @@ def test_model_and_data_are_printed_first(models, capfd):
     record = read_record("digits.ckpt")
     accuracy, correct, total = closing(out)
     assert (correct, total) == (record["correct"], record["total"])
-    said = f"{accuracy * 100:.2f} % ({correct}/{total})"
+    accuracy_text = f"{accuracy * 100:.2f} % ({correct}/{total})"
     shown = plan(out)
     shown.pop("runtime", None)
     assert list(shown.items()) == [
         ("file", "digits.ckpt"),
         ("model", "mlp, 1 updates, momentum, lr 0.04"),
         ("data", "embedded digits, 360 test images of 28x28"),
-        ("record", f"{said} after training"),
-        ("accuracy", said),
+        ("record", f"{accuracy_text} after training"),
+        ("accuracy", accuracy_text),
     ]
 
 
 def test_mnist_model_requires_data_path(models, capfd):
-    said = refused(capfd, "--ckpt_path=mnist.safetensors", code=USAGE)
-    assert said == "argument --data_path: must be given, the folder of mnist: the model was trained on it"
+    message = rejected(capfd, "--ckpt_path=mnist.safetensors", code=USAGE)
+    assert message == "argument --data_path: must be given, the folder of mnist: the model was trained on it"
     assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=mnist") == OK
     assert plan(capfd.readouterr().out)["data"] == "mnist (mnist), 30 test images of 32x32"
 
 
 def test_digits_model_rejects_data_path(models, capfd):
-    said = refused(capfd, "--ckpt_path=digits.ckpt", "--data_path=mnist", code=USAGE)
-    assert said == "argument --data_path: the model was trained on the embedded digits; leave it out"
+    message = rejected(capfd, "--ckpt_path=digits.ckpt", "--data_path=mnist", code=USAGE)
+    assert message == "argument --data_path: the model was trained on the embedded digits; leave it out"
 
 
 def test_folder_with_other_data_set_is_rejected(models, capfd):
     write_cifar10(models / "cifar")
-    said = refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=cifar", code=DATA)
-    assert said.startswith("argument --data_path: must contain MNIST, but got 'cifar' with CIFAR-10")
+    message = rejected(capfd, "--ckpt_path=mnist.safetensors", "--data_path=cifar", code=DATA)
+    assert message.startswith("argument --data_path: must contain MNIST, but got 'cifar' with CIFAR-10")
 
 
 def test_other_images_of_same_kind_are_evaluated_with_a_note(models, capfd):
@@ -89,7 +89,7 @@ def test_other_images_of_same_kind_are_evaluated_with_a_note(models, capfd):
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "named"),
+    ("changed", "code", "mentioned"),
     [
         ({"image_size": 28}, DATA, "the test images of mnist have image_size 32, and the model was trained with 28"),
         ({"classes": 3}, DATA, "the test images of mnist have classes 10, and the model was trained with 3"),
@@ -101,10 +101,10 @@ def test_other_images_of_same_kind_are_evaluated_with_a_note(models, capfd):
     ],
     ids=str,
 )
-def test_record_that_does_not_match_is_rejected(changed, code, named, models, capfd):
+def test_record_that_does_not_match_is_rejected(changed, code, mentioned, models, capfd):
     record = {name: value for name, value in read_record("mnist.safetensors").items() if name != "version"}
     write_record("mnist.safetensors", {**record, **changed})
-    assert named in refused(capfd, "--ckpt_path=mnist.safetensors", "--data_path=mnist", code=code)
+    assert mentioned in rejected(capfd, "--ckpt_path=mnist.safetensors", "--data_path=mnist", code=code)
 
 
 def test_file_without_record_prints_assumptions(models, capfd):
@@ -121,8 +121,8 @@ def test_file_without_record_prints_assumptions(models, capfd):
 def test_record_of_another_model_is_rejected(models, capfd):
     save_model(LeNet5(), "other.ckpt")
     os.rename(sidecar("digits.ckpt"), sidecar("other.ckpt"))
-    said = refused(capfd, "--ckpt_path=other.ckpt", code=CHECKPOINT)
-    assert "is damaged or belongs to another file" in said and said.endswith(
+    message = rejected(capfd, "--ckpt_path=other.ckpt", code=CHECKPOINT)
+    assert "is damaged or belongs to another file" in message and message.endswith(
         "Remove the record to use the model without it."
     )
 
@@ -130,4 +130,4 @@ def test_record_of_another_model_is_rejected(models, capfd):
 def test_damaged_record_exits_with_checkpoint_code(models, capfd):
     path = Path(sidecar("digits.ckpt"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "record": {"version": model_file.VERSION}}))
-    assert "'batch_size' is missing" in refused(capfd, "--ckpt_path=digits.ckpt", code=CHECKPOINT)
+    assert "'batch_size' is missing" in rejected(capfd, "--ckpt_path=digits.ckpt", code=CHECKPOINT)

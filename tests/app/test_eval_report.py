@@ -38,7 +38,7 @@ def model(plain, tmp_path):
 @pytest.fixture
 def unevaluated(monkeypatch):
     """Fail the test if anything is evaluated."""
-    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *given: pytest.fail("it was evaluated"))
+    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *arguments: pytest.fail("it was evaluated"))
 
 
 def rejected(capfd, *argv, code):
@@ -51,7 +51,7 @@ def rejected(capfd, *argv, code):
 def test_report_has_the_printed_figures(model, capfd, monkeypatch):
     calls = []
     once = evaluation.evaluate_seen
-    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *given: calls.append(given) or once(*given))
+    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *arguments: calls.append(arguments) or once(*arguments))
     (model / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     assert evaluate("--ckpt_path=plain.ckpt", "--report=a/b") == OK
     out, err = capfd.readouterr()
@@ -61,9 +61,10 @@ def test_report_has_the_printed_figures(model, capfd, monkeypatch):
     assert f"({correct:,} of {total:,} images)" in text
     assert "mlp on embedded digits, 360 test images of 28x28; plain.ckpt" in text
     matrix = text[text.index('class="matrix"') :]
-    assert sum(int(each) for each in re.findall(r'<td class="right"[^>]*>(\d+)<', matrix)) == correct
+    assert sum(int(number) for number in re.findall(r'<td class="right"[^>]*>(\d+)<', matrix)) == correct
     assert (
-        sum(int(each) for each in re.findall(r'<td class="\w+"[^>]*>(\d+)<', matrix[: matrix.index("</table>")])) == 360
+        sum(int(number) for number in re.findall(r'<td class="\w+"[^>]*>(\d+)<', matrix[: matrix.index("</table>")]))
+        == 360
     )
     assert text.count("<img") == min(24, total - correct) + 1  # the curves
     assert "has no record" in text
@@ -82,14 +83,14 @@ def test_without_flag_no_report_is_written(model, capfd):
 @pytest.mark.usefixtures("unevaluated")
 def test_file_that_is_not_a_report_is_not_replaced(model, capfd):
     Path("report.html").write_text("mine")
-    said = rejected(capfd, "--report=.", code=USAGE)
-    assert said == "argument --report: './report.html' exists and is no report of eval.py; give another folder"
+    message = rejected(capfd, "--report=.", code=USAGE)
+    assert message == "argument --report: './report.html' exists and is no report of eval.py; give another folder"
     assert Path("report.html").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("unevaluated")
 @pytest.mark.parametrize(
-    ("folder", "named"),
+    ("folder", "mentioned"),
     [
         ("plain.ckpt", "'plain.ckpt' can't be made: File exists"),
         ("plain.ckpt/x", "'plain.ckpt/x' can't be made: Not a directory"),
@@ -101,8 +102,8 @@ def test_file_that_is_not_a_report_is_not_replaced(model, capfd):
         ),
     ],
 )
-def test_unwritable_folder_is_rejected_before_evaluation(folder, named, model, capfd):
-    assert rejected(capfd, f"--report={folder}", code=DISK).startswith(f"argument --report: {named}")
+def test_unwritable_folder_is_rejected_before_evaluation(folder, mentioned, model, capfd):
+    assert rejected(capfd, f"--report={folder}", code=DISK).startswith(f"argument --report: {mentioned}")
 
 
 def test_without_the_check_the_error_follows_the_evaluation(model, capfd, monkeypatch):
@@ -120,8 +121,8 @@ def test_several_processes_are_rejected_first(workers, code, model, capfd, monke
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     monkeypatch.setenv("MS_WORKER_NUM", workers)
     monkeypatch.setattr(evaluation, "choose_device", lambda device: 1 / 0)  # the first thing that main does
-    said = rejected(capfd, "--report=out", code=code)
-    refused = said == "argument --report: needs a single process; start eval.py without a launcher"
+    message = rejected(capfd, "--report=out", code=code)
+    refused = message == "argument --report: needs a single process; start eval.py without a launcher"
     assert refused == (code == USAGE) and not os.path.exists("out")
     assert evaluate("--ckpt_path=plain.ckpt") == TRAINING  # without the flag there is no such check
 

@@ -102,13 +102,13 @@ def test_help_lists_every_flag(capsys):
 
 
 def test_config_sets_flags(config):
-    given = example_parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
-    assert (given.epochs, given.lr, given.verbose, given.data_path) == (5, 0.001, True, "数据 dir")
+    flags = example_parser().parse([config("epochs: 5\nlr: 1e-3\nverbose: true\ndata_path: 数据 dir\n")])
+    assert (flags.epochs, flags.lr, flags.verbose, flags.data_path) == (5, 0.001, True, "数据 dir")
 
 
 def test_command_line_overrides_config(config):
-    given = example_parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
-    assert (given.epochs, given.momentum) == (2, 0.5)
+    flags = example_parser().parse(["--epochs=2", config("epochs: 5\nmomentum: 0.5\n")])
+    assert (flags.epochs, flags.momentum) == (2, 0.5)
 
 
 def test_config_accepts_aliases(config):
@@ -123,8 +123,8 @@ def test_config_that_is_a_pipe_is_rejected_at_once():
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "verbose: false\n", "{}"])
 def test_empty_config_changes_nothing(config, text):
-    given, without = vars(example_parser().parse([config(text)])), vars(example_parser().parse([]))
-    assert given.pop("config") and {**given, "config": None} == without
+    flags, without = vars(example_parser().parse([config(text)])), vars(example_parser().parse([]))
+    assert flags.pop("config") and {**flags, "config": None} == without
 
 
 @pytest.mark.parametrize(

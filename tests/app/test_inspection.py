@@ -53,17 +53,19 @@ def test_models_and_state_of_run_are_shown(capfd):
     argv = ("--model=mlp", "--epochs=1", "--batch_size=512", "--output_dir=out", "--ckpt_path=out/model.safetensors")
     assert train(*argv) == OK
     lines = shown(capfd, "out/model.safetensors")
-    found = facts(lines)
-    assert found["kind"] == "model" and found["size"] == f"{os.path.getsize('out/model.safetensors'):,} bytes"
+    shown_facts = facts(lines)
+    assert (
+        shown_facts["kind"] == "model" and shown_facts["size"] == f"{os.path.getsize('out/model.safetensors'):,} bytes"
+    )
     expected = {"model": "mlp", "dataset": "digits", "rows": "1437", "batch_size": "512", "seed": "1", "total": "360"}
-    assert {name: found[name] for name in expected} == expected
-    assert found["parameters"] == "6 with 669,706 elements"
+    assert {name: shown_facts[name] for name in expected} == expected
+    assert shown_facts["parameters"] == "6 with 669,706 elements"
     assert ["dense_relu_sequential.0.weight", "F32", "(512,", "784)"] in parameters(lines)
     lines = shown(capfd, "out/states/state-00000001.safetensors")
-    found = facts(lines)
+    shown_facts = facts(lines)
     expected = {"kind": "training state", "updates": "1", "position.epoch": "2", "model": "mlp", "classes": "10"}
-    assert {name: found[name] for name in expected} == expected
-    assert found["mini_steps"] == "4" and found["optimizer"] == "Momentum"
+    assert {name: shown_facts[name] for name in expected} == expected
+    assert shown_facts["mini_steps"] == "4" and shown_facts["optimizer"] == "Momentum"
     assert ["optimizer.global_step", "int32", "(1,)"] in parameters(lines)
 
 

@@ -60,9 +60,9 @@ while True:
 """
 
 
-def start(folder, source, *flags, nproc=2, own=("program.py",), **options):
+def start(folder, source, *flags, nproc=2, program=("program.py",), **options):
     (folder / "program.py").write_text(BEGIN + source)
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={nproc}", "--log_dir=log", *flags, *own]
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={nproc}", "--log_dir=log", *flags, *program]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, start_new_session=True, **options)
 
@@ -102,12 +102,12 @@ def test_each_rank_gets_interpreter_flags_and_cluster_environment(tmp_path):
 with open(f"got{rank}", "w") as file:
     json.dump([sys.executable, os.getcwd(), sys.argv[1:], dict(os.environ), sys.stdin.read()], file)
 """
-    given = ["--nproc", "5", "-m", "--", "a b", "", "-h"]
-    code, out, err = launch(tmp_path, source, own=("program.py", *given))
+    program_flags = ["--nproc", "5", "-m", "--", "a b", "", "-h"]
+    code, out, err = launch(tmp_path, source, program=("program.py", *program_flags))
     assert (code, out, err) == (0, ["ranks            2, logs in log"], [])
     ranks = [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)]
     for rank, (interpreter, folder, flags, environment, stdin) in enumerate(ranks):
-        assert (interpreter, folder, flags, stdin) == (sys.executable, str(tmp_path), given, "")
+        assert (interpreter, folder, flags, stdin) == (sys.executable, str(tmp_path), program_flags, "")
         expected = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "RANK_SIZE": "2", "MS_SCHED_HOST": "127.0.0.1"}
         expected.update(dict.fromkeys(("MS_NODE_ID", "RANK_ID", "DEVICE_ID"), str(rank)))
         assert {name: environment[name] for name in expected} == expected
@@ -115,7 +115,7 @@ with open(f"got{rank}", "w") as file:
 
 
 def test_module_runs_with_one_rank(tmp_path):
-    code, out, err = launch(tmp_path, "print(sys.argv[1:])", "-m", nproc=1, own=("program", "-m", "x"))
+    code, out, err = launch(tmp_path, "print(sys.argv[1:])", "-m", nproc=1, program=("program", "-m", "x"))
     assert (code, out, err) == (0, ["ranks            1, logs in log", "[0] ['-m', 'x']"], [])
 
 
@@ -131,14 +131,14 @@ def test_reserved_port_is_free_only_with_address_reuse():
         assert address[0] == HOST
 
 
-@pytest.mark.parametrize(("own", "lower"), [({}, "1"), ({"MS_RETRY_INTERVAL_LOWER": "4"}, "4")])
-def test_retry_interval_is_one_second_unless_set_by_user(monkeypatch, own, lower):
+@pytest.mark.parametrize(("user_settings", "lower"), [({}, "1"), ({"MS_RETRY_INTERVAL_LOWER": "4"}, "4")])
+def test_retry_interval_is_one_second_unless_set_by_user(monkeypatch, user_settings, lower):
     for name in ("LOWER", "UPPER"):
         monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
-    for name, value in own.items():
+    for name, value in user_settings.items():
         monkeypatch.setenv(name, value)
-    said = cluster(2, 8118)
-    assert (said["MS_RETRY_INTERVAL_LOWER"], said["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
+    environment = cluster(2, 8118)
+    assert (environment["MS_RETRY_INTERVAL_LOWER"], environment["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others can't ask for it")
@@ -232,17 +232,17 @@ def test_each_job_has_its_own_log_folder_by_default(tmp_path):
     (tmp_path / "program.py").write_text("print(1)")
     command = [sys.executable, "-m", "ms_accum.launch", "program.py"]
     jobs = [subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(2)]
-    said = {job.communicate(timeout=60)[0].splitlines()[0].split()[-1].decode() for job in jobs}
+    folders = {job.communicate(timeout=60)[0].splitlines()[0].split()[-1].decode() for job in jobs}
     assert [job.returncode for job in jobs] == [0, 0]
-    assert len(said) == 2
-    assert {(tmp_path / folder / "worker_0.log").read_text() for folder in said} == {"1\n"}
+    assert len(folders) == 2
+    assert {(tmp_path / folder / "worker_0.log").read_text() for folder in folders} == {"1\n"}
 
 
 # How it ends
 
 
 @pytest.mark.parametrize(
-    ("failure", "code", "said"),
+    ("failure", "code", "message"),
     [
         ("sys.exit('error: no data')", 1, "ended with exit code 1: no data"),
         ("print('error: full'); print('x'); sys.exit(5)", 5, "ended with exit code 5: full"),
@@ -252,9 +252,9 @@ def test_each_job_has_its_own_log_folder_by_default(tmp_path):
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
     ],
 )
-def test_failed_rank_is_named_and_other_ranks_are_ended(tmp_path, failure, code, said):
+def test_failed_rank_is_named_and_other_ranks_are_ended(tmp_path, failure, code, message):
     source = f"if rank == 1:\n    time.sleep(0.5); {failure}\ntime.sleep(100)"
-    assert launch(tmp_path, source)[::2] == (code, [f"error: rank 1 {said}; its log is log/worker_1.log"])
+    assert launch(tmp_path, source)[::2] == (code, [f"error: rank 1 {message}; its log is log/worker_1.log"])
 
 
 def test_output_of_killed_rank_is_in_its_log(tmp_path):
@@ -271,8 +271,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_output_of_rank_0_comes_before_its_error(tmp_path):
     code, _, err = launch(tmp_path, "if rank: time.sleep(100)\nprint('error: so', file=sys.stderr); sys.exit(2)")
-    named = "error: rank 0 ended with exit code 2; its log is log/worker_0.log"  # what it said is said once
-    assert (code, err) == (2, ["[0] error: so", named])
+    error = "error: rank 0 ended with exit code 2; its log is log/worker_0.log"  # its own message is shown once
+    assert (code, err) == (2, ["[0] error: so", error])
 
 
 def test_failure_of_last_running_rank_fails_the_job(tmp_path):
@@ -356,8 +356,10 @@ time.sleep(100)
 """
     code, _, err = launch(tmp_path, source.replace("AGE", str(age)))
     assert code == 1 and err[1] == "error: rank 0 ended with exit code 1; its log is log/worker_0.log"
-    said = r"error: rank 1 was late: it had finished 1,000 micro-batches, the last 4\d s ago; rank 0 had finished 1,200"
-    assert len(err) == 2 + bool(age) and (not age or re.fullmatch(said, err[2]))
+    message = (
+        r"error: rank 1 was late: it had finished 1,000 micro-batches, the last 4\d s ago; rank 0 had finished 1,200"
+    )
+    assert len(err) == 2 + bool(age) and (not age or re.fullmatch(message, err[2]))
 
 
 @pytest.mark.parametrize("text", [None, b"", b"x", b"\0" * 20, b"7".rjust(20), b"7".rjust(20) + b"over"])
@@ -365,11 +367,15 @@ def test_heartbeat_is_parsed(tmp_path, text):
     path = tmp_path / "worker_0.beat"
     if text is not None:
         path.write_bytes(text)
-    found = read(path)
+    heartbeat = read(path)
     if text in (None, b"x"):
-        assert found is None
+        assert heartbeat is None
     else:
-        assert found[0] == (7 if b"7" in text else 0) and 0 <= found.age < 60 and found.over is text.endswith(b"over")
+        assert (
+            heartbeat[0] == (7 if b"7" in text else 0)
+            and 0 <= heartbeat.age < 60
+            and heartbeat.over is text.endswith(b"over")
+        )
 
 
 @pytest.mark.slow
@@ -389,8 +395,8 @@ def test_rank_that_fails_after_signal_is_named(tmp_path):
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
     code, _, err = ended(job)
-    named = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
-    assert (code, err) == (5, [named])
+    error = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
+    assert (code, err) == (5, [error])
 
 
 @pytest.mark.slow
@@ -495,8 +501,8 @@ def test_failure_reason_is_found_in_log(tmp_path, text, words):
 
 
 def test_failure_shows_first_line_with_information():
-    said = KERNEL.partition("RuntimeError:")[2]
-    assert str(Failure(RuntimeError(said), 1)) == "Launch kernel failed: Default/AllReduce-op0"
+    message = KERNEL.partition("RuntimeError:")[2]
+    assert str(Failure(RuntimeError(message), 1)) == "Launch kernel failed: Default/AllReduce-op0"
     assert str(Failure(ValueError("one\ntwo"), 1)) == "one"
     assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
@@ -514,8 +520,8 @@ def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
     code, _, err = ended(job)
-    named = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
-    assert (code, err) == (5, [named, "error: rank 0 did not end within 1 s and was killed"])
+    error = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
+    assert (code, err) == (5, [error, "error: rank 0 did not end within 1 s and was killed"])
 
 
 def test_sighup_stays_ignored_under_nohup(tmp_path):
@@ -566,7 +572,7 @@ def test_processes_started_by_ranks_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got '0'"),
         (["--nproc=two", "program.py"], "argument --nproc: must be an int >= 1, but got 'two'"),
@@ -576,11 +582,11 @@ def test_processes_started_by_ranks_end(tmp_path):
         ([], "the following arguments are required: script.py [its flags]"),
     ],
 )
-def test_wrong_flags_are_one_line_error(tmp_path, flags, said):
+def test_wrong_flags_are_one_line_error(tmp_path, flags, message):
     (tmp_path / "program.py").touch()
     command = [sys.executable, "-m", "ms_accum.launch", *flags]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
@@ -653,6 +659,6 @@ def test_link_out_of_log_folder_is_not_followed(tmp_path, capfd, name):
     (tmp_path / "log" / name).symlink_to(tmp_path / "precious")
     (tmp_path / "program.py").touch()
     assert launcher.main(["--nproc=2", "--log_dir=log", "program.py"]) == DISK
-    said = f"'log/{name}' can't be written: it leads to '{tmp_path}/precious', out of its folder. Remove the link."
-    assert capfd.readouterr().err == f"error: the job can't be started: {said}\n"
+    message = f"'log/{name}' can't be written: it leads to '{tmp_path}/precious', out of its folder. Remove the link."
+    assert capfd.readouterr().err == f"error: the job can't be started: {message}\n"
     assert (tmp_path / "precious").read_text() == "mine"

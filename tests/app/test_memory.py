@@ -200,13 +200,13 @@ def test_invalid_arguments_are_rejected(change, error, match):
 # Measured, in processes of their own
 
 
-def peaks(folder, network, rows, *each):
+def peaks(folder, network, rows, *run_specs):
     """Return the peaks in MB after each run, all in one process (see `memory_runs.print_peaks`)."""
     tests = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(tests.parent)}
-    command = [sys.executable, str(tests / "memory_runs.py"), network, str(rows), *each]
+    command = [sys.executable, str(tests / "memory_runs.py"), network, str(rows), *run_specs]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    return [float(line) for line in done.stdout.split()[-len(each) :]]
+    return [float(line) for line in done.stdout.split()[-len(run_specs) :]]
 
 
 def kept_per_row(name):
@@ -233,11 +233,13 @@ def test_measured_peak_grows_by_multiple_of_activations(name, few, many, low, hi
 @on_linux
 @pytest.mark.slow
 def test_accumulating_needs_at_most_twice_the_model_size(tmp_path):
-    (one,), (two, many) = (peaks(tmp_path, "wide", 4, *each) for each in (["1x4"], ["2x4", "64x64"]))
+    (window_of_1,), (window_of_2, window_of_64) = (
+        peaks(tmp_path, "wide", 4, *run_specs) for run_specs in (["1x4"], ["2x4", "64x64"])
+    )
     parameters = 2 * (4096 + 1) * 4096 * 4 / 2**20
     # One set is the accumulators. The other is there while gradients are added or normed; the goal is to lose it.
-    assert 0.75 * parameters < two - one < 2.1 * parameters
-    assert many - two < 0.25 * parameters
+    assert 0.75 * parameters < window_of_2 - window_of_1 < 2.1 * parameters
+    assert window_of_64 - window_of_2 < 0.25 * parameters
 
 
 @on_linux
@@ -262,12 +264,18 @@ EFFECTIVE = 32
 @pytest.mark.slow
 def test_found_micro_batch_trains_where_large_batch_is_killed():
     trial = partial(runs.train_whole, EFFECTIVE)
-    one, whole = (run_trial("test", trial, rows, None).peak for rows in (1, EFFECTIVE))
-    found = find_micro_batch_size(trial, EFFECTIVE, memory_budget=(one + whole) >> 1, prefer="memory")
-    assert not found.trials[0].fits and found.trials[0].rows == EFFECTIVE
-    assert 1 < found.micro_batch_size < EFFECTIVE and found.peak <= (one + whole) >> 1 and len(found.trials) <= 12
+    smallest_peak, complete_peak = (run_trial("test", trial, rows, None).peak for rows in (1, EFFECTIVE))
+    result = find_micro_batch_size(
+        trial, EFFECTIVE, memory_budget=(smallest_peak + complete_peak) >> 1, prefer="memory"
+    )
+    assert not result.trials[0].fits and result.trials[0].rows == EFFECTIVE
+    assert (
+        1 < result.micro_batch_size < EFFECTIVE
+        and result.peak <= (smallest_peak + complete_peak) >> 1
+        and len(result.trials) <= 12
+    )
     losses = []
-    for rows in (EFFECTIVE, found.micro_batch_size):
+    for rows in (EFFECTIVE, result.micro_batch_size):
         recorder = Recorder()
         runs.train_whole(EFFECTIVE, rows, (recorder,))
         losses.append([record.loss for record in recorder.records])

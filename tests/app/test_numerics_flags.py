@@ -65,8 +65,8 @@ def test_conflicting_flags_are_rejected(argv, line, capfd):
 )
 def test_learning_rates_follow_window(argv, rates):
     """The last rate is that of all later updates."""
-    found = settings_of("--lr=0.1", *argv).rates
-    assert found == pytest.approx([*rates, *rates[-1:] * (len(found) - len(rates))])
+    computed = settings_of("--lr=0.1", *argv).rates
+    assert computed == pytest.approx([*rates, *rates[-1:] * (len(computed) - len(rates))])
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,12 @@ def test_ema_is_saved_and_evaluated(capfd):
     out = capfd.readouterr().out
     shown, last, average = closing(out), "out/gradient_accumulation.ckpt", "out/gradient_accumulation.ema.ckpt"
     assert plan(out)["average"] == "of the weights, decay 0.5"
-    one, other = ({name: each.asnumpy() for name, each in load_parameters(path).items()} for path in (last, average))
-    assert one.keys() == other.keys() and not all(np.array_equal(one[name], other[name]) for name in one)
+    last_weights, average_weights = (
+        {name: parameter.asnumpy() for name, parameter in load_parameters(path).items()} for path in (last, average)
+    )
+    assert last_weights.keys() == average_weights.keys() and not all(
+        np.array_equal(last_weights[name], average_weights[name]) for name in last_weights
+    )
     record = read_record(average)
     assert [record["correct"], record["total"]] == [*shown[1:]] and read_record(last)["correct"] is None
     assert evaluate("--use_ema", f"--ckpt_path={last}") == OK

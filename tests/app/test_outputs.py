@@ -1,4 +1,4 @@
-"""Is nothing overwritten that another run has written, unless that is said?"""
+"""Does a run replace no files of another run, except with --overwrite?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OUT = (*RUN, "--output_dir=out")
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """What a run leaves that is not told where to write."""
+def finished_run(tmp_path_factory):
+    """The folder in which a run without flags for its output has written."""
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -34,28 +34,28 @@ def one(tmp_path_factory):
 
 
 @pytest.fixture
-def here(one, tmp_path):
-    shutil.copytree(one, tmp_path, dirs_exist_ok=True)
+def here(finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
 @pytest.fixture
-def out(one, tmp_path):
-    return Path(shutil.copytree(one / "runs" / "001", tmp_path / "out"))
+def out(finished_run, tmp_path):
+    return Path(shutil.copytree(finished_run / "runs" / "001", tmp_path / "out"))
 
 
-def content(folder):
+def contents_of(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
     }
 
 
-def refused(capfd, *argv, code=USAGE):
+def rejected(capfd, *argv, code=USAGE):
     capfd.readouterr()
-    before = content(".")
+    before = contents_of(".")
     assert train(*argv) == code
     out, err = capfd.readouterr()
-    assert out == "" and content(".") == before
+    assert out == "" and contents_of(".") == before
     return one_line(err)
 
 
@@ -66,38 +66,38 @@ WAYS = "; give --resume to continue that run, another folder, or --overwrite to 
 
 
 def test_folder_with_another_run_is_rejected(out, capfd):
-    said = f"argument --output_dir: 'out' holds another run ({DEFAULT}, metrics.jsonl, 1 training state){WAYS}"
-    assert refused(capfd, *OUT) == said
+    message = f"argument --output_dir: 'out' holds another run ({DEFAULT}, metrics.jsonl, 1 training state){WAYS}"
+    assert rejected(capfd, *OUT) == message
 
 
 @pytest.mark.parametrize(
-    ("left", "named"),
+    ("left", "mentioned"),
     [(DEFAULT, DEFAULT), ("metrics.jsonl", "metrics.jsonl"), ("states", "1 training state")],
 )
-def test_any_file_of_another_run_is_rejected(out, capfd, left, named):
+def test_any_file_of_another_run_is_rejected(out, capfd, left, mentioned):
     for path in out.iterdir():
         if path.name != left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert refused(capfd, *OUT) == f"argument --output_dir: 'out' holds another run ({named}){WAYS}"
+    assert rejected(capfd, *OUT) == f"argument --output_dir: 'out' holds another run ({mentioned}){WAYS}"
 
 
 def test_best_model_of_another_run_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "gradient_accumulation.best.ckpt").touch()
-    assert "holds another run (gradient_accumulation.best.ckpt)" in refused(capfd, *OUT)
+    assert "holds another run (gradient_accumulation.best.ckpt)" in rejected(capfd, *OUT)
 
 
-def test_model_written_by_concurrent_run_is_kept(one, tmp_path, capfd, monkeypatch):
+def test_model_written_by_concurrent_run_is_kept(finished_run, tmp_path, capfd, monkeypatch):
     write_last = steps.Models.write_last
 
     def after_another_run(models):
-        shutil.copy(one / DEFAULT, "m.ckpt")
+        shutil.copy(finished_run / DEFAULT, "m.ckpt")
         write_last(models)
 
     monkeypatch.setattr(steps.Models, "write_last", after_another_run)
     assert train(*RUN, "--ckpt_path=m.ckpt", "--seed=2", "--save_every=1", "--keep_best") == OK
     assert "'m.ckpt' was written by another run; its model is kept as 'm.previous.ckpt'" in capfd.readouterr().out
-    assert Path("m.previous.ckpt").read_bytes() == Path(one / DEFAULT).read_bytes()
+    assert Path("m.previous.ckpt").read_bytes() == Path(finished_run / DEFAULT).read_bytes()
     assert read_record("m.ckpt")["seed"] == 2 and not os.path.exists("m.best.previous.ckpt")
 
 
@@ -117,12 +117,12 @@ def test_overwrite_replaces_complete_run(out, capfd):
 
 
 def test_overwrite_removes_nothing_before_flags_and_data_are_valid(out, capfd):
-    assert "--data_path" in refused(capfd, *OUT, "--overwrite", "--dataset=mnist")
-    assert "--batch_size" in refused(capfd, *OUT, "--overwrite", "--batch_size=9999")
+    assert "--data_path" in rejected(capfd, *OUT, "--overwrite", "--dataset=mnist")
+    assert "--batch_size" in rejected(capfd, *OUT, "--overwrite", "--batch_size=9999")
 
 
 def test_overwrite_with_resume_is_rejected(out, capfd):
-    assert refused(capfd, *OUT, "--overwrite", "--resume").startswith("argument --overwrite: can't be combined with")
+    assert rejected(capfd, *OUT, "--overwrite", "--resume").startswith("argument --overwrite: can't be combined with")
 
 
 def test_active_run_is_not_resumed(out, capfd):
@@ -141,7 +141,7 @@ def test_unwritable_copy_is_rejected_before_run(make, capfd):
 
 def test_overwrite_does_not_touch_active_run(out, capfd):
     with steps.Checkpointer(out / "states"):
-        assert "another run is using the folder 'out/states'" in refused(capfd, *OUT, "--overwrite")
+        assert "another run is using the folder 'out/states'" in rejected(capfd, *OUT, "--overwrite")
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_resume_continues_in_folder(out):
 def test_resume_starts_new_run_where_nothing_is_lost(out, capfd):
     """A run that was killed before its first state leaves metrics."""
     shutil.rmtree(out / "states")
-    assert "out' holds another run" in refused(capfd, *OUT, "--resume")
+    assert "out' holds another run" in rejected(capfd, *OUT, "--resume")
     os.unlink(out / DEFAULT)
     assert train(*OUT, "--resume") == OK
     assert plan(capfd.readouterr().out)["resumed"] == "nothing: no state in 'out/states'"
@@ -174,7 +174,7 @@ def test_best_model_without_state_does_not_block_folder(tmp_path, capfd, monkeyp
     best = "out/gradient_accumulation.best.ckpt"
     first = Path(best).read_bytes()
     assert not outputs._states_in("out") and not os.path.exists(f"out/{DEFAULT}")
-    assert "holds another run (gradient_accumulation.best.ckpt" in refused(capfd, *flags)  # without --resume it is
+    assert "holds another run (gradient_accumulation.best.ckpt" in rejected(capfd, *flags)  # without --resume it is
     assert train(*flags, "--resume", "--seed=2") == OK
     out = capfd.readouterr().out
     kept = "out/gradient_accumulation.best.previous.ckpt"
@@ -187,16 +187,16 @@ def test_best_model_without_state_does_not_block_folder(tmp_path, capfd, monkeyp
 @pytest.mark.slow
 def test_state_of_other_folder_does_not_allow_replacing_a_run(here, out, capfd):
     state = "runs/001/states/state-00000001.safetensors"
-    said = refused(capfd, *OUT, f"--resume={state}", "--epochs=2")
-    assert said.endswith("no state to resume from: give another folder, or --overwrite instead of --resume")
+    message = rejected(capfd, *OUT, f"--resume={state}", "--epochs=2")
+    assert message.endswith("no state to resume from: give another folder, or --overwrite instead of --resume")
     assert train(*RUN, "--output_dir=new", f"--resume={state}", "--epochs=2") == OK
 
 
 @pytest.mark.slow
 def test_existing_model_path_is_rejected(tmp_path, capfd):
     (tmp_path / "a.ckpt").write_bytes(b"precious")
-    said = "argument --ckpt_path: 'a.ckpt' exists; give --resume to continue that run, another name, or --overwrite"
-    assert refused(capfd, *RUN, "--ckpt_path=a.ckpt").startswith(said)
+    message = "argument --ckpt_path: 'a.ckpt' exists; give --resume to continue that run, another name, or --overwrite"
+    assert rejected(capfd, *RUN, "--ckpt_path=a.ckpt").startswith(message)
     assert train(*RUN, "--ckpt_path=a.ckpt", "--overwrite") == OK
     assert read_record("a.ckpt")["updates"] == 1 and sorted(os.listdir()) == ["a.ckpt", "a.ckpt.json", "runs"]
     assert not os.path.exists(f"runs/001/{DEFAULT}")
@@ -206,11 +206,11 @@ def test_existing_model_path_is_rejected(tmp_path, capfd):
 
 
 def test_first_command_can_be_repeated(here, capfd):
-    first = content("runs/001")
+    first = contents_of("runs/001")
     assert train(*RUN, "--seed=2") == OK
     out, err = capfd.readouterr()
     assert err == "" and plan(out)["output"] == "runs/002" and plan(out)["copied to"] == DEFAULT
-    assert content("runs/001") == first
+    assert contents_of("runs/001") == first
     for name in (DEFAULT, sidecar(DEFAULT)):
         assert Path(name).read_bytes() == Path("runs/002", name).read_bytes() != first[name]
     assert sorted(os.listdir()) == [DEFAULT, sidecar(DEFAULT), "runs"]
@@ -245,7 +245,7 @@ def test_resume_of_run_killed_before_saving_is_an_error(here, capfd):
     for number in ("002", "003"):  # the last had not trained either
         os.mkdir(f"runs/{number}")
         Path(f"runs/{number}/metrics.jsonl").write_text("{}\n" if number == "002" else "")
-    line = refused(capfd, *RUN, "--resume")
+    line = rejected(capfd, *RUN, "--resume")
     assert "argument --resume: the newest run, 'runs/002', ended before it saved a state; start it again, with" in line
 
 
@@ -327,7 +327,7 @@ def test_stopped_run_keeps_its_folder(capfd, monkeypatch):
 
 def test_unwritable_runs_folder_exits_with_disk_code(tmp_path, capfd):
     (tmp_path / "runs").touch()
-    assert "argument --output_dir: a folder in 'runs' can't be made: " in refused(capfd, *RUN, code=DISK)
+    assert "argument --output_dir: a folder in 'runs' can't be made: " in rejected(capfd, *RUN, code=DISK)
 
 
 def _make(folder, barrier, numbers):
@@ -339,13 +339,13 @@ def _make(folder, barrier, numbers):
 def test_concurrent_runs_get_different_folders(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, numbers = context.Barrier(4), context.Queue()
-    made = [context.Process(target=_make, args=(tmp_path, barrier, numbers)) for _ in range(4)]
-    for each in made:
-        each.start()
-    found = [number for _ in made for number in numbers.get(timeout=60)]
-    for each in made:
-        each.join()
-    assert sorted(found) == list(range(1, 81)) and len(os.listdir("runs")) == 80
+    processes = [context.Process(target=_make, args=(tmp_path, barrier, numbers)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    run_numbers = [number for _ in processes for number in numbers.get(timeout=60)]
+    for process in processes:
+        process.join()
+    assert sorted(run_numbers) == list(range(1, 81)) and len(os.listdir("runs")) == 80
 
 
 def test_ranks_use_the_folder_of_rank_0(monkeypatch):
@@ -356,24 +356,24 @@ def test_ranks_use_the_folder_of_rank_0(monkeypatch):
     assert not os.path.exists("runs")
     monkeypatch.setattr(steps, "total", lambda counts, group: sent.append(counts) or [0])
     Path("runs").touch()
-    for rank, said in ((0, "a folder in 'runs' can't be made"), (1, "rank 0 can't make the folder of the run")):
-        with pytest.raises(Failure, match=said) as failure:
+    for rank, message in ((0, "a folder in 'runs' can't be made"), (1, "rank 0 can't make the folder of the run")):
+        with pytest.raises(Failure, match=message) as failure:
             steps.make_folders(settings_of(), Group(rank, 2))
         assert failure.value.code == DISK
     assert sent[1:] == [[0], [0]]
 
 
-# What else is said at the end
+# The end of a run
 
 
 def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
-    before = content("runs/001")
+    before = contents_of("runs/001")
     os.unlink(f"runs/001/{DEFAULT}")  # lost, for example because the disk was full
     assert train(*RUN, "--resume") == OK
     out = capfd.readouterr().out
     assert "resumed          runs/001/states/state-00000001.safetensors: 1 updates, 1 epoch done\n" in out
     assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epochs are done (see --epochs)"
-    assert closing(out)[2] == 360 and content("runs/001") == before
+    assert closing(out)[2] == 360 and contents_of("runs/001") == before
     assert train(*RUN, "--resume", "--lr=0.5") == CHECKPOINT
     out, err = capfd.readouterr()
     assert "nothing left" not in out and one_line(err).endswith("Give --allow_config_change to resume anyway.")
@@ -382,7 +382,7 @@ def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
 @pytest.mark.slow
 def test_keep_best_evaluates_last_model_once(capfd, monkeypatch):
     calls, evaluated = [], training.evaluate_together
-    monkeypatch.setattr(training, "evaluate_together", lambda *given: calls.append(1) or evaluated(*given))
+    monkeypatch.setattr(training, "evaluate_together", lambda *arguments: calls.append(1) or evaluated(*arguments))
     assert train(*RUN, "--epochs=3", "--keep_best", "--save_every=2") == OK
     out = capfd.readouterr().out
     assert len(re.findall("^accuracy: ", out, re.MULTILINE)) == len(calls) == 2
@@ -393,7 +393,7 @@ def test_keep_best_evaluates_last_model_once(capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_crash_in_last_evaluation_leaves_the_model(monkeypatch, capfd):
-    monkeypatch.setattr(training, "evaluate_together", lambda *given: 1 / 0)
+    monkeypatch.setattr(training, "evaluate_together", lambda *arguments: 1 / 0)
     assert train(*RUN) == 1
     record = read_record(DEFAULT)
     assert (record["updates"], record["correct"]) == (1, None) and record == read_record(f"runs/001/{DEFAULT}")
@@ -408,8 +408,8 @@ LINKS += [sidecar(DEFAULT), "gradient_accumulation.best.ckpt", "gradient_accumul
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", LINKS)
-@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, how):
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, flag):
     target = Path("precious", name)
     target.parent.mkdir(parents=True)
     if (out / name).exists():
@@ -417,19 +417,21 @@ def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, how
     else:
         target.write_text("mine")
     (out / name).symlink_to(target.absolute())
-    said = refused(capfd, *OUT, "--epochs=2", how, code=DISK)
+    message = rejected(capfd, *OUT, "--epochs=2", flag, code=DISK)
     path = f"out/{name}"
-    assert said == f"'{path}' can't be written: it leads to '{target.absolute()}', out of its folder. Remove the link."
+    assert (
+        message == f"'{path}' can't be written: it leads to '{target.absolute()}', out of its folder. Remove the link."
+    )
 
 
 @pytest.mark.host
 def test_dangling_link_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()
     os.symlink("../new", "out/metrics.jsonl")
-    assert "'out/metrics.jsonl' can't be written: it leads to" in refused(capfd, *OUT, code=DISK)
+    assert "'out/metrics.jsonl' can't be written: it leads to" in rejected(capfd, *OUT, code=DISK)
 
 
-def test_links_chosen_by_user_are_followed(one, out):
+def test_links_chosen_by_user_are_followed(finished_run, out):
     """The folder itself, one within it, and the path that a flag names."""
     shutil.move("out", "elsewhere")
     os.symlink("elsewhere", "out")
@@ -444,9 +446,9 @@ def test_links_chosen_by_user_are_followed(one, out):
 def test_hard_linked_file_is_not_changed(out):
     """A copy of a run by hard links: the other run keeps its lines."""
     shutil.copytree("out", "copy", copy_function=os.link)
-    before = content("copy")
+    before = contents_of("copy")
     assert train(*OUT, "--epochs=2", "--resume") == OK
-    assert content("copy") == before and len(metrics("out")) == 2
+    assert contents_of("copy") == before and len(metrics("out")) == 2
 
 
 @pytest.mark.host

@@ -15,12 +15,12 @@ from update_records import record
 
 
 @pytest.mark.parametrize(
-    ("argv", "ranks", "said"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
+    ("argv", "ranks", "shown"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
 )
-def test_zero_in_single_process_is_reported_as_no_effect(argv, ranks, said, capsys):
+def test_zero_in_single_process_is_reported_as_no_effect(argv, ranks, shown, capsys):
     plan.show_plan(settings_of("--model=mlp", *argv).for_ranks(ranks).with_updates(12), "CPU", MLP(), 45, "")
     lines = capsys.readouterr().out.splitlines()
-    assert ("zero             no effect: a single process has nothing to shard" in lines) is said
+    assert ("zero             no effect: a single process has nothing to shard" in lines) is shown
 
 
 @pytest.mark.parametrize(

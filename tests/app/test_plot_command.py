@@ -125,8 +125,8 @@ def test_link_out_of_folder_is_not_followed(runs, capfd, matplotlib, name, targe
     Path("precious").write_text("mine")
     os.symlink(f"../{target}", f"a/{name}")
     assert plot("a") == DISK
-    said = f"'a/{name}' can't be written: it leads to '{runs}/{target}', out of its folder. Remove the link."
-    assert one_line(capfd.readouterr().err) == said
+    message = f"'a/{name}' can't be written: it leads to '{runs}/{target}', out of its folder. Remove the link."
+    assert one_line(capfd.readouterr().err) == message
     assert Path("precious").read_text() == "mine" and files("a") == sorted(["metrics.jsonl", name])
     assert not os.path.exists("not there")
 

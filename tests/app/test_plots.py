@@ -21,9 +21,9 @@ LABELS = ["loss", "learning rate", "gradient norm", "test accuracy", "skipped wi
 NAN = float("nan")
 
 
-def window(update, **others):
+def window(update, **fields):
     line = {"epoch": 1, "update": update, "loss": 2 / update, "lr": 0.1, "grad_norm": 1.0, "samples": 64}
-    return {**line, "seconds": 0.5, "skipped": False, **others}
+    return {**line, "seconds": 0.5, "skipped": False, **fields}
 
 
 def evaluation(updates, accuracy):
@@ -64,7 +64,7 @@ def short_run(folder):
 
 
 def check_short_run(axes):
-    by_update = {label: curves(each) for label, each in axes.items()}
+    by_update = {label: curves(panel_axes) for label, panel_axes in axes.items()}
     updates = [1, 2, 2, 3, 4]
     np.testing.assert_equal(by_update["loss"], [(updates, [2, 1, NAN, 2 / 3, 0.5])])
     np.testing.assert_equal(by_update["learning rate"], [(updates, [0.1, 0.1, 0.1, 0.05, 0.1])])
@@ -102,8 +102,8 @@ def test_short_curves_have_dots(tmp_path, panels):
 
 def test_panel_without_values_has_a_note(tmp_path, panels):
     axes = panels(run_of(tmp_path / "a", *(window(update, lr=None) for update in (1, 2))))
-    said = {label: [text.get_text() for text in each.texts] for label, each in axes.items()}
-    assert said == {label: ["no values"] if label in ("learning rate", "test accuracy") else [] for label in LABELS}
+    notes = {label: [text.get_text() for text in panel_axes.texts] for label, panel_axes in axes.items()}
+    assert notes == {label: ["no values"] if label in ("learning rate", "test accuracy") else [] for label in LABELS}
 
 
 def test_evaluations_without_accuracy_are_left_out(tmp_path, panels):
@@ -125,7 +125,7 @@ def test_wide_range_has_logarithmic_axis(tmp_path, panels):
 
 def long_run(folder, updates=400, **others):
     noise = np.random.RandomState(1).uniform(0.5, 1.5, updates)
-    lines = [window(update, loss=each, seconds=0.5 * each, **others) for update, each in enumerate(noise, 1)]
+    lines = [window(update, loss=loss, seconds=0.5 * loss, **others) for update, loss in enumerate(noise, 1)]
     return run_of(folder, *lines), noise
 
 
@@ -181,9 +181,11 @@ def test_one_outlier_does_not_set_the_axis(tmp_path, panels, monkeypatch):
 
 
 def by_definition(values, half, places, middle=np.mean):
-    of = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
-    near = [values[max(0, place - half) : place + half + 1] for place in places]
-    return [math.nan if math.isnan(values[place]) else of(each) for place, each in zip(places, near)]
+    average = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
+    windows = [values[max(0, place - half) : place + half + 1] for place in places]
+    return [
+        math.nan if math.isnan(values[place]) else average(neighbours) for place, neighbours in zip(places, windows)
+    ]
 
 
 def by_differences(values, half, places, middle=np.mean):
@@ -240,8 +242,8 @@ def test_runs_have_different_styles(tmp_path, panels):
 
 def luminance(colour):
     return sum(
-        part * (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4)
-        for part, each in zip((0.2126, 0.7152, 0.0722), matplotlib.colors.to_rgb(colour))
+        part * (channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4)
+        for part, channel in zip((0.2126, 0.7152, 0.0722), matplotlib.colors.to_rgb(colour))
     )
 
 
@@ -272,7 +274,9 @@ def test_png_is_light_and_svg_has_text(tmp_path):
         assert matplotlib.rcParams["figure.facecolor"] == "black"
     picture = imread(io.BytesIO(contents["png"]))
     assert picture.shape[0] >= 900 and (picture[:5, :5] == 1).all() and np.median(picture[..., :3]) == 1
-    texts = [each.text for each in ElementTree.fromstring(contents["svg"]).iter() if each.tag.endswith("}text")]
+    texts = [
+        element.text for element in ElementTree.fromstring(contents["svg"]).iter() if element.tag.endswith("}text")
+    ]
     assert {*LABELS, "updates"} <= set(texts) and [text.strip() for text in texts].count(STRANGE) == 1
 
 

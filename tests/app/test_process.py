@@ -90,17 +90,17 @@ def test_the_innermost_exit_code_wins():
 
 
 @pytest.mark.parametrize(
-    ("terminal", "argv", "said"),
+    ("terminal", "argv", "message"),
     [
         (True, [], "ms_accum         1.2.3, starting MindSpore ...\n"),
         (False, [], ""),
         (True, ["--epochs=0"], ""),
     ],
 )
-def test_terminal_shows_line_before_mindspore_import(terminal, argv, said, monkeypatch, capsys):
+def test_terminal_shows_line_before_mindspore_import(terminal, argv, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["program.py", *argv])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(process, "block_signals", lambda: None)
     with pytest.raises(SystemExit) if argv else contextlib.nullcontext():
         process.begin(parser(), "1.2.3")
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == message

@@ -10,10 +10,10 @@ from ms_accum.app import processes
 
 
 @pytest.fixture
-def said(tmp_path):
+def relay(tmp_path):
     """Return a function that relays chunks, and returns what was shown and what was kept."""
 
-    def relayed(*chunks):
+    def relay_chunks(*chunks):
         shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
         stream = processes._Stream(None, kept, shown)
         for chunk in chunks:
@@ -23,16 +23,16 @@ def said(tmp_path):
         os.close(kept)
         return (tmp_path / "shown").read_bytes(), (tmp_path / "kept").read_bytes()
 
-    return relayed
+    return relay_chunks
 
 
 TEXT = b"one\ntwo\r\nthree\r 10%\r 20%\rfour\n\nfive"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(TEXT)])
-def test_output_does_not_depend_on_chunks(said, size):
+def test_output_does_not_depend_on_chunks(relay, size):
     chunks = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
-    assert said(*chunks) == (b"[0] one\n[0] two\n[0] four\n[0] \n[0] five\n", TEXT)
+    assert relay(*chunks) == (b"[0] one\n[0] two\n[0] four\n[0] \n[0] five\n", TEXT)
 
 
 class Counted:
@@ -47,9 +47,9 @@ class Counted:
 
 
 @pytest.mark.parametrize(("chunk", "times"), [(b".", 90_000), (b"\r\r\r\r", 20_000), (b"x" * 1000 + b"\r", 100)])
-def test_each_byte_is_searched_once(said, monkeypatch, chunk, times):
+def test_each_byte_is_searched_once(relay, monkeypatch, chunk, times):
     """Dots without an end, for minutes; a pattern that looks at all of them for each that comes takes hours."""
-    counted = Counted(processes._ENDS)
-    monkeypatch.setattr(processes, "_ENDS", counted)
-    said(*[chunk] * times)
+    counted = Counted(processes._LINE_END)
+    monkeypatch.setattr(processes, "_LINE_END", counted)
+    relay(*[chunk] * times)
     assert len(chunk) * times <= counted.bytes <= 2 * len(chunk) * times

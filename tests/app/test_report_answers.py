@@ -17,19 +17,19 @@ def by_counting(labels, guesses, classes):
     return [[pairs.count((label, guess)) for guess in range(classes)] for label in range(classes)]
 
 
-def coverage(bounds, part, total):
+def coverage(bounds, accuracy, total):
     """Return how often, of all samples of `total` rows, the interval holds the true part."""
     log_of = np.concatenate([[0], np.cumsum(np.log(np.arange(1, total + 1)))])
-    found = 0.0
+    covered = 0.0
     for right in range(total + 1):
         low, high = bounds(right, total)
         chance = log_of[total] - log_of[right] - log_of[total - right]
-        chance += right * np.log(part) + (total - right) * np.log1p(-part)
-        found += np.exp(chance) * (low <= part <= high)
-    return found
+        chance += right * np.log(accuracy) + (total - right) * np.log1p(-accuracy)
+        covered += np.exp(chance) * (low <= accuracy <= high)
+    return covered
 
 
-def walds(right, total):
+def wald_interval(right, total):
     """Return the interval of the textbooks, which is wrong near 0 and 1."""
     part = right / total
     half = 1.96 * np.sqrt(part * (1 - part) / total)
@@ -41,7 +41,7 @@ PARTS = np.linspace(0.9, 0.99, 30)
 
 def test_interval_covers_accuracy_in_95_percent():
     assert np.mean([coverage(interval, part, 100) for part in PARTS]) == pytest.approx(0.95, abs=0.01)
-    assert np.mean([coverage(walds, part, 100) for part in PARTS]) < 0.92
+    assert np.mean([coverage(wald_interval, part, 100) for part in PARTS]) < 0.92
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_probabilities_are_softmax(rng):
 
 def test_nonfinite_scores_have_no_probability():
     nan, inf = np.nan, np.inf
-    found = probabilities(np.array([[nan, 1.0], [inf, 1.0], [-inf, 1.0], [0.0, 0.0]], np.float32))
-    np.testing.assert_array_equal(found, [[nan, nan], [nan, nan], [0, 1], [0.5, 0.5]])
+    computed = probabilities(np.array([[nan, 1.0], [inf, 1.0], [-inf, 1.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_array_equal(computed, [[nan, nan], [nan, nan], [0, 1], [0.5, 0.5]])
 
 
 def worst_of(labels, guesses, certain, keep):
@@ -91,7 +91,7 @@ def test_most_certain_wrong_answers_come_first_ties_by_row():
 # Collecting
 
 
-def made_up(rng, rows=500, classes=10):
+def random_answers(rng, rows=500, classes=10):
     labels = rng.randint(0, classes, rows)
     scores = rng.randn(rows, classes).astype(np.float32)
     scores[np.arange(rows), labels] += 1
@@ -102,12 +102,12 @@ def made_up(rng, rows=500, classes=10):
 def collected(images, scores, labels, size, kind=Answers):
     answers = kind(10)
     for start in range(0, len(labels), size):
-        answers.add(*(each[start : start + size] for each in (images, scores, labels)))
+        answers.add(*(array[start : start + size] for array in (images, scores, labels)))
     return answers
 
 
 def check_collected(kind, rng):
-    images, scores, labels = made_up(rng)
+    images, scores, labels = random_answers(rng)
     guesses = scores.argmax(axis=1)
     certain = probabilities(scores)[np.arange(len(labels)), guesses]
     expected = worst_of(labels, guesses, certain, 24)
@@ -115,11 +115,11 @@ def check_collected(kind, rng):
         answers = collected(images, scores, labels, size, kind)
         assert answers.counts.tolist() == by_counting(labels, guesses, 10)
         assert (answers.right, answers.total) == (int(np.sum(labels == guesses)), 500)
-        assert [each.row for each in answers.worst] == expected
-        for each in answers.worst:
-            assert (each.label, each.guess) == (labels[each.row], guesses[each.row])
-            assert each.probability == pytest.approx(certain[each.row])
-            assert each.image.shape == (1, 2, 2) and np.all(each.image == each.row)
+        assert [answer.row for answer in answers.worst] == expected
+        for answer in answers.worst:
+            assert (answer.label, answer.guess) == (labels[answer.row], guesses[answer.row])
+            assert answer.probability == pytest.approx(certain[answer.row])
+            assert answer.image.shape == (1, 2, 2) and np.all(answer.image == answer.row)
 
 
 def test_result_does_not_depend_on_batches(rng):
@@ -150,29 +150,29 @@ def test_wrong_collecting_is_detected(mutant, rng):
 
 
 def test_images_are_copied_from_batch(rng):
-    images, scores, labels = made_up(rng, 50)
+    images, scores, labels = random_answers(rng, 50)
     answers = Answers(10)
     answers.add(images, scores, labels)
     images[:] = -1
-    assert all(np.all(each.image == each.row) for each in answers.worst)
+    assert all(np.all(answer.image == answer.row) for answer in answers.worst)
 
 
 def test_number_of_kept_images_is_limited(rng):
-    answers = collected(*made_up(rng), 100)
+    answers = collected(*random_answers(rng), 100)
     assert len(answers.worst) == 24
-    assert all(each.image.base is None for each in answers.worst)  # a view would keep its batch
+    assert all(answer.image.base is None for answer in answers.worst)  # a view would keep its batch
 
 
 @pytest.mark.parametrize(("label", "name"), [(10, "labels"), (-1, "labels")])
 def test_label_out_of_range_is_rejected(label, name, rng):
-    images, scores, labels = made_up(rng, 5)
+    images, scores, labels = random_answers(rng, 5)
     labels[3] = label
     with pytest.raises(ValueError, match=f"'{name}' must be 0 to 9, but got {label}"):
         Answers(10).add(images, scores, labels)
 
 
 def test_answer_out_of_range_is_rejected(rng):
-    images, scores, labels = made_up(rng, 5, classes=12)
+    images, scores, labels = random_answers(rng, 5, classes=12)
     scores[0, 11] = 99
     with pytest.raises(ValueError, match="'answers' must be 0 to 9, but got 11"):
         Answers(10).add(images, scores, labels.clip(0, 9))

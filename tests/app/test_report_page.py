@@ -29,9 +29,9 @@ NONE = "there is no metrics.jsonl"
 NASTY = "</title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\x00\u202e\udc80.ckpt"
 
 
-def subject(**others):
-    given = {"path": "out/a.ckpt", "model": "lenet5", "data": "360 test images", "names": NAMES, "mean": 0.5, "std": 1}
-    return Subject(**{**given, "record": RECORD, "same_data": True, "versions": VERSIONS, **others})
+def subject(**changes):
+    fields = {"path": "out/a.ckpt", "model": "lenet5", "data": "360 test images", "names": NAMES, "mean": 0.5, "std": 1}
+    return Subject(**{**fields, "record": RECORD, "same_data": True, "versions": VERSIONS, **changes})
 
 
 def answers_of(rng, rows=60, classes=3, side=8, channels=1):
@@ -55,9 +55,9 @@ def answers(rng):
     return answers_of(rng)
 
 
-def page(*given):
+def page(*arguments):
     """Return the page with plain spaces."""
-    text = report_page.page(*given)
+    text = report_page.page(*arguments)
     assert not re.search(r"[0-9] %[ <,.;]", text), "a line could end before the sign"
     return text.replace("\u00a0", " ")
 
@@ -69,13 +69,13 @@ class Elements(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.found, self.open, self.faults = [], [], []
+        self.all, self.open, self.faults = [], [], []
         self.feed(text)
         self.faults += [f"<{name}> is not closed" for name, _ in self.open]
 
     def handle_starttag(self, tag, attrs):
         element = {"tag": tag, "text": "", **dict(attrs)}
-        self.found.append(element)
+        self.all.append(element)
         self.open += [] if tag in self.VOID else [(tag, element)]
 
     def handle_startendtag(self, tag, attrs):
@@ -92,48 +92,54 @@ class Elements(HTMLParser):
             element["text"] += data
 
     def of(self, *tags):
-        return [element for element in self.found if element["tag"] in tags]
+        return [element for element in self.all if element["tag"] in tags]
 
 
 # What each page must be; each rule gets a page that breaks it.
 
 
-def is_formed(text, seen):
-    return seen.faults + [f"{len(seen.of(tag))} <{tag}>" for tag in ("title", "main", "h1") if len(seen.of(tag)) != 1]
+def is_formed(text, elements):
+    return elements.faults + [
+        f"{len(elements.of(tag))} <{tag}>" for tag in ("title", "main", "h1") if len(elements.of(tag)) != 1
+    ]
 
 
-def is_alone(text, seen):
+def is_alone(text, elements):
     """Say what the page runs, or would load."""
-    wrong = [each["tag"] for each in seen.of("script", "link", "iframe", "object", "embed", "base", "form", "use")]
-    for element in seen.found:
+    wrong = [
+        element["tag"] for element in elements.of("script", "link", "iframe", "object", "embed", "base", "form", "use")
+    ]
+    for element in elements.all:
         for name, value in element.items():
             loads = name in ("src", "href", "srcset", "action", "poster") and not value.startswith("data:image/png;")
             wrong += [f"{name}={value}"] if loads or name.startswith("on") else []
     return wrong + re.findall(r"@import|url\(|https?:", text)
 
 
-def has_language(text, seen):
-    return [] if seen.of("html")[0].get("lang") == "en" else ["no lang"]
+def has_language(text, elements):
+    return [] if elements.of("html")[0].get("lang") == "en" else ["no lang"]
 
 
-def has_headings_in_order(text, seen):
-    levels = [int(each["tag"][1]) for each in seen.of("h1", "h2", "h3", "h4", "h5", "h6")]
+def has_headings_in_order(text, elements):
+    levels = [int(element["tag"][1]) for element in elements.of("h1", "h2", "h3", "h4", "h5", "h6")]
     return [f"h{b} after h{a}" for a, b in zip([0, *levels], levels) if b > a + 1]
 
 
-def has_words_for_pictures(text, seen):
-    return [each for each in seen.of("img") if not (each.get("alt") or "").strip()]
+def has_words_for_pictures(text, elements):
+    return [element for element in elements.of("img") if not (element.get("alt") or "").strip()]
 
 
-def has_tables_with_heads(text, seen):
-    scopes = [each["text"] for each in seen.of("th") if each.get("scope") not in ("col", "row", "colgroup")]
-    return scopes + (["a caption"] if len(seen.of("caption")) != len(seen.of("table")) else [])
+def has_tables_with_heads(text, elements):
+    scopes = [
+        element["text"] for element in elements.of("th") if element.get("scope") not in ("col", "row", "colgroup")
+    ]
+    return scopes + (["a caption"] if len(elements.of("caption")) != len(elements.of("table")) else [])
 
 
-def has_tables_that_scroll(text, seen):
-    boxes = [each for each in seen.of("div") if each.get("class") == "scroll"]
-    lost = [each for each in boxes if each.get("tabindex") != "0" or not each.get("aria-label")]
-    return lost + (["a box"] if len(boxes) != len(seen.of("table")) else [])
+def has_tables_that_scroll(text, elements):
+    boxes = [element for element in elements.of("div") if element.get("class") == "scroll"]
+    lost = [element for element in boxes if element.get("tabindex") != "0" or not element.get("aria-label")]
+    return lost + (["a box"] if len(boxes) != len(elements.of("table")) else [])
 
 
 RULES = {
@@ -191,18 +197,18 @@ def test_planted_fault_is_detected(rule, old, new):
 
 def test_crafted_texts_are_escaped(answers):
     strange = subject(names=[NASTY] * 3, path=f"x/{NASTY}", record={**RECORD, "model": NASTY})
-    seen = Elements(page(strange, answers, NASTY))
+    elements = Elements(page(strange, answers, NASTY))
     plain = Elements(page(subject(), answers, NONE))
-    assert [each["tag"] for each in seen.found] == [each["tag"] for each in plain.found]
+    assert [element["tag"] for element in elements.all] == [element["tag"] for element in plain.all]
     shown = NASTY.replace("\x00", r"\x00").replace("\u202e", r"\u202e").replace("\udc80", r"\udc80")
-    assert seen.of("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
-    assert shown in [each["text"] for each in seen.of("td")]
-    assert shown in seen.of("img")[0]["alt"]
+    assert elements.of("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
+    assert shown in [element["text"] for element in elements.of("td")]
+    assert shown in elements.of("img")[0]["alt"]
 
 
 def test_policy_forbids_loading_and_scripts(answers):
     (policy,) = (
-        each["content"] for each in Elements(page(subject(), answers, NONE)).of("meta") if "http-equiv" in each
+        element["content"] for element in Elements(page(subject(), answers, NONE)).of("meta") if "http-equiv" in element
     )
     assert "default-src 'none'" in policy and "script" not in policy and "http" not in policy
 
@@ -210,10 +216,10 @@ def test_policy_forbids_loading_and_scripts(answers):
 # What is shown
 
 
-def cells(seen, kind):
+def cells(elements, kind):
     """Return the texts of the rows of a table."""
-    rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', seen, re.DOTALL)[0].split("</tr>")[:-1]
-    return [[each["text"] for each in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
+    rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', elements, re.DOTALL)[0].split("</tr>")[:-1]
+    return [[element["text"] for element in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
 
 
 COUNTS = np.array([[8, 2, 0], [0, 0, 0], [0, 1, 1999]])
@@ -269,14 +275,14 @@ def test_most_certain_wrong_answers(probability, words, answers):
 
 
 def test_pictures_are_those_of_wrong_answers(answers):
-    found = Elements(page(subject(), answers, NONE)).of("img")
-    assert len(found) == len(answers.worst) > 3
-    assert f">{len(found)} of {answers.total - answers.right} wrong answers: those" in page(subject(), answers, NONE)
-    for image, each in zip(found, answers.worst):
+    images = Elements(page(subject(), answers, NONE)).of("img")
+    assert len(images) == len(answers.worst) > 3
+    assert f">{len(images)} of {answers.total - answers.right} wrong answers: those" in page(subject(), answers, NONE)
+    for image, answer in zip(images, answers.worst):
         picture = Image.open(BytesIO(b64decode(image["src"].partition("base64,")[2])))
-        expected = np.rint((each.image[0] + 0.5) * 255)
+        expected = np.rint((answer.image[0] + 0.5) * 255)
         assert np.array_equal(np.array(picture), expected)
-        assert f"is {NAMES[each.label]}, predicted {NAMES[each.guess]}" in image["alt"]
+        assert f"is {NAMES[answer.label]}, predicted {NAMES[answer.guess]}" in image["alt"]
 
 
 def picture_of(image, mean, std):
@@ -286,7 +292,7 @@ def picture_of(image, mean, std):
 def test_picture_is_input_before_normalization(rng):
     for shape, mean, std in (((3, 5, 4), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((1, 5, 4), 0.3, 0.4)):
         expected = rng.randint(0, 256, shape).astype(np.uint8)
-        scale = [np.reshape(np.array(each, np.float32), (-1, 1, 1)) for each in (mean, std)]
+        scale = [np.reshape(np.array(value, np.float32), (-1, 1, 1)) for value in (mean, std)]
         image = ((expected / 255 - scale[0]) / scale[1]).astype(np.float32)
         shown = expected.transpose(1, 2, 0) if shape[0] == 3 else expected[0]
         assert np.array_equal(picture_of(image, mean, std), shown)
@@ -365,28 +371,36 @@ def test_cifar_page_is_small(rng):
 # Colours
 
 
-def contrast(one, other):
+def contrast(first, second):
     """Return the contrast of two colours as WCAG 2 defines it."""
-    shares = [
-        [c / 255 / 12.92 if c <= 10.3 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in each] for each in (one, other)
+    channels = [
+        [c / 255 / 12.92 if c <= 10.3 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        for colour in (first, second)
     ]
-    light, dark = sorted((0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in shares), reverse=True)
+    light, dark = sorted((0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in channels), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 def colours_of(style):
     """Return the colours of a style sheet by name, as red, green and blue."""
-    named = re.findall(r"--(\w+):(#\w{6}|\d+ \d+ \d+)[;}]", style)
-    return {name: bytes.fromhex(text[1:]) if text[0] == "#" else tuple(map(int, text.split())) for name, text in named}
+    colours = re.findall(r"--(\w+):(#\w{6}|\d+ \d+ \d+)[;}]", style)
+    return {
+        name: bytes.fromhex(text[1:]) if text[0] == "#" else tuple(map(int, text.split())) for name, text in colours
+    }
 
 
 def weak_pairs(colours):
     """Say which texts can't be read on what is behind them."""
-    at = {name: np.array(list(value), float) for name, value in colours.items()}
-    behind = {"text": [at["page"], at["soft"]], "muted": [at["page"], at["soft"]]}
+    colour = {name: np.array(list(value), float) for name, value in colours.items()}
+    backgrounds_by_text = {"text": [colour["page"], colour["soft"]], "muted": [colour["page"], colour["soft"]]}
     for shade in ("right", "wrong"):
-        behind["text"] += [at["page"] * (1 - s) + at[shade] * s for s in np.linspace(0, 1, 21)]
-    return [(name, each.tolist()) for name, many in behind.items() for each in many if contrast(at[name], each) < 4.5]
+        backgrounds_by_text["text"] += [colour["page"] * (1 - s) + colour[shade] * s for s in np.linspace(0, 1, 21)]
+    return [
+        (name, background.tolist())
+        for name, backgrounds in backgrounds_by_text.items()
+        for background in backgrounds
+        if contrast(colour[name], background) < 4.5
+    ]
 
 
 def test_all_texts_have_enough_contrast():

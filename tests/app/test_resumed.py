@@ -91,32 +91,32 @@ def test_resumed_run_equals_uninterrupted_run(monkeypatch):
 def test_flags_of_every_kind_are_restored():
     save(FLAGS)
     expected = settings_of(*(f"--{name}={text}" if text else f"--{name}" for name, text in FLAGS.items()))
-    found = settings_of("--resume")
-    changed = {name for name in vars(expected) if getattr(expected, name) != getattr(found, name)}
+    settings = settings_of("--resume")
+    changed = {name for name in vars(expected) if getattr(expected, name) != getattr(settings, name)}
     assert changed == {"resume", "output_dir", "flag_texts", "resumed_flags"}
-    assert found.flag_texts == {**FLAGS, "resume": "auto"}
-    assert found.output_dir == "runs/001" and found.resumed_flags.source == STATE
+    assert settings.flag_texts == {**FLAGS, "resume": "auto"}
+    assert settings.output_dir == "runs/001" and settings.resumed_flags.source == STATE
     assert settings_of(f"--resume={STATE}").lr == settings_of("--resume", "--output_dir=runs/001").lr == 0.02
 
 
 def test_given_flags_override_and_are_saved():
     save(FLAGS)
-    found = settings_of("--resume", "--epochs=9", "--lr=0.1")
-    assert (found.epochs, found.lr, found.clip_norm) == (9, 0.1, 1.5)
-    saved = outputs.flags_to_save(found.flag_texts, dataset=found.dataset, model=found.model)
+    settings = settings_of("--resume", "--epochs=9", "--lr=0.1")
+    assert (settings.epochs, settings.lr, settings.clip_norm) == (9, 0.1, 1.5)
+    saved = outputs.flags_to_save(settings.flag_texts, dataset=settings.dataset, model=settings.model)
     assert saved == {**FLAGS, "epochs": "9", "lr": "0.1"}
 
 
 @pytest.mark.parametrize("flag", ["--overwrite", "--verify", "--download", "--debug", "--config=f", "--output_dir=o"])
 def test_flags_of_one_start_are_not_saved(flag, monkeypatch):
     Path("f").write_text("lr: 0.5")
-    given = settings_of("--data_path=data", "--dataset=mnist", flag).flag_texts
+    texts = settings_of("--data_path=data", "--dataset=mnist", flag).flag_texts
     saved = {"data_path": "data", "dataset": "mnist", "model": "lenet5", **({"lr": "0.5"} if "f" in flag[-1] else {})}
-    assert outputs.flags_to_save(given, dataset="mnist", model="lenet5") == saved
+    assert outputs.flags_to_save(texts, dataset="mnist", model="lenet5") == saved
 
 
 @pytest.mark.parametrize(
-    ("saved", "given", "expected"),
+    ("saved", "changed_flag", "expected"),
     [
         ({"effective_batch": "128", "memory_budget": "1GiB", "batch_size": "auto"}, "--mini_steps=2", "mini_steps"),
         ({"mini_steps": "2", "batch_size": "8"}, "--effective_batch=16", "effective_batch"),
@@ -126,19 +126,19 @@ def test_flags_of_one_start_are_not_saved(flag, monkeypatch):
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )
-def test_changed_flag_replaces_contradicting_flags(saved, given, expected):
+def test_changed_flag_replaces_contradicting_flags(saved, changed_flag, expected):
     """Whether the run may be continued so is decided later, by its settings."""
     save(saved)
     same = f"--{expected}={saved[expected]}" if expected in saved else None
-    assert getattr(settings_of("--resume", given), expected) == getattr(settings_of(given), expected)
+    assert getattr(settings_of("--resume", changed_flag), expected) == getattr(settings_of(changed_flag), expected)
     if same:
         assert settings_of("--resume", same).flag_texts.keys() == saved.keys() | {"resume"}
 
 
 def test_conflict_with_flags_of_run_names_both():
     save({"dataset": "digits", "model": "mlp"})
-    said = r"digits are embedded.*\(the run that is resumed has --dataset=digits --model=mlp\)"
-    with pytest.raises(Failure, match=said):
+    message = r"digits are embedded.*\(the run that is resumed has --dataset=digits --model=mlp\)"
+    with pytest.raises(Failure, match=message):
         settings_of("--resume", "--data_path=x")
 
 
@@ -211,8 +211,10 @@ def test_state_cannot_set_paths_to_write(name, resume, capfd):
     path = "precious.ckpt"
     save({name: path})
     assert train(f"--resume={resume}") == USAGE
-    said = f"argument --{name}: the run that is resumed has '{path}'; a state does not say where to write, so give it"
-    assert one_line(capfd.readouterr().err).startswith(said)
+    message = (
+        f"argument --{name}: the run that is resumed has '{path}'; a state does not say where to write, so give it"
+    )
+    assert one_line(capfd.readouterr().err).startswith(message)
     assert getattr(settings_of(f"--resume={resume}", f"--{name}=other.ckpt"), name) == "other.ckpt"
     save({name: "runs/001/inside.ckpt"})
     assert getattr(settings_of(f"--resume={resume}"), name) == "runs/001/inside.ckpt"

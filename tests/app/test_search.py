@@ -17,16 +17,16 @@ def attempts(peak, limit):
     return lambda rows: Trial(rows, min(peak(rows), limit + 1), peak(rows) <= limit)
 
 
-def check(trials, peak, most, limit):
+def check(trials, peak, max_rows, limit):
     """Return what is wrong with trials, by brute force over all sizes."""
-    largest = max((rows for rows in range(1, most + 1) if peak(rows) <= limit), default=0)
-    found = max((trial.rows for trial in trials if trial.fits), default=0)
-    wrong = []
-    if len({trial.rows for trial in trials}) < len(trials) or not all(1 <= trial.rows <= most for trial in trials):
-        wrong.append("tried twice, or out of range")
-    if not found <= largest <= found + max(1, found // 16) - (found > 0):
-        wrong.append(f"{found} instead of {largest}")
-    return wrong
+    largest = max((rows for rows in range(1, max_rows + 1) if peak(rows) <= limit), default=0)
+    chosen = max((trial.rows for trial in trials if trial.fits), default=0)
+    faults = []
+    if len({trial.rows for trial in trials}) < len(trials) or not all(1 <= trial.rows <= max_rows for trial in trials):
+        faults.append("tried twice, or out of range")
+    if not chosen <= largest <= chosen + max(1, chosen // 16) - (chosen > 0):
+        faults.append(f"{chosen} instead of {largest}")
+    return faults
 
 
 CURVES = {
@@ -78,8 +78,8 @@ def test_no_size_fits():
 @pytest.mark.parametrize("largest", [1, 5, 77, 127])
 def test_search_without_peaks_bisects(largest):
     trials = search(lambda rows: Trial(rows, None, rows <= largest), 128, None)
-    found = max(trial.rows for trial in trials if trial.fits)
-    assert found <= largest <= found * 17 / 16 and len(trials) <= 11
+    chosen = max(trial.rows for trial in trials if trial.fits)
+    assert chosen <= largest <= chosen * 17 / 16 and len(trials) <= 11
 
 
 def test_search_in_launched_process_is_rejected(monkeypatch):

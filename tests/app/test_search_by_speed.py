@@ -18,7 +18,7 @@ on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="p
 
 
 @pytest.mark.parametrize(
-    ("rows", "most", "tried"),
+    ("rows", "max_rows", "expected"),
     [
         (512, 512, [16, 32, 64, 128, 256, 512]),
         (512, 15, [1, 2, 4, 8]),
@@ -27,45 +27,45 @@ on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="p
         (1, 1, [1]),
     ],
 )
-def test_sizes_to_try(rows, most, tried):
-    assert sizes(rows, most) == tried
+def test_sizes_to_try(rows, max_rows, expected):
+    assert sizes(rows, max_rows) == expected
 
 
 @on_linux
 @pytest.mark.slow
 def test_fastest_is_preferred_to_largest():
-    found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB")
-    assert (found.micro_batch_size, found.mini_steps, found.effective_batch) == (16, 4, 64)
-    assert [tried.rows for tried in found.trials] == [2, 4, 8, 16, 32, 64] and all(t.fits for t in found.trials)
-    assert found.trials[3].seconds == pytest.approx(0.016, rel=0.5) and found.trials[4].seconds > 0.1
-    assert found.advice == "" and len(found.table.splitlines()) == 7
-    assert found.table.splitlines()[4].split()[:2] == ["16", "4"]
+    result = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB")
+    assert (result.micro_batch_size, result.mini_steps, result.effective_batch) == (16, 4, 64)
+    assert [trial.rows for trial in result.trials] == [2, 4, 8, 16, 32, 64] and all(t.fits for t in result.trials)
+    assert result.trials[3].seconds == pytest.approx(0.016, rel=0.5) and result.trials[4].seconds > 0.1
+    assert result.advice == "" and len(result.table.splitlines()) == 7
+    assert result.table.splitlines()[4].split()[:2] == ["16", "4"]
 
 
 @on_linux
 @pytest.mark.slow
 def test_largest_is_found_on_request():
-    found = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="memory")
-    assert (found.micro_batch_size, found.mini_steps) == (64, 1) and found.trials[0].seconds is None
-    assert found.advice == "The complete batch of 64 rows fits into memory: you need not accumulate."
+    result = find_micro_batch_size(runs.costs, 64, memory_budget="8GiB", prefer="memory")
+    assert (result.micro_batch_size, result.mini_steps) == (64, 1) and result.trials[0].seconds is None
+    assert result.advice == "The complete batch of 64 rows fits into memory: you need not accumulate."
 
 
 @on_linux
 @pytest.mark.slow
 def test_size_that_does_not_fit_is_not_chosen():
     idle = run_trial("test", runs.ends_well, 1, None).peak
-    found = find_micro_batch_size(runs.takes_memory_and_time, 64, memory_budget=int((idle + 250 * MIB) / 0.98))
-    assert [tried.fits for tried in found.trials] == [True, True, True, True, False]  # of 32 rows; 64 are not tried
-    assert found.micro_batch_size == 2 and "does not fit, above" in found.table.splitlines()[-1]
+    result = find_micro_batch_size(runs.takes_memory_and_time, 64, memory_budget=int((idle + 250 * MIB) / 0.98))
+    assert [trial.fits for trial in result.trials] == [True, True, True, True, False]  # of 32 rows; 64 are not tried
+    assert result.micro_batch_size == 2 and "does not fit, above" in result.table.splitlines()[-1]
 
 
 @on_linux
 @pytest.mark.slow
 def test_smaller_sizes_are_tried_if_none_fits():
     idle = run_trial("test", runs.ends_well, 1, None).peak
-    found = find_micro_batch_size(runs.takes_memory_and_time, 640, memory_budget=int((idle + 120 * MIB) / 0.98))
-    assert found.micro_batch_size in (1, 2, 3, 5, 10) and found.trials[-1] == max(found.trials)
-    assert not found.trials[-1].fits and found.trials[0].rows == 1
+    result = find_micro_batch_size(runs.takes_memory_and_time, 640, memory_budget=int((idle + 120 * MIB) / 0.98))
+    assert result.micro_batch_size in (1, 2, 3, 5, 10) and result.trials[-1] == max(result.trials)
+    assert not result.trials[-1].fits and result.trials[0].rows == 1
 
 
 @on_linux

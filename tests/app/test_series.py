@@ -32,18 +32,18 @@ def written(folder, text):
 
 
 def test_windows_and_evaluations_are_separated(tmp_path):
-    found = read(written(tmp_path, text_of(FIRST, SKIPPED, SECOND, EVALUATION, SECOND)))
-    assert found.windows == [FIRST, SKIPPED, SECOND, SECOND] and found.path == tmp_path / "metrics.jsonl"
-    (evaluation,) = found.evaluations
+    metrics = read(written(tmp_path, text_of(FIRST, SKIPPED, SECOND, EVALUATION, SECOND)))
+    assert metrics.windows == [FIRST, SKIPPED, SECOND, SECOND] and metrics.path == tmp_path / "metrics.jsonl"
+    (evaluation,) = metrics.evaluations
     assert (evaluation.after, evaluation.updates, evaluation.results) == (3, 2, EVALUATION)
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", f"1{'0' * 400}"])
 def test_value_that_is_not_finite_is_a_gap(tmp_path, value):
-    found = read(written(tmp_path, text_of(FIRST, SECOND).replace("2.5", value)))
-    np.testing.assert_array_equal(found.numbers("loss"), [NAN, 1e-07])
-    np.testing.assert_array_equal(found.numbers("none"), [NAN, NAN])
-    np.testing.assert_array_equal(found.numbers("lr"), [0.1, 0.1])
+    metrics = read(written(tmp_path, text_of(FIRST, SECOND).replace("2.5", value)))
+    np.testing.assert_array_equal(metrics.numbers("loss"), [NAN, 1e-07])
+    np.testing.assert_array_equal(metrics.numbers("none"), [NAN, NAN])
+    np.testing.assert_array_equal(metrics.numbers("lr"), [0.1, 0.1])
 
 
 @pytest.mark.parametrize("cut", [1, 2, 30, len(text_of(SECOND)) - 1])
@@ -54,7 +54,7 @@ def test_truncated_last_line_is_left_out(tmp_path, cut):
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "reason"),
     [
         ("", "empty"),
         ("  ", "empty"),
@@ -72,11 +72,11 @@ def test_truncated_last_line_is_left_out(tmp_path, cut):
         (b"\xff\xfe", "damaged"),
     ],
 )
-def test_damaged_line_is_named(tmp_path, line, what):
+def test_damaged_line_is_named(tmp_path, line, reason):
     line = line if isinstance(line, bytes) else line.encode()
     first, second = text_of(FIRST).encode(), text_of(SECOND).encode()
     for text, number in ((first + line + b"\n" + second, 2), (first + second + line + b"\n", 3)):
-        with pytest.raises(ValueError, match=rf"^line {number} of '.*metrics\.jsonl' is {what}$"):
+        with pytest.raises(ValueError, match=rf"^line {number} of '.*metrics\.jsonl' is {reason}$"):
             read(written(tmp_path, text))
 
 
@@ -88,8 +88,8 @@ def test_file_without_updates_is_an_error(tmp_path, text):
 
 def test_folder_without_metrics_is_an_error(tmp_path):
     (tmp_path / "a" / "metrics.jsonl").mkdir(parents=True)
-    for folder, what in (("none", "is not a folder"), ("a", "has no metrics.jsonl"), ("a/b/c", "is not a folder")):
-        with pytest.raises(FileNotFoundError, match=f"'.*{folder}' {what}; give the folder of a run"):
+    for folder, reason in (("none", "is not a folder"), ("a", "has no metrics.jsonl"), ("a/b/c", "is not a folder")):
+        with pytest.raises(FileNotFoundError, match=f"'.*{folder}' {reason}; give the folder of a run"):
             read(tmp_path / folder)
 
 

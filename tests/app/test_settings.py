@@ -12,9 +12,9 @@ from train import flags
 
 def test_each_flag_has_a_field():
     """But for the one that is about reading flags."""
-    given = vars(flags().parse_args(()))
+    flag_values = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*given, "ranks", "updates", "is_latest", "flag_texts", "resumed_flags"} - {"config"}
+    assert fields == {*flag_values, "ranks", "updates", "is_latest", "flag_texts", "resumed_flags"} - {"config"}
 
 
 def test_settings_are_immutable():
@@ -43,8 +43,8 @@ def test_driver_arguments(argv, ranks, loaded, window):
 def test_found_micro_batch_replaces_auto():
     settings = settings_of("--effective_batch=64", "--batch_size=auto", "--memory_budget=1GiB")
     assert settings.auto and settings.memory_budget == 2**30 and settings.for_ranks(1) == settings
-    found = settings.with_micro_batches_of(16)
-    assert not found.auto and found.window == {"micro_batch_size": 16} and settings.auto
+    resolved = settings.with_micro_batches_of(16)
+    assert not resolved.auto and resolved.window == {"micro_batch_size": 16} and settings.auto
 
 
 def test_output_paths():
@@ -59,7 +59,7 @@ def test_output_paths():
 
 
 def test_config_that_resume_compares():
-    found = settings_of("--lr=0.5", "--model=mlp").config
+    config = settings_of("--lr=0.5", "--model=mlp").config
     names = ["model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed"]
     names += ["amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay"]
-    assert found == dict(zip(names, ("mlp", "digits", 32, None, 0.5, 0.9, 0, 1, "off", "none", None, 0, "none")))
+    assert config == dict(zip(names, ("mlp", "digits", 32, None, 0.5, 0.9, 0, 1, "off", "none", None, 0, "none")))

@@ -147,12 +147,12 @@ def test_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     while not (tmp_path / "parts" / "out" / "states" / ".lock").exists():  # the run begins; before, there is no state
         assert program.poll() is None
     program.send_signal(number)
-    code, said = ended(program)
+    code, error = ended(program)
     assert code == CODES[number]
-    assert said.startswith(
+    assert error.startswith(
         f"error: {SIGNAL_MESSAGES[code]}, the training state is in 'out/states/state-00000001.safetensors'"
     )
-    assert said.count("\n") == 0
+    assert error.count("\n") == 0
     whole = once("signals-whole", lambda folder: finished(folder, *flags))
     assert finished(tmp_path / "parts", *flags, "--resume") == model_of(whole)
     lines = [(folder / "out" / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "parts", whole)]
@@ -184,7 +184,7 @@ def test_signal_before_run_ends_with_one_line(number):
 
 
 # train.py, of which one part says when it begins, and then does what it reads: to wait for a signal, to go on.
-HELD = """
+PAUSED = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
@@ -213,19 +213,19 @@ sys.exit(process.run(train.main, train.flags()))
 FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
 
 
-def start_held(folder, part, flags=FLAGS):
-    return start(folder, *flags, program=("-c", HELD, str(ROOT), part))
+def start_paused(folder, part, flags=FLAGS):
+    return start(folder, *flags, program=("-c", PAUSED, str(ROOT), part))
 
 
-def tell(program, *words):
+def send_words(program, *words):
     program.stdin.write("".join(f"{word}\n" for word in words))
     program.stdin.flush()
 
 
-def ask_to_end(program, number):
+def send_signal(program, number):
     """Send a signal and wait until it has come."""
     program.send_signal(number)
-    tell(program, "wait")
+    send_words(program, "wait")
     wait_for(program, "asked")
 
 
@@ -237,25 +237,25 @@ def whole_model(once):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
 def test_signal_finishes_current_step_and_saves(tmp_path, whole_model, part):
-    program = start_held(tmp_path, part)
+    program = start_paused(tmp_path, part)
     wait_for(program, "now")
-    ask_to_end(program, signal.SIGTERM)
-    tell(program, *["go"] * 9)
-    code, said = ended(program)
+    send_signal(program, signal.SIGTERM)
+    send_words(program, *["go"] * 9)
+    code, error = ended(program)
     assert code == TERMINATED
     # The first is the one that was due.
-    assert said.startswith("error: terminated, the training state is in 'out/states/state-00000002.safetensors'")
+    assert error.startswith("error: terminated, the training state is in 'out/states/state-00000002.safetensors'")
     assert finished(tmp_path, *FLAGS, "--resume") == whole_model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["saving", "evaluating"])
 def test_second_signal_keeps_earlier_state(tmp_path, whole_model, part):
-    program = start_held(tmp_path, part)
+    program = start_paused(tmp_path, part)
     wait_for(program, "now")
-    tell(program, "go")
+    send_words(program, "go")
     wait_for(program, "now")
-    ask_to_end(program, signal.SIGTERM)
+    send_signal(program, signal.SIGTERM)
     program.send_signal(signal.SIGINT)
     assert ended(program)[0] == INTERRUPTED
     states = tmp_path / "out" / "states"
@@ -266,13 +266,13 @@ def test_second_signal_keeps_earlier_state(tmp_path, whole_model, part):
 
 @pytest.mark.slow
 def test_signal_stops_last_evaluation_at_once(tmp_path, whole_model):
-    program = start_held(tmp_path, "evaluating", FLAGS[:3])  # it is evaluated after it has been saved
+    program = start_paused(tmp_path, "evaluating", FLAGS[:3])  # it is evaluated after it has been saved
     wait_for(program, "now")
-    ask_to_end(program, signal.SIGINT)
-    tell(program, "go")
-    code, said = ended(program)
+    send_signal(program, signal.SIGINT)
+    send_words(program, "go")
+    code, error = ended(program)
     model = "out/gradient_accumulation.ckpt"
-    assert code == INTERRUPTED and said == (
+    assert code == INTERRUPTED and error == (
         f"error: interrupted; the model is '{model}', not evaluated yet: eval.py --ckpt_path={model} does that, or "
         "--resume --output_dir=out"
     )
@@ -289,13 +289,13 @@ def test_signal_stops_last_evaluation_at_once(tmp_path, whole_model):
 @pytest.mark.slow
 def test_signal_after_complete_run_is_reported(tmp_path):
     """It came while the last batch was evaluated, or its result was written."""
-    program = start_held(tmp_path, "recording", FLAGS[:3])
+    program = start_paused(tmp_path, "recording", FLAGS[:3])
     wait_for(program, "now")
-    ask_to_end(program, signal.SIGTERM)
-    tell(program, "go")
-    code, said = ended(program)
+    send_signal(program, signal.SIGTERM)
+    send_words(program, "go")
+    code, error = ended(program)
     assert code == TERMINATED and re.fullmatch(
-        r"error: terminated; the run is complete, with an accuracy of .* % \(\d+/360\)", said
+        r"error: terminated; the run is complete, with an accuracy of .* % \(\d+/360\)", error
     )
 
 
@@ -311,8 +311,8 @@ def test_signal_in_eval_is_one_line(tmp_path):
             assert program.poll() is None, program.stderr.read()
         time.sleep(0.05 * moment)  # what is tested is that every moment will do
         program.send_signal(signal.SIGINT)
-        code, said = ended(program)
-        assert (code, said) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
+        code, error = ended(program)
+        assert (code, error) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
         assert sorted(os.listdir(tmp_path)) == ["out"]
 
 
@@ -325,9 +325,9 @@ def test_run_survives_kills_at_random_moments(tmp_path):
     """By SIGKILL too: what is saved is whole, the next start resumes it, and removes what was left."""
     command = [sys.executable, str(ROOT / "tests" / "kill_runs.py"), str(tmp_path), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * KILLS, check=True)
-    found = json.loads(done.stdout)
-    assert found["faults"] == found["left"] == []
-    assert found["resumed"] + found["begun"] + found["refused"] == KILLS + 1 and found["updates"] > KILLS
+    summary = json.loads(done.stdout)
+    assert summary["faults"] == summary["left"] == []
+    assert summary["resumed"] + summary["begun"] + summary["refused"] == KILLS + 1 and summary["updates"] > KILLS
 
 
 SLEEPER = """

@@ -63,11 +63,11 @@ def diverted(folder, monkeypatch, logged, path):
     """Run a program that logs, to its end; its folder is removed after that by the one who made it."""
     monkeypatch.setattr(lifetime, "scratch_folder", lambda: folder.mkdir() or str(folder))
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
-    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
-    monkeypatch.setattr(os, "environ", others)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", environment)
     log, ended = MindSporeLog(), []
     log.divert()
-    assert others["GLOG_log_dir"] == str(folder)
+    assert environment["GLOG_log_dir"] == str(folder)
     (folder / "rank_0" / "logs").mkdir(parents=True)
     (folder / "rank_0" / "logs" / "mindspore.log.7").write_text(logged)
     log.path = path
@@ -89,15 +89,15 @@ def test_unwritable_log_does_not_end_program(tmp_path, monkeypatch, path):
 
 
 def test_full_temporary_folder_limits_log_to_critical(monkeypatch):
-    others = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
-    monkeypatch.setattr(os, "environ", others)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
+    monkeypatch.setattr(os, "environ", environment)
 
     def full():
         raise OSError("No space left on device")
 
     monkeypatch.setattr(lifetime, "scratch_folder", full)
     MindSporeLog().divert()
-    assert others["GLOG_v"] == "4" and "GLOG_log_dir" not in others
+    assert environment["GLOG_v"] == "4" and "GLOG_log_dir" not in environment
 
 
 @pytest.mark.parametrize("name", ["GLOG_v", "MS_ROLE"])

@@ -33,7 +33,7 @@ def curves_of_tensorboard(folder):
         warnings.simplefilter("ignore")  # of packages that it imports
         reader = pytest.importorskip(module, reason="needs tensorboard").EventAccumulator(str(folder))
         reader.Reload()
-    return {tag: [(each.step, each.value) for each in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
 @pytest.fixture(params=[curves, curves_of_tensorboard], ids=["format", "tensorboard"])
@@ -41,8 +41,8 @@ def read(request):
     return request.param
 
 
-def steps(found, tag="train/loss"):
-    return [step for step, _ in found.get(tag, [])]
+def steps(curves, tag="train/loss"):
+    return [step for step, _ in curves.get(tag, [])]
 
 
 # What is written
@@ -64,8 +64,8 @@ def test_each_update_is_a_step(tmp_path, read):
 @needs_writer
 def test_values_that_are_not_finite_are_left_out(tmp_path, read):
     tell(TensorBoardLog(tmp_path / "tb"), record(1, lr=NAN, loss=float("inf"), seconds=0.0), record(2))
-    found = read(tmp_path / "tb")
-    assert {tag: steps(found, tag) for tag in found} == {
+    curves = read(tmp_path / "tb")
+    assert {tag: steps(curves, tag) for tag in curves} == {
         "train/grad_norm": [1, 2],
         "train/skipped": [1, 2],
         **dict.fromkeys(("train/loss", "train/lr", "train/images_per_second"), [2]),
@@ -76,8 +76,8 @@ def test_values_that_are_not_finite_are_left_out(tmp_path, read):
 def test_skipped_window_is_counted_at_next_update(tmp_path, read):
     skipped = record(1, skipped=True, loss=NAN)
     tell(TensorBoardLog(tmp_path / "tb"), record(0, skipped=True), record(1), skipped, skipped, record(2))
-    found = read(tmp_path / "tb")
-    assert found["train/skipped"] == [(1, 1), (2, 3)] and steps(found) == [1, 2]
+    curves = read(tmp_path / "tb")
+    assert curves["train/skipped"] == [(1, 1), (2, 3)] and steps(curves) == [1, 2]
 
 
 @needs_writer
@@ -100,9 +100,9 @@ def test_evaluations_are_written_during_and_after_run(tmp_path, read):
         log.evaluated(2, {"accuracy": 0.5, "correct": 1, "total": 2})
         calls.step_end(record(3))
     log.evaluated(3, {"accuracy": 0.75})
-    found = read(tmp_path / "tb")
-    assert found["test/accuracy"] == [(1, 0.25), (2, 0.5), (3, 0.75)] and found["test/loss"] == [(1, 2.0)]
-    assert steps(found) == [1, 2, 3] and not any(tag.endswith(("correct", "total", "table")) for tag in found)
+    curves = read(tmp_path / "tb")
+    assert curves["test/accuracy"] == [(1, 0.25), (2, 0.5), (3, 0.75)] and curves["test/loss"] == [(1, 2.0)]
+    assert steps(curves) == [1, 2, 3] and not any(tag.endswith(("correct", "total", "table")) for tag in curves)
 
 
 @needs_writer
@@ -138,9 +138,9 @@ def resumed(folder):
     tell(TensorBoardLog(folder), record(2, loss=9.0), record(3, loss=9.0), cur_step_num=2)
 
 
-def check_resumed(found):
-    assert found["train/loss"] == [(1, 0.5), (2, 9.0), (3, 9.0)]
-    assert found["train/skipped"] == [(1, 1), (2, 1), (3, 1)] and not found.get("test/accuracy")
+def check_resumed(curves):
+    assert curves["train/loss"] == [(1, 0.5), (2, 9.0), (3, 9.0)]
+    assert curves["train/skipped"] == [(1, 1), (2, 1), (3, 1)] and not curves.get("test/accuracy")
 
 
 @needs_writer
@@ -154,7 +154,7 @@ def test_resumed_run_repeats_no_step(tmp_path, read):
 def test_wrongly_replaced_steps_are_detected(tmp_path, monkeypatch, by):
     real = tensorboard._new_file
     monkeypatch.setattr(
-        tensorboard, "_opened", lambda folder, first: real(folder, first + by if by and first is not None else None)
+        tensorboard, "_new_file", lambda folder, first: real(folder, first + by if by and first is not None else None)
     )
     resumed(tmp_path / "tb")
     with pytest.raises(AssertionError):
@@ -175,8 +175,8 @@ def test_evaluation_before_first_window_keeps_earlier_steps(tmp_path, read):
     with Callbacks([log], Facts(cur_step_num=2)) as calls:
         calls("on_train_begin", planned=None)
         log.evaluated(2, {"accuracy": 0.5})
-    found = read(tmp_path / "tb")
-    assert steps(found) == [1, 2] and found["test/accuracy"] == [(2, 0.5)]
+    curves = read(tmp_path / "tb")
+    assert steps(curves) == [1, 2] and curves["test/accuracy"] == [(2, 0.5)]
 
 
 @needs_writer
@@ -186,11 +186,16 @@ def test_resumed_driver_repeats_no_step(tmp_path):
         model = slope_driver(lr=0.5)
         states = Checkpointer(tmp_path / "states", resume="auto")
         rows = [micro_batch(value) for value in (1.0, 2.0, NAN, 3.0)]
-        how = {"report": (), "ckpt_path": None, "callbacks": TensorBoardLog(tmp_path / "tb"), "checkpointer": states}
-        model.train_process(epochs, rows, 1, valid_dataset=[micro_batch(1.0)], **how)
+        arguments = {
+            "report": (),
+            "ckpt_path": None,
+            "callbacks": TensorBoardLog(tmp_path / "tb"),
+            "checkpointer": states,
+        }
+        model.train_process(epochs, rows, 1, valid_dataset=[micro_batch(1.0)], **arguments)
         losses.append(curves(tmp_path / "tb"))
-    assert [steps(found) for found in losses] == [list(range(1, 7)), list(range(1, 10))]
-    assert [found["train/skipped"][-1] for found in losses] == [(6, 2), (9, 3)]
+    assert [steps(curves) for curves in losses] == [list(range(1, 7)), list(range(1, 10))]
+    assert [curves["train/skipped"][-1] for curves in losses] == [(6, 2), (9, 3)]
     assert steps(losses[1], "test/loss") == [3, 6, 9]
     assert losses[1]["train/loss"][:6] == losses[0]["train/loss"]
 
@@ -245,7 +250,7 @@ class Full:
 @pytest.mark.parametrize("call", ["write", "flush", 3, 4])  # the last two: the second update, and the end
 def test_full_disk_gives_one_warning(tmp_path, monkeypatch, call):
     file = Full(call)
-    monkeypatch.setattr(tensorboard, "_opened", lambda folder, first: file)
+    monkeypatch.setattr(tensorboard, "_new_file", lambda folder, first: file)
     with pytest.warns(RuntimeWarning, match="nothing more is written .*No space left on device") as seen:
         tell(TensorBoardLog(tmp_path / "tb"), record(1), record(2))
     assert len(seen) == 1 and file.calls[-1] == "close" and file.calls.count("close") == 1

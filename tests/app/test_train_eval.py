@@ -39,12 +39,12 @@ DIGITS = [32] * 44 + [29]  # the rows of the micro-batches of an epoch of the em
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What a short run leaves, and what it said."""
+    """The folder of a short run, and its output."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.chdir(folder)
         assert train(*QUICK, "--save_every=1", "--keep=2") == OK
-    return folder / "out", said.getvalue()
+    return folder / "out", output.getvalue()
 
 
 @pytest.fixture
@@ -55,20 +55,20 @@ def out(trained, tmp_path):
 
 def windows(micro_batches, size, tail, epochs=1):
     """Return epoch and rows of each update, from the plainest of loops."""
-    ended, held = [], []
+    updates, open_window = [], []
     for epoch in range(1, epochs + 1):
         for rows in micro_batches:
-            held.append(rows)
-            if len(held) == size:
-                ended.append((epoch, sum(held)))
-                held = []
-        if held and tail == "flush":
-            ended.append((epoch, sum(held)))
-        held = held if tail == "carry" else []
-    return ended
+            open_window.append(rows)
+            if len(open_window) == size:
+                updates.append((epoch, sum(open_window)))
+                open_window = []
+        if open_window and tail == "flush":
+            updates.append((epoch, sum(open_window)))
+        open_window = open_window if tail == "carry" else []
+    return updates
 
 
-LOOK = """
+IMPORT_CHECK = """
 import runpy, sys
 try:
     runpy.run_path(sys.argv.pop(1), run_name="__main__")
@@ -91,7 +91,7 @@ except SystemExit as end:
 def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
     """Whose import takes seconds; and NumPy starts threads, which have to leave signals alone."""
     program, *argv = command.split()
-    run = [sys.executable, "-c", LOOK, str(ROOT / program), *argv]
+    run = [sys.executable, "-c", IMPORT_CHECK, str(ROOT / program), *argv]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines()[-1] == str(code)
@@ -102,7 +102,7 @@ def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "mentioned"),
     [
         *[([f"--mini_steps={n}"], f"must be an int >= 1, but got '{n}'") for n in ("0", "-1", "1.5", "x")],
         (["--accumulate_step=0"], "--mini_steps"),
@@ -149,10 +149,10 @@ def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_flags_exit_with_usage_code(argv, named, capfd, tmp_path):
+def test_wrong_flags_exit_with_usage_code(argv, mentioned, capfd, tmp_path):
     assert train("--output_dir=out", *argv) == USAGE
     out, err = capfd.readouterr()
-    assert named in one_line(err) and out == ""
+    assert mentioned in one_line(err) and out == ""
     assert os.listdir(tmp_path) == []
 
 
@@ -217,14 +217,14 @@ def test_eval_rejects_damaged_file(name, capfd, tmp_path):
     assert path.name in one_line(err) and out == ""
 
 
-@pytest.mark.parametrize(("data", "named"), [("none", "none"), ("half", "t10k-images-idx3-ubyte")])
-def test_missing_data_is_named(data, named, capfd, tmp_path):
+@pytest.mark.parametrize(("data", "mentioned"), [("none", "none"), ("half", "t10k-images-idx3-ubyte")])
+def test_missing_data_is_named(data, mentioned, capfd, tmp_path):
     write_mnist(tmp_path / "half", test=0)
     save_model(LeNet5(), str(tmp_path / "a.ckpt"))
     assert train(f"--data_path={data}", "--output_dir=out", "--batch_size=8") == DATA
-    assert named in one_line(capfd.readouterr().err)
+    assert mentioned in one_line(capfd.readouterr().err)
     assert evaluate(f"--data_path={data}", "--ckpt_path=a.ckpt") == DATA
-    assert named in one_line(capfd.readouterr().err)
+    assert mentioned in one_line(capfd.readouterr().err)
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "half"]
 
 
@@ -235,7 +235,7 @@ def test_failed_download_exits_with_data_code(capfd, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write", "named"),
+    ("write", "mentioned"),
     [
         (lambda path: None, "is not a file"),
         (lambda path: path.mkdir(), "is not a file"),
@@ -248,12 +248,12 @@ def test_failed_download_exits_with_data_code(capfd, tmp_path):
     ],
     ids=["missing", "folder", "empty", "foreign", "other classes"],
 )
-def test_eval_rejects_other_files(write, named, capfd, tmp_path):
+def test_eval_rejects_other_files(write, mentioned, capfd, tmp_path):
     write(tmp_path / "bad.ckpt")
     assert evaluate("--ckpt_path=bad.ckpt") == CHECKPOINT
     out, err = capfd.readouterr()
     message = one_line(err)
-    assert "'bad.ckpt'" in message and named in message and out == ""
+    assert "'bad.ckpt'" in message and mentioned in message and out == ""
 
 
 def test_eval_names_parameters_that_do_not_match(capfd, tmp_path):
@@ -299,8 +299,8 @@ def test_nearly_full_disk_gets_the_model(tmp_path):
 
 def test_resume_rejects_other_flags(out, capfd):
     assert train(*QUICK, "--resume", "--lr=0.5", "--seed=2") == CHECKPOINT
-    said = "to a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give --allow_config_change"
-    assert said in one_line(capfd.readouterr().err)
+    message = "to a run with other settings: lr was 0.04 and is 0.5, seed was 1 and is 2. Give --allow_config_change"
+    assert message in one_line(capfd.readouterr().err)
 
 
 def test_resume_rejects_other_data(out, capfd, monkeypatch):
@@ -323,15 +323,15 @@ def test_resume_with_fewer_epochs_than_state_is_rejected(out, capfd):
     assert train(*QUICK, "--epochs=2", "--resume") == OK
     capfd.readouterr()
     assert train(*QUICK, "--resume") == CHECKPOINT
-    said = one_line(capfd.readouterr().err)
-    assert said.startswith("argument --epochs: must be at least 2, but got 1: 'out/states/state-0000000")
+    message = one_line(capfd.readouterr().err)
+    assert message.startswith("argument --epochs: must be at least 2, but got 1: 'out/states/state-0000000")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody can make another one")
 def test_folder_that_cannot_be_created_is_named_by_its_flag(capfd):
     assert train(*QUICK, "--output_dir=/proc/out") == DISK
-    said = "argument --output_dir: '/proc/out' can't be made: No such file or directory"
-    assert one_line(capfd.readouterr().err) == said
+    message = "argument --output_dir: '/proc/out' can't be made: No such file or directory"
+    assert one_line(capfd.readouterr().err) == message
 
 
 def test_path_of_best_model_is_checked_before_training(capfd):
@@ -368,13 +368,15 @@ def test_best_model_is_kept_beside_last(capfd):
     argv = ("--model=mlp", "--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
     assert train(*argv, "--save_every=7", "--keep_best") == OK
     out = capfd.readouterr().out
-    said = [
+    matches = [
         re.fullmatch(r"accuracy: (0\.\d{4}) after (\d+) updates(, the best so far)?", line) for line in out.split("\n")
     ]
-    said = [each.groups() for each in said if each]
-    assert [int(updates) for _, updates, _ in said] == [7, 14, 21, 24]
-    scores = [float(accuracy) for accuracy, *_ in said]
-    assert [bool(best) for *_, best in said] == [score > max(scores[:n], default=-1) for n, score in enumerate(scores)]
+    matches = [match.groups() for match in matches if match]
+    assert [int(updates) for _, updates, _ in matches] == [7, 14, 21, 24]
+    scores = [float(accuracy) for accuracy, *_ in matches]
+    assert [bool(best) for *_, best in matches] == [
+        score > max(scores[:n], default=-1) for n, score in enumerate(scores)
+    ]
     assert evaluate("--ckpt_path=out/gradient_accumulation.best.ckpt") == OK
     assert closing(capfd.readouterr().out)[0] == pytest.approx(max(scores), abs=5e-5)
     best = max(range(4), key=scores.__getitem__) + 1
@@ -397,8 +399,10 @@ def test_stopped_run_resumes_to_same_bytes(trained, capfd, monkeypatch):
 
 def test_resumed_run_does_not_search_micro_batch(out):
     flags = ("--batch_size=auto", "--effective_batch=512", "--memory_budget=8GiB", "--resume", "--output_dir=out")
-    settings, found = training.steps.fit(settings_of(*flags), lambda rows: pytest.fail("it was tried"), "1.0")
-    assert (settings.batch_size, found) == (256, ["256 rows, as in the run that is resumed"])
+    settings, lines = training.steps.choose_micro_batch(
+        settings_of(*flags), lambda rows: pytest.fail("it was tried"), "1.0"
+    )
+    assert (settings.batch_size, lines) == (256, ["256 rows, as in the run that is resumed"])
 
 
 @pytest.mark.slow
@@ -583,16 +587,16 @@ def test_fastest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (OK, "")
-    found = plan(done.stdout)["micro-batch"]
+    line = plan(done.stdout)["micro-batch"]
     assert re.search(r"^ +the fastest of those that fit, [\d.]+ MiB of 8 GiB$", done.stdout, re.MULTILINE)
     pattern = r"(\d+) rows \(of 128, (\d+) in a window\)"
-    rows, count = map(int, re.fullmatch(pattern, found).groups())
+    rows, count = map(int, re.fullmatch(pattern, line).groups())
     assert rows * count == 128 and plan(done.stdout)["effective batch"].startswith(f"128 = {rows} rows x {count} ")
     table = re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +([\d,]+)  [\d.]+ MiB$", done.stdout, re.MULTILINE)
     assert [int(line[0]) for line in table] == [4, 8, 16, 32, 64, 128]
     assert min(float(line[2]) for line in table) == float(next(line[2] for line in table if line[0] == str(rows)))
     again = process("train.py", *argv, "--overwrite", cwd=tmp_path)
-    assert plan(again.stdout)["micro-batch"] == found and "found before: delete out/micro_batches.json" in again.stdout
+    assert plan(again.stdout)["micro-batch"] == line and "found before: delete out/micro_batches.json" in again.stdout
 
 
 @pytest.mark.slow
@@ -643,8 +647,8 @@ def test_every_optimizer_trains_and_is_printed(argv, line, capfd):
 def test_eval_detects_the_model(trained, capfd):
     path = f"--ckpt_path={trained[0] / 'gradient_accumulation.ckpt'}"
     assert evaluate(path) == evaluate(path, "--model=mlp") == OK
-    said = capfd.readouterr().out
-    assert said == 2 * said[: len(said) // 2] and closing(said[: len(said) // 2]) == closing(trained[1])
+    out = capfd.readouterr().out
+    assert out == 2 * out[: len(out) // 2] and closing(out[: len(out) // 2]) == closing(trained[1])
 
 
 def test_window_of_one_has_no_accumulators(capfd):
@@ -711,6 +715,6 @@ def test_download_without_its_package_is_one_line_error(capfd, tmp_path, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert train("--data_path=data", "--download=http://127.0.0.1:1/x.zip") == USAGE
     rule, got = "must come with the package download installed", "the error: No module named 'download'"
-    said = f"argument --download: {rule}, but got {got}. Run: pip install download"
-    assert one_line(capfd.readouterr().err) == said
+    message = f"argument --download: {rule}, but got {got}. Run: pip install download"
+    assert one_line(capfd.readouterr().err) == message
     assert not os.path.exists("data")

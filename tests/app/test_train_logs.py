@@ -41,18 +41,18 @@ def test_evaluations_follow_their_updates(run):
 def test_logged_evaluation_is_that_of_the_model(run):
     _, folder = run
     *_, last = lines_of(folder)
-    found = read_record(folder / "gradient_accumulation.ckpt")
-    counts = {name: found[name] for name in ("updates", "correct", "total")}
+    record = read_record(folder / "gradient_accumulation.ckpt")
+    counts = {name: record[name] for name in ("updates", "correct", "total")}
     assert last == {"epoch": 2, "accuracy": counts["correct"] / counts["total"], **counts}
 
 
 @pytest.mark.skipif(not HAS_TENSORBOARD, reason="needs tensorboardX")
 def test_tensorboard_has_the_same_values(run):
     _, folder = run
-    found, lines = curves(Path(folder, "tensorboard")), lines_of(folder)
+    written, lines = curves(Path(folder, "tensorboard")), lines_of(folder)
     updates = [line for line in lines if "update" in line]
     for tag, name in (("loss", "loss"), ("lr", "lr"), ("grad_norm", "grad_norm")):
         expected = [(line["update"], pytest.approx(line[name], rel=1e-6)) for line in updates]
-        assert found[f"train/{tag}"] == expected
+        assert written[f"train/{tag}"] == expected
     evaluations = [(line["updates"], pytest.approx(line["accuracy"])) for line in lines if "updates" in line]
-    assert found["test/accuracy"] == evaluations
+    assert written["test/accuracy"] == evaluations

@@ -37,7 +37,7 @@ def environment():
 
 
 def finished(folder, *flags, **options):
-    """Run to the end and return what was said."""
+    """Run to the end and return its output."""
     folder.mkdir(exist_ok=True)
     arguments = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "timeout": 300}
     return subprocess.run(command(*flags), **arguments, check=False, **options)
@@ -55,9 +55,9 @@ def started(folder, *flags, line):
 
 def metrics(folder):
     """Return the lines of the updates; the last one, of the evaluation, is there once although two processes run."""
-    *found, last = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert last["updates"] == found[-1]["update"]
-    return found
+    *updates, evaluation = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert evaluation["updates"] == updates[-1]["update"]
+    return updates
 
 
 def model_of(folder):
@@ -67,14 +67,14 @@ def model_of(folder):
 def run_whole(folder):
     done = finished(folder)
     assert (done.returncode, done.stderr) == (0, "")
-    (folder / "said").write_text(done.stdout)
+    (folder / "stdout").write_text(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def whole(once):
-    """A run of two that nothing happened to, and what it said."""
+    """An uninterrupted run of two ranks, and its output."""
     folder = once("whole", run_whole)
-    return folder, (folder / "said").read_text()
+    return folder, (folder / "stdout").read_text()
 
 
 @pytest.mark.slow
@@ -82,11 +82,11 @@ def test_two_ranks_equal_one_process(whole, tmp_path, capfd):
     folder, out = whole
     assert train_in(tmp_path, *FLAGS, "--mini_steps=8") == 0
     assert "[0] effective batch  256 = 32 rows x 4 micro-batches x 2 ranks\n" in out
-    found, expected = metrics(folder), metrics(tmp_path)
+    lines, expected = metrics(folder), metrics(tmp_path)
     for name in ("epoch", "update", "samples"):
-        assert [line[name] for line in found] == [line[name] for line in expected]
+        assert [line[name] for line in lines] == [line[name] for line in expected]
     for name in ("loss", "grad_norm"):
-        assert [line[name] for line in found] == pytest.approx([line[name] for line in expected], rel=1e-4)
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-4)
     assert re.findall(r"correct/total: (.*)", out) == re.findall(r"correct/total: (.*)", capfd.readouterr().out)
     model = "gradient_accumulation.ckpt"
     assert sorted(os.listdir(folder / "out")) == [model, f"{model}.json", "metrics.jsonl", "states"]
@@ -97,9 +97,9 @@ def test_two_ranks_equal_one_process(whole, tmp_path, capfd):
 def test_sharded_accumulators_make_no_difference(whole, tmp_path):
     done = finished(tmp_path, "--zero=2")
     assert (done.returncode, done.stderr) == (0, "") and "MiB on each rank" in done.stdout
-    found, expected = metrics(tmp_path), metrics(whole[0])
+    lines, expected = metrics(tmp_path), metrics(whole[0])
     for name in ("update", "samples", "loss", "grad_norm"):
-        assert [line[name] for line in found] == pytest.approx([line[name] for line in expected], rel=1e-4)
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-4)
     assert re.findall(r"correct/total: (.*)", done.stdout) == re.findall(r"correct/total: (.*)", whole[1])
 
 
@@ -148,17 +148,17 @@ REPEATS = int(os.environ.get("MS_ACCUM_REPEATS", "3"))
 
 
 def interrupted(folder, *flags, seconds):
-    """Run a job without --output_dir, send SIGINT so long after its first update, and return what it said."""
+    """Run a job without --output_dir, send SIGINT some seconds after its first update, and return its output."""
     launch = [sys.executable, "-u", "-m", "ms_accum.launch", "--nproc=2", str(ROOT / "train.py"), *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    job, said = subprocess.Popen(launch, cwd=folder, env=environment(), **pipes), [""]
-    while not said[-1].startswith("[0] epoch:"):
-        said.append(job.stdout.readline())
+    job, lines = subprocess.Popen(launch, cwd=folder, env=environment(), **pipes), [""]
+    while not lines[-1].startswith("[0] epoch:"):
+        lines.append(job.stdout.readline())
         assert job.poll() is None, job.stderr.read()
     time.sleep(seconds)
     job.send_signal(signal.SIGINT)
     out, err = job.communicate(timeout=120)
-    return job.returncode, "".join(said) + out, err
+    return job.returncode, "".join(lines) + out, err
 
 
 @pytest.mark.slow
@@ -190,27 +190,27 @@ def test_full_disk_ends_job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--effective_batch=255",), "argument --effective_batch: must be a multiple of 2, the number of processes"),
         (("--effective_batch=64", "--batch_size=auto"), "argument --batch_size: auto tries one process"),
     ],
 )
-def test_flags_for_single_process_exit_with_usage_code(tmp_path, monkeypatch, flags, said):
+def test_flags_for_single_process_exit_with_usage_code(tmp_path, monkeypatch, flags, message):
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     settings = settings_of(*flags)
-    with pytest.raises(Failure, match=said) as failure:
+    with pytest.raises(Failure, match=message) as failure:
         steps.join(settings)
     assert failure.value.code == USAGE
 
 
 def test_only_rank_0_prints(monkeypatch):
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", said)
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
     settings = settings_of()
     for rank in (0, 1):
         monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda rank=rank: Group(rank, 2))
         steps.join(settings)
         print(f"I am {rank}")
     sys.stdout.close()
-    assert said.getvalue() == "I am 0\n"
+    assert output.getvalue() == "I am 0\n"

@@ -36,10 +36,10 @@ def test_peak_is_measured_and_output_is_hidden(idle, capfd):
 
 
 def test_trial_that_exceeds_limit_is_stopped(idle):
-    before = peak_of("self")
+    peak_before = peak_of("self")
     done = run_trial("test", runs.takes_memory, 100_000, idle + 200 * MIB)
     assert not done.fits and idle + 200 * MIB < done.peak < idle + 1000 * MIB
-    assert multiprocessing.active_children() == [] and peak_of("self") - before < 50 * MIB
+    assert multiprocessing.active_children() == [] and peak_of("self") - peak_before < 50 * MIB
 
 
 ALONE = """
@@ -97,7 +97,7 @@ def test_out_of_memory_does_not_fit(trial):
 
 
 @pytest.mark.parametrize(
-    ("trial", "said"),
+    ("trial", "message"),
     [
         (partial(runs.raises, ValueError("no such layer\nsecond line")), "ValueError: no such layer"),
         pytest.param(partial(runs.leaves, 3), "a process that ended with exit code 3", marks=pytest.mark.slow),
@@ -105,20 +105,20 @@ def test_out_of_memory_does_not_fit(trial):
     ],
     ids=["error", "exit", "not importable"],
 )
-def test_other_failure_is_an_error(trial, said):
+def test_other_failure_is_an_error(trial, message):
     with pytest.raises(RuntimeError) as caught:
         find_micro_batch_size(trial, 8, memory_budget="64GiB", prefer="memory")
     rule = "'trial' must be a function that runs with 8 rows in a new process"
-    assert str(caught.value) == f"For 'find_micro_batch_size', {rule}, but got {said}."
-    assert ("raise error" in str(caught.value.__cause__)) == ("ValueError" in said)
+    assert str(caught.value) == f"For 'find_micro_batch_size', {rule}, but got {message}."
+    assert ("raise error" in str(caught.value.__cause__)) == ("ValueError" in message)
 
 
 @pytest.mark.slow
 def test_largest_that_fits_is_found(idle):
     budget = int((idle + 400 * MIB) / 0.98)
-    found = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=budget, prefer="memory")
-    assert 350 <= found.micro_batch_size <= 405 and found.mini_steps == 3
-    assert Trial(found.micro_batch_size, found.peak, True) in found.trials and len(found.trials) <= 7
+    result = find_micro_batch_size(runs.takes_memory, 1000, memory_budget=budget, prefer="memory")
+    assert 350 <= result.micro_batch_size <= 405 and result.mini_steps == 3
+    assert Trial(result.micro_batch_size, result.peak, True) in result.trials and len(result.trials) <= 7
 
 
 def test_row_that_does_not_fit_reports_memory_needed():
