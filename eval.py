@@ -126,7 +126,7 @@ def data_description(args: argparse.Namespace, record: Record | None, test: Any)
 
 
 def show_subject(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> None:
-    """Print what is evaluated, and on what."""
+    """Print the model and the data."""
     show("file", args.ckpt_path)
     if record is None:
         show("model", f"{model}, because {'--model says so' if args.model else 'its parameters fit'}")
@@ -149,7 +149,7 @@ def checked_report_path(folder: str) -> str:
 
 
 def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Record | None, test: Any) -> Subject:
-    """Return what the report says of the model, the data and the software."""
+    """Return the model, the data and the software for the report."""
     facts = test.source.facts
     return Subject(
         path=args.ckpt_path,

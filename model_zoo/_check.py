@@ -98,7 +98,7 @@ def quote(path: Path) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return what a server or an archive says as one line, cut, in which a terminal finds nothing to obey."""
+    """Return text of a server or an archive as one line, cut, without characters that a terminal obeys."""
     words = " ".join(str(text)[:_LONGEST].split())
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
 

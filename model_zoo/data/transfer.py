@@ -29,7 +29,7 @@ _LONGEST_SECONDS = 86_400.0
 
 
 class KeepTls(HTTPRedirectHandler):
-    """Rejects redirects from https to an unencrypted scheme, and to others than these two, which urllib follows."""
+    """Rejects redirects from https to an unencrypted scheme, and to other schemes, which urllib would follow."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         fp.close()  # otherwise its complete body would be read, without a limit
@@ -42,7 +42,7 @@ class KeepTls(HTTPRedirectHandler):
 
 
 class Bounded(BaseHandler):
-    """Counts what is read of the responses, and raises an error beyond a number of bytes, and at an early end.
+    """Counts the bytes of responses, and raises an error above a limit, and at an early end.
 
     Args:
         max_bytes (int): the maximum number of bytes.
@@ -54,7 +54,7 @@ class Bounded(BaseHandler):
         """int, the number of bytes so far."""
 
     def http_response(self, request: Request, response: Any) -> Any:
-        """Return the response, which is read in small pieces now, whatever piece is asked for."""
+        """Return the response, changed so that each read returns a small piece."""
         read = response.read
 
         def bounded(amount: int | None = None) -> bytes:

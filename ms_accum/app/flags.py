@@ -172,7 +172,7 @@ class Parser(argparse.ArgumentParser):
             raise Failure(message, failure.code) from failure
 
     def _with_resumed_flags(self, resumed: FlagsOfRun, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse the flags of the run that is resumed, which may be a stranger's, and those that override them."""
+        """Parse the flags of the run that is resumed, which may be crafted, and those that override them."""
         try:
             self.parse_args(resumed.arguments)
         except Failure as failure:

@@ -91,7 +91,7 @@ def _shown_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dict_of(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a part of the facts; an empty one if a stranger's file has something else in its place."""
+    """Return a part of the facts; an empty one if a damaged or crafted file has something else there."""
     part = facts.get(name)
     return part if isinstance(part, dict) else {}
 

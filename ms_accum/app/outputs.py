@@ -1,7 +1,7 @@
 """Decides where a run writes, which run it continues and with which flags, and that it replaces no other run's files.
 
 A state has the flags of its run as texts. `--resume` alone takes them, so that it continues the run whatever flags it
-had. A state may be a stranger's: its texts are parsed like flags, and none of them decides where to write.
+had. A state may be crafted: its texts are parsed like flags, and none of them decides where to write.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def flags_of_resumed_run(flag_texts: Mapping[str, Any]) -> FlagsOfRun | None:
 
 
 def _readable(paths: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the paths and the flags of undamaged states; why others can't be read is said when they are resumed."""
+    """Yield the paths and the flags of undamaged states; damaged ones are reported when they are resumed."""
     from ..saving.training_state import open_state  # imports NumPy, before which signals must be blocked
 
     for path in paths:

@@ -254,7 +254,7 @@ class MindSporeLog:
 
         try:
             folder = scratch_folder()
-        except OSError:  # such as a full disk: then only what is critical is logged, on the terminal
+        except OSError:  # such as a full disk: then only critical messages are logged, on the terminal
             os.environ["GLOG_v"] = "4"
             return
         os.environ.update(GLOG_logtostderr="0", GLOG_stderrthreshold="4", GLOG_log_dir=folder)

@@ -1,7 +1,7 @@
 """Writes the report of an evaluation: one HTML file with the accuracy, the mistakes, and the curves of the run.
 
-The page has no scripts and loads no other files. Every text that is put in is escaped: paths and records may be a
-stranger's.
+The page has no scripts and loads no other files. Every text is escaped, because paths and records are not
+trusted.
 """
 
 from __future__ import annotations
@@ -352,8 +352,8 @@ def _settings(subject: Subject) -> str:
     return missing + _table("facts", "Settings and versions", caption, _head("Name", "Value"), rows)
 
 
-# All texts have a contrast of at least 4.5 to 1. Blue and orange are told apart by all kinds of colour vision, and
-# nothing is shown by its colour alone.
+# All texts have a contrast of at least 4.5 to 1. Blue and orange differ in all kinds of colour vision, and nothing
+# is shown by its colour alone.
 STYLE = """
 :root{--page:#ffffff;--text:#1b1f24;--muted:#59616b;--soft:#f4f6f8;--right:127 178 240;--wrong:246 163 92}
 body{max-width:64rem;margin:0 auto;padding:1rem;background:var(--page);color:var(--text);font:16px/1.5 sans-serif}

@@ -17,11 +17,11 @@ from .._check import one_line
 
 FILE = "metrics.jsonl"
 _NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds", "skipped")
-# float32 has no numbers above 3.4e38 or below 1e-45. With a stranger's, the arithmetic of an axis overflows.
+# float32 has no numbers above 3.4e38 or below 1e-45. With more extreme ones, the arithmetic of an axis overflows.
 _MAX, _MIN = 1e100, 1e-100
 _MAX_COLUMNS = 200  # of a table
-_FORMULA_STARTS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet computes begins so; the last four are wide
-_NOT_MEASURED = ("epoch", "updates", "correct", "total")  # of an evaluation: where it was made, and what it counted
+_FORMULA_STARTS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the first characters of formulas; the last four are wide
+_NOT_MEASURED = ("epoch", "updates", "correct", "total")  # fields of an evaluation for its place and its counts
 
 
 class Evaluation(NamedTuple):

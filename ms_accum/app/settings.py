@@ -63,7 +63,7 @@ class Settings:
     warmup_updates: int
     lr_decay: str
     output_dir: str | None
-    """Optional[str], the folder of what is written; None: a new one in `runs/` that has not been created yet."""
+    """Optional[str], the folder of the output files; None: a new one in `runs/` that has not been created yet."""
     ckpt_path: str | None
     """Optional[str], the model's path as given by its flag; `model_path` is the path that is used."""
     overwrite: bool
@@ -112,7 +112,7 @@ class Settings:
         return cls(**values, is_latest=values["output_dir"] is None and values["ckpt_path"] is None)
 
     def in_folder(self, folder: str | None) -> Settings:
-        """Return the same settings with a folder for what is written."""
+        """Return the same settings with a folder for the output files."""
         return replace(self, output_dir=folder)
 
     def for_ranks(self, ranks: int) -> Settings:
@@ -230,7 +230,7 @@ class Settings:
 
     @property
     def events(self) -> str:
-        """str, the folder of what is written for TensorBoard."""
+        """str, the folder of the files for TensorBoard."""
         return self._in_folder("tensorboard")
 
     def _in_folder(self, name: str) -> str:

@@ -134,7 +134,7 @@ class TensorBoardLog(Callback):
             self._flush()
 
     def _flush(self) -> None:
-        """Write what is buffered to the disk; after the run, also close the file."""
+        """Flush the buffer to the disk; after the run, also close the file."""
         self._last_flush = time.monotonic()
         if self._file is not None:
             try:

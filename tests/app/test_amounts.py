@@ -1,4 +1,4 @@
-"""Are amounts of memory read and written as people mean them?"""
+"""Amounts of memory: reading and formatting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does eval.py evaluate a model on what it was trained for, and refuse the rest?"""
+"""eval.py evaluates a model on the data it was trained for, and rejects other data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does eval.py write a report of what it evaluates, and reject before it evaluates what can't be written?"""
+"""eval.py writes a report, and rejects an unusable report path before it evaluates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINE = {"epoch": 1, "update": 1, "loss": 2.25, "lr": 0.04, "grad_norm": 0.5, "sa
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A model that nobody has trained, without a record."""
+    """An untrained model without a record."""
     path = tmp_path_factory.mktemp("model") / "plain.ckpt"
     save_model(MLP(), path)
     return path

@@ -1,4 +1,4 @@
-"""Are flags read from the command line and from YAML, and wrong ones refused in one line?"""
+"""Flags from the command line and from YAML; wrong ones are one-line errors."""
 
 from __future__ import annotations
 

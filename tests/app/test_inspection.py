@@ -1,4 +1,4 @@
-"""Does `python -m ms_accum.inspect` show any checkpoint or state, and refuse what is none in one line?"""
+"""`python -m ms_accum.inspect` shows checkpoints and states, and rejects other files in one line."""
 
 from __future__ import annotations
 

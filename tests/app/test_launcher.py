@@ -1,4 +1,4 @@
-"""Do several processes start and end together, and does the launcher say truly how?"""
+"""The launcher starts several processes, ends them together, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_launcher_does_not_import_mindspore():
     assert done.stdout == "False False\n"
 
 
-# What is said, and where
+# Output
 
 
 def test_rank_0_is_shown_by_lines_and_all_ranks_are_logged(tmp_path):
@@ -261,7 +261,7 @@ def test_output_of_killed_rank_is_in_its_log(tmp_path):
     source = """
 print("before")
 open(f"ready{rank}", "w").close()
-while not (os.path.exists("ready0") and os.path.exists("ready1")):  # who is killed first ends the other one
+while not (os.path.exists("ready0") and os.path.exists("ready1")):  # the first to be killed ends the other one
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -401,7 +401,7 @@ def test_rank_that_fails_after_signal_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_saving_after_signal_may_exceed_grace(tmp_path):
-    """The others have ended with the signal's code long before: they were asked to, and have not failed."""
+    """The other ranks have ended earlier, with the signal's exit code, which is not a failure."""
     source = NOTES.replace("time.sleep(1)", "time.sleep(4 * (1 - rank))\nprint('saved')")
     job = start(tmp_path, source, "--grace=1")
     both_ready(job, tmp_path)
@@ -413,7 +413,7 @@ def test_saving_after_signal_may_exceed_grace(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
 def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
-    """Who ends first ends with the signal's code, which is no failure: the other one is saving."""
+    """The first rank ends with the signal's exit code, which is not a failure: the other one is saving."""
     source = NOTES.replace("while not got:", "while not (got or os.path.exists('got1')):")
     source = source.replace("time.sleep(1)", "time.sleep(3 * (1 - rank))\nprint('saved')")
     job = start(tmp_path, source.replace("128 + got[0]", "143"), "--grace=0.5")
@@ -454,7 +454,7 @@ sys.exit("RuntimeError: waited")
 
 
 def test_stranded_ranks_are_ended_when_scheduler_ends_after_a_rank(tmp_path):
-    """Nobody has failed, and what is left is over."""
+    """No rank has failed, and the remaining program has ended."""
     source = """
 from ms_accum.ranks.heartbeat import Heartbeat
 heart = Heartbeat()
@@ -513,7 +513,7 @@ def test_failure_reason_is_short_and_printable(tmp_path):
 
 
 def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
-    """Of two codes the failure's is the job's: the state is not saved."""
+    """The job ends with the exit code of the failure, because the state is not saved."""
     job = start(
         tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(100 * (1 - rank))\nif rank: sys.exit(5)"), "--grace=1"
     )

@@ -1,4 +1,4 @@
-"""What does training take of memory, as reported and as measured?"""
+"""The memory that training needs, as reported and as measured."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_measured_peak_grows_by_multiple_of_activations(name, few, many, low, hi
     measured = (more - less) / (many - few)
     assert low < measured / kept_per_row(name) < high
     monkeypatch.setattr(ms_accum.app.memory, "_storages", lambda tensors: dict(enumerate(t.nbytes for t in tensors)))
-    assert not low < measured / kept_per_row(name) < high  # the mutant counts what is shared again, and parameters
+    assert not low < measured / kept_per_row(name) < high  # the mutant counts shared storages twice, and parameters
 
 
 @on_linux

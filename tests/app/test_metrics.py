@@ -1,4 +1,4 @@
-"""Are the updates and the evaluations of a run in its file, also after it was resumed?"""
+"""The file of metrics has the updates and evaluations of a run, also of a resumed one."""
 
 from __future__ import annotations
 

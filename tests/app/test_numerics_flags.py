@@ -1,4 +1,4 @@
-"""Do the programs' flags for mixed precision, averages, sizes and learning rates do what they say?"""
+"""The flags for mixed precision, averages, window sizes and learning rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run replace no files of another run, except with --overwrite?"""
+"""A run replaces no files of another run, except with --overwrite."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_crash_in_last_evaluation_leaves_the_model(monkeypatch, capfd):
     assert (record["updates"], record["correct"]) == (1, None) and record == read_record(f"runs/001/{DEFAULT}")
 
 
-# Links in the folder of a run, which may be a stranger's
+# Links in the folder of a run, which may be crafted
 
 
 LINKS = ["metrics.jsonl", "states", "states/.lock", "tensorboard", "micro_batches.json", "mindspore.log", DEFAULT]

@@ -1,4 +1,4 @@
-"""Does a program print what follows from its settings, in a terminal of 80 columns?"""
+"""The lines that a program prints about its settings fit a terminal of 80 columns."""
 
 from __future__ import annotations
 

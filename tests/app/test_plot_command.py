@@ -1,4 +1,4 @@
-"""Does `python -m ms_accum.plot` write its files, or one line?"""
+"""`python -m ms_accum.plot` writes its files, or prints a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the figure show what the metrics of the runs say?"""
+"""The figure shows the values in the metrics of the runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def panels():
 
 
 def curves(axes):
-    """Return what is drawn: for each line the updates and the values."""
+    """Return the updates and the values of each line that is drawn."""
     return [tuple(np.asarray(part, float).tolist() for part in line.get_data()) for line in axes.get_lines()]
 
 

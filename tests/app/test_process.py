@@ -1,4 +1,4 @@
-"""Does a program say what it has to say in one line and an exit code?"""
+"""A program ends with an exit code, and with one line if it fails."""
 
 from __future__ import annotations
 

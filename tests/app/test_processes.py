@@ -1,4 +1,4 @@
-"""Is what a process says shown line by line, kept whole, and looked at once?"""
+"""The output of a process is shown line by line and logged completely, and each byte is searched once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_accum.app import processes
 
 @pytest.fixture
 def relay(tmp_path):
-    """Return a function that relays chunks, and returns what was shown and what was kept."""
+    """Return a function that relays chunks, and returns the shown and the logged bytes."""
 
     def relay_chunks(*chunks):
         shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
@@ -36,7 +36,7 @@ def test_output_does_not_depend_on_chunks(relay, size):
 
 
 class Counted:
-    """The pattern, and how many bytes it was let loose on."""
+    """A pattern that counts the bytes that it searches."""
 
     def __init__(self, pattern):
         self.pattern, self.bytes = pattern, 0
@@ -48,7 +48,7 @@ class Counted:
 
 @pytest.mark.parametrize(("chunk", "times"), [(b".", 90_000), (b"\r\r\r\r", 20_000), (b"x" * 1000 + b"\r", 100)])
 def test_each_byte_is_searched_once(relay, monkeypatch, chunk, times):
-    """Dots without an end, for minutes; a pattern that looks at all of them for each that comes takes hours."""
+    """Dots without a line end, for minutes: searching all of them again for each new one would take hours."""
     counted = Counted(processes._LINE_END)
     monkeypatch.setattr(processes, "_LINE_END", counted)
     relay(*[chunk] * times)

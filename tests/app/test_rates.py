@@ -1,4 +1,4 @@
-"""Which learning rate goes with a larger effective batch?"""
+"""Learning rates for a larger effective batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the figures of an evaluation right?"""
+"""The figures of an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the page about an evaluation show what was found, to everybody, and nothing of a stranger's as its own?"""
+"""The page about an evaluation: its figures, accessibility, and escaping of untrusted text."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_planted_fault_is_detected(rule, old, new):
     assert old in text and faults(text.replace(old, new), rule)
 
 
-# What a stranger's file says
+# Untrusted text
 
 
 def test_crafted_texts_are_escaped(answers):
@@ -390,7 +390,7 @@ def colours_of(style):
 
 
 def weak_pairs(colours):
-    """Say which texts can't be read on what is behind them."""
+    """Return the texts whose contrast with a background behind them is too weak."""
     colour = {name: np.array(list(value), float) for name, value in colours.items()}
     backgrounds_by_text = {"text": [colour["page"], colour["soft"]], "muted": [colour["page"], colour["soft"]]}
     for shade in ("right", "wrong"):

@@ -1,4 +1,4 @@
-"""Does `--resume` alone continue a run with its own flags, and take nothing from a stranger's state but settings?"""
+"""`--resume` alone uses the flags of the run; a crafted state can set nothing but settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ms_accum.saving.training_state import VERSION, state_digest
 from programs import one_line, plan, settings_of, train
 
 STATE = "runs/001/states/state-00000001.safetensors"
-# Of every kind: whole numbers, numbers, words, switches, a dict, an interval.
+# Flags of every kind: whole numbers, numbers, words, switches, a dict, an interval.
 FLAGS = {
     "mini_steps": "0:1,3:2",
     "lr": "0.02",
@@ -47,7 +47,7 @@ def stop_at(micro_batches, monkeypatch):
     monkeypatch.setattr(steps.SIGNALS, "pending", lambda: next(asked) >= micro_batches)
 
 
-# The whole way
+# The programs
 
 
 RUN = ("--model=mlp", "--data_path=data", "--batch_size=8", "--mini_steps=3", "--epochs=2", "--seed=5")
@@ -79,7 +79,7 @@ def test_resumed_run_equals_uninterrupted_run(monkeypatch):
     with monkeypatch.context() as patch:
         stop_at(7, patch)
         assert train(*RUN) == TERMINATED
-    os.rename("data", "moved")  # what is in it is compared, not its name
+    os.rename("data", "moved")  # its content is compared, not its name
     assert train("--resume", "--data_path=moved", "--log_every=1") == OK
     first, second = (Path(f"runs/00{number}/gradient_accumulation.ckpt").read_bytes() for number in (1, 2))
     assert first == second
@@ -164,7 +164,7 @@ def test_state_without_flags_gives_none():
     assert settings_of().resumed_flags is None
 
 
-# A stranger's state
+# Crafted states
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Is the micro-batch that is found the largest that fits, and is it found in few trials?"""
+"""The search finds the largest micro-batch that fits, in few trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def attempts(peak, limit):
 
 
 def check(trials, peak, max_rows, limit):
-    """Return what is wrong with trials, by brute force over all sizes."""
+    """Return the faults of trials, by brute force over all sizes."""
     largest = max((rows for rows in range(1, max_rows + 1) if peak(rows) <= limit), default=0)
     chosen = max((trial.rows for trial in trials if trial.fits), default=0)
     faults = []

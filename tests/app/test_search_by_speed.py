@@ -1,4 +1,4 @@
-"""Is the fastest split of a window found, of those that fit, and once only?"""
+"""The search finds the fastest split of a window that fits, and stores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the metrics of a run read, and written as a table, as they are?"""
+"""The metrics of a run are read, and written as a table, without changes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_table_has_a_row_for_each_window(tmp_path):
 
 
 def check_table(folder, rng):
-    """Compare what a table says with what was written, for numbers of all sizes."""
+    """Compare a table with the metrics that were written, for numbers of all sizes."""
     losses = np.exp(rng.uniform(-300, 300, 99)).tolist()
     table_of(folder, *({**FIRST, "update": number, "loss": loss} for number, loss in enumerate(losses, 1)))
     with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
@@ -148,7 +148,7 @@ def test_evaluation_before_first_window_has_no_row(tmp_path):
 
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", " =", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
 def test_text_is_not_a_formula(tmp_path, begins):
-    """A spreadsheet would compute it, and open what it names; numbers stay numbers."""
+    """A spreadsheet would compute a formula and open its links; numbers stay numbers."""
     text = f"{begins}cmd|' /C calc'!A0"
     line = {**FIRST, "loss": -2.5, text: text, "note": "a=b", "list": [text]}
     names, cells = list(csv.reader(table_of(tmp_path, line).splitlines()))

@@ -1,4 +1,4 @@
-"""Do the flags end in one record that nobody changes?"""
+"""All flags end in one immutable record."""
 
 from __future__ import annotations
 

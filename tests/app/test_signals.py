@@ -1,4 +1,4 @@
-"""Does a signal end a program in order, and a second one at once?"""
+"""A first signal ends a program after saving, a second one at once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def wait_for(program, text):
 
 
 def ended(program):
-    """Return the exit code and what the program said."""
+    """Return the exit code and the error of a program."""
     out, err = program.communicate(timeout=120)
     return program.returncode, err.strip()
 
@@ -183,7 +183,7 @@ def test_signal_before_run_ends_with_one_line(number):
         assert (done.returncode, done.stdout, done.stderr) == expected
 
 
-# train.py, of which one part says when it begins, and then does what it reads: to wait for a signal, to go on.
+# train.py with one function that prints a line when it is called, then reads whether to wait for a signal or continue.
 PAUSED = """
 import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -309,7 +309,7 @@ def test_signal_in_eval_is_one_line(tmp_path):
         program = subprocess.Popen(command, cwd=tmp_path, **pipes)
         while not program.stdout.readline().startswith("record"):
             assert program.poll() is None, program.stderr.read()
-        time.sleep(0.05 * moment)  # what is tested is that every moment will do
+        time.sleep(0.05 * moment)  # the test is that any moment is safe
         program.send_signal(signal.SIGINT)
         code, error = ended(program)
         assert (code, error) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
@@ -322,7 +322,7 @@ KILLS = int(os.environ.get("MS_ACCUM_KILLS", "10"))
 
 @pytest.mark.slow
 def test_run_survives_kills_at_random_moments(tmp_path):
-    """By SIGKILL too: what is saved is whole, the next start resumes it, and removes what was left."""
+    """By SIGKILL too: each state is complete, and the next start resumes it and removes leftovers."""
     command = [sys.executable, str(ROOT / "tests" / "kill_runs.py"), str(tmp_path), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * KILLS, check=True)
     summary = json.loads(done.stdout)

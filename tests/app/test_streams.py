@@ -1,4 +1,4 @@
-"""Does a program survive what it prints?"""
+"""A program continues if its output can't be written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_closed_stderr_does_not_end_program():
 
 
 def diverted(folder, monkeypatch, logged, path):
-    """Run a program that logs, to its end; its folder is removed after that by the one who made it."""
+    """Run a program that logs, to its end; its creator removes the folder afterwards."""
     monkeypatch.setattr(lifetime, "scratch_folder", lambda: folder.mkdir() or str(folder))
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: ended.append((function, arguments)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}

@@ -1,4 +1,4 @@
-"""Does TensorBoard find each update of a run once?"""
+"""TensorBoard gets each update of a run once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_writer = pytest.mark.skipif(not INSTALLED, reason="needs tensorboardX")
 NAN = float("nan")
 
 
-# Readers: what the format says (`curves`), and TensorBoard's own
+# Readers: one written from the format (`curves`), and that of TensorBoard
 
 
 def curves_of_tensorboard(folder):

@@ -1,4 +1,4 @@
-"""Is anything that a file, a server or a name says more than text on a terminal?
+"""Text of files, servers and names is shown as text only: a terminal obeys none of it.
 
 Each way is a place where a stranger's text enters a line. The forged line is the last of a program's output, which
 programs parse; the rest are characters that a terminal obeys, hides or reorders.

@@ -1,4 +1,4 @@
-"""Do the programs train ResNet-18 on CIFAR-10, and refuse what is none before anything starts?"""
+"""The programs train ResNet-18 on CIFAR-10, and reject other data before they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the two programs train, evaluate, and refuse in one line?
+"""train.py and eval.py: training, evaluation, and one-line errors.
 
 In this process where that is possible: it saves the two seconds in which MindSpore is imported.
 """
@@ -98,7 +98,7 @@ def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
     assert (done.stderr == "") if code == OK else one_line(done.stderr)
 
 
-# What is refused
+# Rejected flags and files
 
 
 @pytest.mark.parametrize(

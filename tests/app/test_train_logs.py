@@ -1,4 +1,4 @@
-"""Does train.py write its evaluations where it writes its updates, also when it is resumed?"""
+"""train.py writes its evaluations to its logs, also when it is resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of two epochs that was stopped after the first and resumed: what it had written then, and its folder."""
+    """A run of two epochs, stopped after the first and resumed: the lines at the stop, and its folder."""
     folder = tmp_path_factory.mktemp("run")
     flags = (*FLAGS, *(["--tensorboard"] if HAS_TENSORBOARD else []))
     assert train_in(folder, *flags) == OK

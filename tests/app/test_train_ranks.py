@@ -1,4 +1,4 @@
-"""Do several processes of train.py end as one does, whatever happens to them?"""
+"""Several processes of train.py give the same result as one, and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a trial in a process of its own, and of this one?"""
+"""Trials in a separate process, and what they leave in this one."""
 
 from __future__ import annotations
 
