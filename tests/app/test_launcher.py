@@ -29,7 +29,7 @@ KILLED = [
     "error: no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end",
 ]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-WORDS = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
+SIGNAL_MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
 BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
@@ -67,13 +67,13 @@ def start(folder, source, *flags, nproc=2, program=("program.py",), **options):
     return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, start_new_session=True, **options)
 
 
-def ended(job):
+def wait_for_end(job):
     out, err = job.communicate(timeout=60)
     return job.returncode, out.splitlines(), err.splitlines()
 
 
 def launch(folder, source, *flags, **options):
-    return ended(start(folder, source, *flags, **options))
+    return wait_for_end(start(folder, source, *flags, **options))
 
 
 def wait_for(job, *paths):
@@ -314,7 +314,7 @@ def test_end_of_scheduler_is_an_error(tmp_path):
     job = start(tmp_path, NOTES)
     both_ready(job, tmp_path)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     assert (code, err) == (137, KILLED)
 
 
@@ -328,7 +328,7 @@ def test_ended_programs_are_not_waited_for_without_scheduler(tmp_path, over):
     job = start(tmp_path, beats + waits + "while True: time.sleep(100)", f"--grace={90 if over else 1.5}")
     both_ready(job, tmp_path)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     late = [f"error: rank {rank} did not end within 1.5 s and was killed" for rank in range(2) if not over]
     assert (code, err) == (137, [*KILLED, *late])
     assert all((tmp_path / f"asked{rank}").exists() for rank in range(2))
@@ -385,8 +385,8 @@ def test_each_rank_gets_signal_once(tmp_path, number):
     job = start(tmp_path, NOTES.replace("time.sleep(1)", "time.sleep(1 + rank)"))
     both_ready(job, tmp_path)
     os.killpg(job.pid, number)
-    code, _, err = ended(job)
-    assert (code, err) == (CODES[number], [f"error: {WORDS[code]}"])
+    code, _, err = wait_for_end(job)
+    assert (code, err) == (CODES[number], [f"error: {SIGNAL_MESSAGES[code]}"])
     assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[number], [number]]
 
 
@@ -394,7 +394,7 @@ def test_rank_that_fails_after_signal_is_named(tmp_path):
     job = start(tmp_path, NOTES.replace("128 + got[0]", "143 - 138 * rank"))
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     error = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
     assert (code, err) == (5, [error])
 
@@ -406,7 +406,7 @@ def test_saving_after_signal_may_exceed_grace(tmp_path):
     job = start(tmp_path, source, "--grace=1")
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
-    code, out, err = ended(job)
+    code, out, err = wait_for_end(job)
     assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
 
 
@@ -420,7 +420,7 @@ def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
     both_ready(job, tmp_path)
     for rank in asked:
         os.kill(process_of(job, "MS_NODE_ID", rank), signal.SIGTERM)
-    code, out, err = ended(job)
+    code, out, err = wait_for_end(job)
     assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
     assert json.loads((tmp_path / "got0").read_text()) == [15] * (0 in asked)
 
@@ -467,7 +467,7 @@ time.sleep(100)
     job = start(tmp_path, source)
     both_ready(job, tmp_path)
     os.kill(process_of(job, "MS_ROLE", "MS_SCHED"), signal.SIGKILL)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     assert (code, err) == (137, KILLED)
 
 
@@ -519,7 +519,7 @@ def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
     )
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGTERM)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     error = "error: rank 1 ended with exit code 5: ready; its log is log/worker_1.log"
     assert (code, err) == (5, [error, "error: rank 0 did not end within 1 s and was killed"])
 
@@ -530,7 +530,7 @@ def test_sighup_stays_ignored_under_nohup(tmp_path):
     both_ready(job, tmp_path)
     job.send_signal(signal.SIGHUP)
     job.send_signal(signal.SIGTERM)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     assert (code, err) == (143, ["error: terminated"])
     assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[15], [15]]
 
@@ -551,7 +551,7 @@ def test_second_signal_ends_ranks_at_once(tmp_path):
     job.send_signal(signal.SIGTERM)
     wait_for(job, tmp_path / "asked0", tmp_path / "asked1")
     job.send_signal(signal.SIGINT)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     killed = [f"error: rank {rank} did not end within 1 s and was killed" for rank in range(2)]
     assert (code, err) == (143, [*killed, "error: terminated"])
 
@@ -561,7 +561,7 @@ def test_ranks_end_when_launcher_is_killed(tmp_path):
     both_ready(job, tmp_path)
     processes = [process_of(job, "MS_NODE_ID", rank) for rank in range(2)] + [process_of(job, "MS_ROLE", "MS_SCHED")]
     job.kill()
-    ended(job)
+    wait_for_end(job)
     assert all(gone(process) for process in processes)
 
 
@@ -645,7 +645,7 @@ def test_killed_rank_ends_ranks_waiting_for_it(tmp_path):
     both_ready(job, tmp_path)
     began = time.monotonic()
     os.kill(process_of(job, "MS_NODE_ID", 1), signal.SIGKILL)
-    code, _, err = ended(job)
+    code, _, err = wait_for_end(job)
     assert time.monotonic() - began < 60
     ours = [line for line in err if line.startswith("error: ")]
     assert (code, ours[0]) == (137, "error: rank 1 was killed by SIGKILL; its log is log/worker_1.log")

@@ -123,9 +123,9 @@ def test_wide_range_has_logarithmic_axis(tmp_path, panels):
 # Long runs
 
 
-def long_run(folder, updates=400, **others):
+def long_run(folder, updates=400, **fields):
     noise = np.random.RandomState(1).uniform(0.5, 1.5, updates)
-    lines = [window(update, loss=loss, seconds=0.5 * loss, **others) for update, loss in enumerate(noise, 1)]
+    lines = [window(update, loss=loss, seconds=0.5 * loss, **fields) for update, loss in enumerate(noise, 1)]
     return run_of(folder, *lines), noise
 
 
@@ -180,15 +180,16 @@ def test_one_outlier_does_not_set_the_axis(tmp_path, panels, monkeypatch):
 # Running means
 
 
-def by_definition(values, half, places, middle=np.mean):
-    average = {np.mean: np.nanmean, np.median: np.nanmedian}[middle]
+def by_definition(values, half, places, average=np.mean):
+    average_without_nan = {np.mean: np.nanmean, np.median: np.nanmedian}[average]
     windows = [values[max(0, place - half) : place + half + 1] for place in places]
     return [
-        math.nan if math.isnan(values[place]) else average(neighbours) for place, neighbours in zip(places, windows)
+        math.nan if math.isnan(values[place]) else average_without_nan(neighbours)
+        for place, neighbours in zip(places, windows)
     ]
 
 
-def by_differences(values, half, places, middle=np.mean):
+def by_differences(values, half, places, average=np.mean):
     sums = np.concatenate([[0.0], np.nancumsum(values)])
     starts, ends = (np.clip(np.arange(len(values)) + by, 0, len(values)) for by in (-half, half + 1))
     known = np.concatenate([[0], np.cumsum(np.isfinite(values))])
@@ -196,33 +197,35 @@ def by_differences(values, half, places, middle=np.mean):
     return np.where(np.isfinite(values), means, math.nan)[places]
 
 
-def gaps_as_zeros(values, half, places, middle=np.mean):
-    return np.where(np.isfinite(values[places]), running_average(np.nan_to_num(values), half, places, middle), math.nan)
+def gaps_as_zeros(values, half, places, average=np.mean):
+    return np.where(
+        np.isfinite(values[places]), running_average(np.nan_to_num(values), half, places, average), math.nan
+    )
 
 
-def of_more(values, half, places, middle=np.mean):
-    return running_average(values, half + 1, places, middle)
+def with_wider_window(values, half, places, average=np.mean):
+    return running_average(values, half + 1, places, average)
 
 
-def always_the_mean(values, half, places, middle=np.mean):
+def always_the_mean(values, half, places, average=np.mean):
     return running_average(values, half, places)
 
 
 def check_running(function, rng):
-    for length, half, middle in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
+    for length, half, average in itertools.product((1, 2, 40, 101), (1, 3, 9), (np.mean, np.median)):
         values = rng.randn(length)
         values[5:7] = values[-2:] = NAN
         values[20:21] = 1e20
         for places in (np.arange(length), np.arange(length)[::7]):
-            expected = by_definition(values, half, places, middle)
-            np.testing.assert_allclose(function(values, half, places, middle), expected, rtol=1e-9, atol=1e-12)
+            expected = by_definition(values, half, places, average)
+            np.testing.assert_allclose(function(values, half, places, average), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_running_mean_averages_neighbours(rng):
     check_running(running_average, rng)
 
 
-@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, of_more, always_the_mean])
+@pytest.mark.parametrize("function", [by_differences, gaps_as_zeros, with_wider_window, always_the_mean])
 def test_wrong_means_are_detected(function, rng):
     with pytest.raises(AssertionError):
         check_running(function, rng)

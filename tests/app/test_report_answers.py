@@ -36,12 +36,12 @@ def wald_interval(right, total):
     return part - half, part + half
 
 
-PARTS = np.linspace(0.9, 0.99, 30)
+ACCURACIES = np.linspace(0.9, 0.99, 30)
 
 
 def test_interval_covers_accuracy_in_95_percent():
-    assert np.mean([coverage(interval, part, 100) for part in PARTS]) == pytest.approx(0.95, abs=0.01)
-    assert np.mean([coverage(wald_interval, part, 100) for part in PARTS]) < 0.92
+    assert np.mean([coverage(interval, part, 100) for part in ACCURACIES]) == pytest.approx(0.95, abs=0.01)
+    assert np.mean([coverage(wald_interval, part, 100) for part in ACCURACIES]) < 0.92
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,13 @@ class Elements(HTMLParser):
 # What each page must be; each rule gets a page that breaks it.
 
 
-def is_formed(text, elements):
+def is_well_formed(text, elements):
     return elements.faults + [
         f"{len(elements.of(tag))} <{tag}>" for tag in ("title", "main", "h1") if len(elements.of(tag)) != 1
     ]
 
 
-def is_alone(text, elements):
+def loads_nothing(text, elements):
     """Say what the page runs, or would load."""
     wrong = [
         element["tag"] for element in elements.of("script", "link", "iframe", "object", "embed", "base", "form", "use")
@@ -125,26 +125,26 @@ def has_headings_in_order(text, elements):
     return [f"h{b} after h{a}" for a, b in zip([0, *levels], levels) if b > a + 1]
 
 
-def has_words_for_pictures(text, elements):
+def has_alt_texts(text, elements):
     return [element for element in elements.of("img") if not (element.get("alt") or "").strip()]
 
 
-def has_tables_with_heads(text, elements):
+def tables_have_headers(text, elements):
     scopes = [
         element["text"] for element in elements.of("th") if element.get("scope") not in ("col", "row", "colgroup")
     ]
     return scopes + (["a caption"] if len(elements.of("caption")) != len(elements.of("table")) else [])
 
 
-def has_tables_that_scroll(text, elements):
+def tables_scroll(text, elements):
     boxes = [element for element in elements.of("div") if element.get("class") == "scroll"]
     lost = [element for element in boxes if element.get("tabindex") != "0" or not element.get("aria-label")]
     return lost + (["a box"] if len(boxes) != len(elements.of("table")) else [])
 
 
 RULES = {
-    is_formed: [("</main>", ""), ("<h1>", "<h1></h1><h1>")],
-    is_alone: [
+    is_well_formed: [("</main>", ""), ("<h1>", "<h1></h1><h1>")],
+    loads_nothing: [
         ("<main>", "<main><script></script>"),
         ('src="data:image/png;', 'src="http://x/'),
         ("<main>", '<main onclick="x">'),
@@ -153,9 +153,9 @@ RULES = {
     ],
     has_language: [('<html lang="en">', "<html>")],
     has_headings_in_order: [("<h2>", "<h3>"), ("<h1>", "<h2>")],
-    has_words_for_pictures: [("alt=", "data-alt=")],
-    has_tables_with_heads: [('scope="row"', ""), ("<caption>", "<p>"), ('scope="col"', 'scope="x"')],
-    has_tables_that_scroll: [('tabindex="0"', ""), ('class="scroll"', "")],
+    has_alt_texts: [("alt=", "data-alt=")],
+    tables_have_headers: [('scope="row"', ""), ("<caption>", "<p>"), ('scope="col"', 'scope="x"')],
+    tables_scroll: [('tabindex="0"', ""), ('class="scroll"', "")],
 }
 
 
@@ -216,9 +216,9 @@ def test_policy_forbids_loading_and_scripts(answers):
 # What is shown
 
 
-def cells(elements, kind):
+def cells(text, kind):
     """Return the texts of the rows of a table."""
-    rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', elements, re.DOTALL)[0].split("</tr>")[:-1]
+    rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[0].split("</tr>")[:-1]
     return [[element["text"] for element in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
 
 

@@ -120,7 +120,7 @@ def wait_for(program, text):
         assert program.poll() is None, program.stderr.read()
 
 
-def ended(program):
+def wait_for_end(program):
     """Return the exit code and the error of a program."""
     out, err = program.communicate(timeout=120)
     return program.returncode, err.strip()
@@ -147,7 +147,7 @@ def test_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     while not (tmp_path / "parts" / "out" / "states" / ".lock").exists():  # the run begins; before, there is no state
         assert program.poll() is None
     program.send_signal(number)
-    code, error = ended(program)
+    code, error = wait_for_end(program)
     assert code == CODES[number]
     assert error.startswith(
         f"error: {SIGNAL_MESSAGES[code]}, the training state is in 'out/states/state-00000001.safetensors'"
@@ -241,7 +241,7 @@ def test_signal_finishes_current_step_and_saves(tmp_path, whole_model, part):
     wait_for(program, "now")
     send_signal(program, signal.SIGTERM)
     send_words(program, *["go"] * 9)
-    code, error = ended(program)
+    code, error = wait_for_end(program)
     assert code == TERMINATED
     # The first is the one that was due.
     assert error.startswith("error: terminated, the training state is in 'out/states/state-00000002.safetensors'")
@@ -257,7 +257,7 @@ def test_second_signal_keeps_earlier_state(tmp_path, whole_model, part):
     wait_for(program, "now")
     send_signal(program, signal.SIGTERM)
     program.send_signal(signal.SIGINT)
-    assert ended(program)[0] == INTERRUPTED
+    assert wait_for_end(program)[0] == INTERRUPTED
     states = tmp_path / "out" / "states"
     assert [path.name for path in states.glob("*.safetensors")] == ["state-00000001.safetensors"]
     assert finished(tmp_path, *FLAGS, "--resume") == whole_model
@@ -270,7 +270,7 @@ def test_signal_stops_last_evaluation_at_once(tmp_path, whole_model):
     wait_for(program, "now")
     send_signal(program, signal.SIGINT)
     send_words(program, "go")
-    code, error = ended(program)
+    code, error = wait_for_end(program)
     model = "out/gradient_accumulation.ckpt"
     assert code == INTERRUPTED and error == (
         f"error: interrupted; the model is '{model}', not evaluated yet: eval.py --ckpt_path={model} does that, or "
@@ -293,7 +293,7 @@ def test_signal_after_complete_run_is_reported(tmp_path):
     wait_for(program, "now")
     send_signal(program, signal.SIGTERM)
     send_words(program, "go")
-    code, error = ended(program)
+    code, error = wait_for_end(program)
     assert code == TERMINATED and re.fullmatch(
         r"error: terminated; the run is complete, with an accuracy of .* % \(\d+/360\)", error
     )
@@ -311,7 +311,7 @@ def test_signal_in_eval_is_one_line(tmp_path):
             assert program.poll() is None, program.stderr.read()
         time.sleep(0.05 * moment)  # the test is that any moment is safe
         program.send_signal(signal.SIGINT)
-        code, error = ended(program)
+        code, error = wait_for_end(program)
         assert (code, error) in ((INTERRUPTED, "error: interrupted"), (0, "")), moment
         assert sorted(os.listdir(tmp_path)) == ["out"]
 

@@ -194,8 +194,8 @@ def test_resumed_driver_repeats_no_step(tmp_path):
         }
         model.train_process(epochs, rows, 1, valid_dataset=[micro_batch(1.0)], **arguments)
         losses.append(curves(tmp_path / "tb"))
-    assert [steps(curves) for curves in losses] == [list(range(1, 7)), list(range(1, 10))]
-    assert [curves["train/skipped"][-1] for curves in losses] == [(6, 2), (9, 3)]
+    assert [steps(run_curves) for run_curves in losses] == [list(range(1, 7)), list(range(1, 10))]
+    assert [run_curves["train/skipped"][-1] for run_curves in losses] == [(6, 2), (9, 3)]
     assert steps(losses[1], "test/loss") == [3, 6, 9]
     assert losses[1]["train/loss"][:6] == losses[0]["train/loss"]
 

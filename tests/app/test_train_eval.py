@@ -587,16 +587,19 @@ def test_fastest_micro_batch_is_found(tmp_path):
     argv = ("--batch_size=auto", "--effective_batch=128", "--memory_budget=8GiB", "--epochs=1", "--output_dir=out")
     done = process("train.py", *argv, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (OK, "")
-    line = plan(done.stdout)["micro-batch"]
+    micro_batch_line = plan(done.stdout)["micro-batch"]
     assert re.search(r"^ +the fastest of those that fit, [\d.]+ MiB of 8 GiB$", done.stdout, re.MULTILINE)
     pattern = r"(\d+) rows \(of 128, (\d+) in a window\)"
-    rows, count = map(int, re.fullmatch(pattern, line).groups())
+    rows, count = map(int, re.fullmatch(pattern, micro_batch_line).groups())
     assert rows * count == 128 and plan(done.stdout)["effective batch"].startswith(f"128 = {rows} rows x {count} ")
     table = re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +([\d,]+)  [\d.]+ MiB$", done.stdout, re.MULTILINE)
     assert [int(line[0]) for line in table] == [4, 8, 16, 32, 64, 128]
     assert min(float(line[2]) for line in table) == float(next(line[2] for line in table if line[0] == str(rows)))
     again = process("train.py", *argv, "--overwrite", cwd=tmp_path)
-    assert plan(again.stdout)["micro-batch"] == line and "found before: delete out/micro_batches.json" in again.stdout
+    assert (
+        plan(again.stdout)["micro-batch"] == micro_batch_line
+        and "found before: delete out/micro_batches.json" in again.stdout
+    )
 
 
 @pytest.mark.slow

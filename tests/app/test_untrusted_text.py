@@ -41,10 +41,10 @@ pytestmark = pytest.mark.host
 FORGED = "correct/total: 360/360"
 NASTY = f"w\x1b[2K\x1b[1A\r\n{FORGED}\n\x07\x9b31m\x7f\u202e\u2066\u2028\u200b"
 SURROGATE = f"{NASTY}\udc80"
-IN_A_NAME = NASTY.replace("/", "|")  # a file's
+FILE_NAME = NASTY.replace("/", "|")  # a file's
 
 
-def obeyed(text):
+def control_characters(text):
     """Return the characters that a terminal would not show, but line ends."""
     unseen = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return {letter for letter in text if unicodedata.category(letter) in unseen and letter != "\n"}
@@ -111,7 +111,7 @@ def header(handler: http.server.BaseHTTPRequestHandler):
     handler.wfile.write(f"HTTP/1.1 302 x\r\nLocation: http://h\x1b[2K\x9b/{FORGED}\r\n\r\n".encode("latin-1"))
 
 
-def in_a_program(action):
+def run_in_program(action):
     """Do it as a program's `main` does."""
 
     class Parser:
@@ -131,14 +131,14 @@ def fails(error):
     return action
 
 
-def of_metrics():
+def from_metrics():
     """A user's own names of metrics, in the driver's line about an evaluation."""
     context = type("Context", (), {"original_args": lambda self: arguments})()
     arguments = type("Arguments", (dict,), {"cur_epoch_num": 1})(eval_results={NASTY: 1.0, "text": SURROGATE})
     Lines().on_train_epoch_end(context)
 
 
-WAYS = {
+SOURCES = {
     "a Parameter in safetensors": lambda: inspect(safetensors("a.safetensors")),
     "a Parameter in a .ckpt": lambda: inspect(ckpt("a.ckpt")),
     "a damaged Parameter in a .ckpt": lambda: inspect(ckpt("a.ckpt", dims=(7,))),
@@ -149,9 +149,9 @@ WAYS = {
     "a setting of a state": lambda: inspect(state("a.safetensors", config={NASTY: NASTY})),
     "a note of a state": lambda: inspect(state("a.safetensors", config={"notes": {NASTY: [NASTY]}})),
     "a fact of a state": lambda: inspect(state("a.safetensors", at={NASTY: NASTY}, best=[NASTY, NASTY])),
-    "a file's name": lambda: inspect(safetensors(f"{IN_A_NAME}.safetensors", tensor="w")),
+    "a file's name": lambda: inspect(safetensors(f"{FILE_NAME}.safetensors", tensor="w")),
     "the name of no file": lambda: inspect(NASTY),
-    "the name of no checkpoint": lambda: inspect(written(IN_A_NAME, "x")),
+    "the name of no checkpoint": lambda: inspect(written(FILE_NAME, "x")),
     "a checkpoint of none of the networks": lambda: evaluate(f"--ckpt_path={ckpt('a.ckpt')}"),
     "a checkpoint of another network": lambda: evaluate("--model=mlp", f"--ckpt_path={ckpt('a.ckpt')}"),
     "a checkpoint that is not there": lambda: evaluate(f"--ckpt_path={NASTY}.ckpt"),
@@ -169,24 +169,24 @@ WAYS = {
     "the reason of an HTTP error": lambda: download(reason),
     "a header of HTTP": lambda: download(header),
     "an entry of an archive": lambda: download(sends(zipped([(NASTY, b"x")]))),
-    "a folder of metrics": lambda: plot(metrics(IN_A_NAME)),
+    "a folder of metrics": lambda: plot(metrics(FILE_NAME)),
     "a folder without metrics": lambda: plot(NASTY),
     "a field of metrics": lambda: plot(metrics("out", **{NASTY: SURROGATE})),
-    "metrics that are damaged": lambda: plot(metrics(IN_A_NAME, loss=NASTY)),
+    "metrics that are damaged": lambda: plot(metrics(FILE_NAME, loss=NASTY)),
     "the last words of a rank": lambda: print_error(failure_reason(Path(written("worker.log", f"error: {NASTY}")))),
     "the name of no program": lambda: launcher.main([NASTY]),
-    "an error of the library": in_a_program(fails(CheckpointError(NASTY))),
-    "another error": in_a_program(fails(RuntimeError(SURROGATE))),
-    "a failure": in_a_program(fails(Failure(SURROGATE, USAGE))),
-    "a warning": in_a_program(lambda: sys.stderr.write(warnings.formatwarning(SURROGATE, UserWarning, "x.py", 1))),
-    "a fact that is shown": in_a_program(lambda: show("data", SURROGATE)),
-    "a line that is said": in_a_program(lambda: print_line(SURROGATE)),
-    "a metric of one's own": in_a_program(of_metrics),
-    "a setting that differs": in_a_program(lambda: print_line(changes({NASTY: SURROGATE}, {NASTY: "x"})[0])),
+    "an error of the library": run_in_program(fails(CheckpointError(NASTY))),
+    "another error": run_in_program(fails(RuntimeError(SURROGATE))),
+    "a failure": run_in_program(fails(Failure(SURROGATE, USAGE))),
+    "a warning": run_in_program(lambda: sys.stderr.write(warnings.formatwarning(SURROGATE, UserWarning, "x.py", 1))),
+    "a fact that is shown": run_in_program(lambda: show("data", SURROGATE)),
+    "a line that is said": run_in_program(lambda: print_line(SURROGATE)),
+    "a metric of one's own": run_in_program(from_metrics),
+    "a setting that differs": run_in_program(lambda: print_line(changes({NASTY: SURROGATE}, {NASTY: "x"})[0])),
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("way", SOURCES.values(), ids=SOURCES)
 @pytest.mark.filterwarnings("always")
 def test_crafted_text_is_shown_as_visible_text(way, capfd, tmp_path):
     try:
@@ -195,7 +195,7 @@ def test_crafted_text_is_shown_as_visible_text(way, capfd, tmp_path):
         pass
     out, err = capfd.readouterr()
     lines = (out + err).splitlines()
-    assert lines and obeyed(out + err) == set()
+    assert lines and control_characters(out + err) == set()
     assert FORGED not in lines and all(len(line) < LINE + 100 for line in lines)
 
 
@@ -203,7 +203,7 @@ def test_unescaped_text_is_detected(capfd, monkeypatch):
     monkeypatch.setattr("ms_accum._check.visible", lambda text, kept="": text)
     assert inspect(safetensors("a.safetensors")) == OK
     out, _ = capfd.readouterr()
-    assert FORGED in out.splitlines() and "\x1b" in obeyed(out)
+    assert FORGED in out.splitlines() and "\x1b" in control_characters(out)
 
 
 def test_traceback_and_printed_text_go_through_stream(capfd):
@@ -211,9 +211,9 @@ def test_traceback_and_printed_text_go_through_stream(capfd):
         print(f"a\tb\n{NASTY}")
         raise ValueError(SURROGATE)
 
-    assert in_a_program(action)("--debug") == 1
+    assert run_in_program(action)("--debug") == 1
     out, err = capfd.readouterr()
-    assert "Traceback" in err and obeyed(out.replace("\t", "") + err) == set() and "a\tb\n" in out
+    assert "Traceback" in err and control_characters(out.replace("\t", "") + err) == set() and "a\tb\n" in out
 
 
 def test_progress_bar_still_redraws_its_line(capfd):
@@ -235,17 +235,17 @@ def test_crafted_text_is_escaped_for_library_users(tmp_path):
     for action in (
         lambda: load_model(network, ckpt("a.ckpt")),
         lambda: load_parameters(ckpt("b.ckpt", dims=(7,))),
-        lambda: load_parameters(written(f"{IN_A_NAME}.ckpt", "x")),
+        lambda: load_parameters(written(f"{FILE_NAME}.ckpt", "x")),
     ):
         with pytest.raises(CheckpointError) as caught:
             action()
-        assert obeyed(str(caught.value)) == set() and "\n" not in str(caught.value)
+        assert control_characters(str(caught.value)) == set() and "\n" not in str(caught.value)
     with serving(reason) as url, pytest.raises(OSError, match="404") as caught:
         download_mnist("data", url)
-    assert obeyed(str(caught.value)) == set() and "\n" not in str(caught.value)
+    assert control_characters(str(caught.value)) == set() and "\n" not in str(caught.value)
     with serving(sends(zipped([(NASTY, b"x")]))) as url, pytest.raises(DataError) as caught:
         download_mnist("data", url)
-    assert obeyed(str(caught.value)) == set() and "\n" not in str(caught.value)
+    assert control_characters(str(caught.value)) == set() and "\n" not in str(caught.value)
 
 
 # What is visible
