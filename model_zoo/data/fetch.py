@@ -68,14 +68,14 @@ def _transferred(url: str, target: Path, stall_seconds: float, max_bytes: int) -
             with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
                 process.stdin.write(line)
                 process.stdin.flush()
-            said = process.stderr.read().decode(errors="replace").strip()
+            stderr = process.stderr.read().decode(errors="replace").strip()
             code = process.wait()
         except BaseException:
             process.kill()
             if shows:
                 print()  # the bar's line has no end
             raise
-    reason = said.rpartition("\n")[2] or f"its process ended with {code}"
+    reason = stderr.rpartition("\n")[2] or f"its process ended with {code}"
     if code == transfer.NOT_INSTALLED:
         raise ImportError(reason)
     if code:

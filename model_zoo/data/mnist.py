@@ -99,8 +99,8 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
 
 def _folders(root: Path, usage: str) -> tuple[Path, ...]:
     """Return the folders where a split may be: tutorial, flat, torchvision (two levels), unzipped here."""
-    places = (usage, "", "raw", "MNIST/raw", f"MNIST_Data/{usage}")
-    return tuple(root / place for place in places)
+    names = (usage, "", "raw", "MNIST/raw", f"MNIST_Data/{usage}")
+    return tuple(root / name for name in names)
 
 
 def _find(folder: Path, usage: str, kind: str) -> Path | None:

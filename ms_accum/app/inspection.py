@@ -92,8 +92,8 @@ def _shown_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dict_of(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a part of the facts; an empty one if a damaged or crafted file has something else there."""
-    part = facts.get(name)
-    return part if isinstance(part, dict) else {}
+    value = facts.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _plain(value: Any) -> str:

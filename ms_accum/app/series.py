@@ -27,7 +27,7 @@ _NOT_MEASURED = ("epoch", "updates", "correct", "total")  # fields of an evaluat
 class Evaluation(NamedTuple):
     """An evaluation."""
 
-    after: int
+    windows_before: int
     """The number of windows before it."""
     updates: int
     """The number of updates before it."""
@@ -110,7 +110,7 @@ def table_of(metrics: Metrics) -> str:
     results_by_window: dict[int, dict[str, Any]] = {}
     for evaluation in metrics.evaluations:
         results = {name: value for name, value in evaluation.results.items() if name not in _NOT_MEASURED}
-        results_by_window.setdefault(evaluation.after - 1, {}).update(results)
+        results_by_window.setdefault(evaluation.windows_before - 1, {}).update(results)
     rows = [{**window, **results_by_window.get(number, {})} for number, window in enumerate(metrics.windows)]
     names: dict[str, None] = {}  # in the order in which they appear first, those of windows before all others
     for row in (*metrics.windows, *results_by_window.values()):

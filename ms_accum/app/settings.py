@@ -184,8 +184,8 @@ class Settings:
         rates, window = [], self.window_sizes[0]
         for update in range(count):
             window = self.window_sizes.get(update, window)
-            part = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay)
-            rates.append(self.lr * self._factor(window) * part)
+            fraction = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay)
+            rates.append(self.lr * self._factor(window) * fraction)
         return rates[:1] if len(set(rates)) == 1 else rates
 
     def _factor(self, micro_batches: int | None) -> float:

@@ -112,9 +112,9 @@ def test_crafted_state_is_shown_in_short_printable_lines(content, capfd):
 
 
 def damaged(path):
-    whole = bytearray(path.read_bytes())
-    whole[-30] ^= 1
-    return bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    return bytes(content)
 
 
 @pytest.mark.parametrize("name", ["a.ckpt", "a.safetensors", "state.safetensors"])

@@ -219,12 +219,12 @@ def kept_per_row(name):
 @on_linux
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "few", "many", "low", "high"),
+    ("name", "few_rows", "many_rows", "low", "high"),
     [("lenet", 512, 4608, 2, 3), ("images", 64, 576, 1.6, 2.5), ("tokens", 64, 320, 3, 5)],
 )
-def test_measured_peak_grows_by_multiple_of_activations(name, few, many, low, high, tmp_path, monkeypatch):
-    (less,), (more,) = (peaks(tmp_path, name, rows, "2x4") for rows in (few, many))
-    measured = (more - less) / (many - few)
+def test_measured_peak_grows_by_multiple_of_activations(name, few_rows, many_rows, low, high, tmp_path, monkeypatch):
+    (smaller_peak,), (larger_peak,) = (peaks(tmp_path, name, rows, "2x4") for rows in (few_rows, many_rows))
+    measured = (larger_peak - smaller_peak) / (many_rows - few_rows)
     assert low < measured / kept_per_row(name) < high
     monkeypatch.setattr(ms_accum.app.memory, "_storages", lambda tensors: dict(enumerate(t.nbytes for t in tensors)))
     assert not low < measured / kept_per_row(name) < high  # the mutant counts shared storages twice, and parameters

@@ -159,8 +159,8 @@ def test_wrong_line_count_is_detected(tmp_path, monkeypatch, marker):
 
 def test_truncated_line_is_not_continued(tmp_path):
     tell(MetricsFile(str(tmp_path / "m")), record(1), record(2))
-    whole = (tmp_path / "m").read_text()
-    (tmp_path / "m").write_text(whole[:-20])
+    text = (tmp_path / "m").read_text()
+    (tmp_path / "m").write_text(text[:-20])
     tell(MetricsFile(str(tmp_path / "m")), record(3), cur_step_num=2)
     assert shown(tmp_path / "m") == [1, 3]
 

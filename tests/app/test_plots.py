@@ -134,12 +134,12 @@ def test_noisy_values_are_faint_below_running_mean(tmp_path, panels):
     axes = panels(run)
     half = half_window(400)
     assert half == 10
-    means = [noise[max(0, place - half) : place + half + 1].mean() for place in range(400)]
+    means = [noise[max(0, index - half) : index + half + 1].mean() for index in range(400)]
     raw, mean = axes["loss"].get_lines()
     assert raw.get_alpha() == 0.25 and mean.get_alpha() is None and raw.get_color() == mean.get_color()
     np.testing.assert_allclose(raw.get_ydata(), noise)
     np.testing.assert_allclose(mean.get_ydata(), means)
-    medians = [np.median(128 / noise[max(0, place - half) : place + half + 1]) for place in range(400)]
+    medians = [np.median(128 / noise[max(0, index - half) : index + half + 1]) for index in range(400)]
     np.testing.assert_allclose(axes["images/s"].get_lines()[1].get_ydata(), np.array(medians))
     assert len(axes["learning rate"].get_lines()) == len(axes["skipped windows"].get_lines()) == 1
 

@@ -147,8 +147,8 @@ def test_newest_undamaged_state_is_used():
     save({"epochs": "8"}, STATE.replace("1.safe", "2.safe"))
     assert settings_of("--resume").epochs == 8
     Path(STATE.replace("1.safe", "3.safe")).write_bytes(b"damaged")
-    whole = Path(STATE.replace("1.safe", "2.safe"))
-    whole.write_bytes(whole.read_bytes().replace(b'\\"8\\"', b'\\"9\\"'))
+    newer_state = Path(STATE.replace("1.safe", "2.safe"))
+    newer_state.write_bytes(newer_state.read_bytes().replace(b'\\"8\\"', b'\\"9\\"'))
     assert settings_of("--resume").epochs == 7
 
 

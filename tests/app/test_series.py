@@ -49,8 +49,8 @@ def test_value_that_is_not_finite_is_a_gap(tmp_path, value):
 @pytest.mark.parametrize("cut", [1, 2, 30, len(text_of(SECOND)) - 1])
 def test_truncated_last_line_is_left_out(tmp_path, cut):
     text = text_of(FIRST, SECOND)
-    whole = cut == 1  # its line break alone is missing
-    assert read(written(tmp_path, text[:-cut])).windows == ([FIRST, SECOND] if whole else [FIRST])
+    is_complete = cut == 1  # its line break alone is missing
+    assert read(written(tmp_path, text[:-cut])).windows == ([FIRST, SECOND] if is_complete else [FIRST])
 
 
 @pytest.mark.parametrize(

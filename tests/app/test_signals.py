@@ -192,7 +192,7 @@ import train
 from ms_accum.app import process, steps
 from ms_accum.saving import training_state
 
-def held(part):
+def paused(part):
     def run(*arguments, **options):
         print("now", flush=True)
         while sys.stdin.readline() == "wait\\n":
@@ -207,7 +207,7 @@ owner, name = {
     "evaluating": (train, "evaluate_together"),
     "recording": (steps, "write_record"),
 }[sys.argv.pop(1)]
-setattr(owner, name, held(getattr(owner, name)))
+setattr(owner, name, paused(getattr(owner, name)))
 sys.exit(process.run(train.main, train.flags()))
 """
 FLAGS = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--save_every=2", "--keep_best")  # 6 updates
@@ -231,7 +231,7 @@ def send_signal(program, number):
 
 @pytest.fixture(scope="module")
 def whole_model(once):
-    return model_of(once("signals-held", lambda folder: finished(folder, *FLAGS)))
+    return model_of(once("signals-paused", lambda folder: finished(folder, *FLAGS)))
 
 
 @pytest.mark.slow

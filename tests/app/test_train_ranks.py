@@ -64,22 +64,22 @@ def model_of(folder):
     return (folder / "out" / "gradient_accumulation.ckpt").read_bytes()
 
 
-def run_whole(folder):
+def run_uninterrupted(folder):
     done = finished(folder)
     assert (done.returncode, done.stderr) == (0, "")
     (folder / "stdout").write_text(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def whole(once):
+def uninterrupted_run(once):
     """An uninterrupted run of two ranks, and its output."""
-    folder = once("whole", run_whole)
+    folder = once("whole", run_uninterrupted)
     return folder, (folder / "stdout").read_text()
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one_process(whole, tmp_path, capfd):
-    folder, out = whole
+def test_two_ranks_equal_one_process(uninterrupted_run, tmp_path, capfd):
+    folder, out = uninterrupted_run
     assert train_in(tmp_path, *FLAGS, "--mini_steps=8") == 0
     assert "[0] effective batch  256 = 32 rows x 4 micro-batches x 2 ranks\n" in out
     lines, expected = metrics(folder), metrics(tmp_path)
@@ -94,17 +94,17 @@ def test_two_ranks_equal_one_process(whole, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_sharded_accumulators_make_no_difference(whole, tmp_path):
+def test_sharded_accumulators_make_no_difference(uninterrupted_run, tmp_path):
     done = finished(tmp_path, "--zero=2")
     assert (done.returncode, done.stderr) == (0, "") and "MiB on each rank" in done.stdout
-    lines, expected = metrics(tmp_path), metrics(whole[0])
+    lines, expected = metrics(tmp_path), metrics(uninterrupted_run[0])
     for name in ("update", "samples", "loss", "grad_norm"):
         assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-4)
-    assert re.findall(r"correct/total: (.*)", done.stdout) == re.findall(r"correct/total: (.*)", whole[1])
+    assert re.findall(r"correct/total: (.*)", done.stdout) == re.findall(r"correct/total: (.*)", uninterrupted_run[1])
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_resume(whole, tmp_path, capfd):
+def test_ranks_stop_together_and_resume(uninterrupted_run, tmp_path, capfd):
     folder = tmp_path / "parts"
     job = started(folder, line="[0] epoch: 2 step: 2")
     job.send_signal(signal.SIGTERM)
@@ -113,12 +113,12 @@ def test_ranks_stop_together_and_resume(whole, tmp_path, capfd):
     assert f"the training state is in '{STATE}'; --resume --output_dir=out continues from there" in err
     assert train_in(folder, *FLAGS, "--resume") == 4 and "ranks was 2 and is 1" in capfd.readouterr().err
     assert finished(folder, "--resume").returncode == 0
-    assert model_of(folder) == model_of(whole[0])
-    assert len(metrics(folder)) == len(metrics(whole[0]))
+    assert model_of(folder) == model_of(uninterrupted_run[0])
+    assert len(metrics(folder)) == len(metrics(uninterrupted_run[0]))
 
 
 @pytest.mark.slow
-def test_killed_rank_ends_job_and_leaves_state(whole, tmp_path):
+def test_killed_rank_ends_job_and_leaves_state(uninterrupted_run, tmp_path):
     """With ZeRO-1, which changes no byte of the model."""
     folder = tmp_path / "killed"
     job = started(folder, "--zero=1", "--save_every=4", line="[0] epoch: 2 step: 1")
@@ -130,7 +130,7 @@ def test_killed_rank_ends_job_and_leaves_state(whole, tmp_path):
     assert training_state.read(str(newest)).facts["updates"] >= 4
     done = finished(folder, "--zero=1", "--resume")
     assert (done.returncode, done.stderr) == (0, "") and "MiB on each rank" not in done.stdout
-    assert model_of(folder) == model_of(whole[0])
+    assert model_of(folder) == model_of(uninterrupted_run[0])
 
 
 def rank_of(job, rank):
