@@ -35,7 +35,7 @@ def test_windows_and_evaluations_are_separated(tmp_path):
     metrics = read(written(tmp_path, text_of(FIRST, SKIPPED, SECOND, EVALUATION, SECOND)))
     assert metrics.windows == [FIRST, SKIPPED, SECOND, SECOND] and metrics.path == tmp_path / "metrics.jsonl"
     (evaluation,) = metrics.evaluations
-    assert (evaluation.after, evaluation.updates, evaluation.results) == (3, 2, EVALUATION)
+    assert (evaluation.windows_before, evaluation.updates, evaluation.results) == (3, 2, EVALUATION)
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", f"1{'0' * 400}"])
