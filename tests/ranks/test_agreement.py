@@ -289,7 +289,7 @@ def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
 def test_many_parameters_are_sent_in_several_groups(monkeypatch):
     """What rank 0 sends comes back: each parameter gets its own bytes."""
     monkeypatch.setattr(collectives, "_broadcast", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
-    monkeypatch.setattr(collectives, "_TOGETHER", 100)
+    monkeypatch.setattr(collectives, "_BATCH_BYTES", 100)
     arrays = [np.arange(size, dtype=np.float32) + size for size in (3, 0, 40, 1, 9)]
     parameters = [Parameter(Tensor(array)) for array in arrays if array.size]
     before = [each.asnumpy().copy() for each in parameters]
@@ -344,7 +344,7 @@ def test_outlines_of_weights_show_one_element():
     weights = np.random.RandomState(1).randn(50, 40).astype(np.float32)
     other = weights.copy()
     other[3, 3] += 0.01
-    first, second = (agreement._outline(array, np.random.RandomState(0)) for array in (weights, other))
+    first, second = (agreement._projection(array, np.random.RandomState(0)) for array in (weights, other))
     assert abs(first[0] - second[0]) == pytest.approx(0.01, rel=1e-3) and first[1] == pytest.approx(44.7, rel=0.1)
 
 
