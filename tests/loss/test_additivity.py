@@ -52,7 +52,7 @@ def warnings_of(model, batches, mini_steps=2):
     return [str(each.message) for each in caught if "the loss of a micro-batch" in str(each.message)]
 
 
-def test_a_masked_mean_is_noticed_once_and_with_its_figures(rng):
+def test_masked_mean_warns_once_with_its_losses(rng):
     model = driver(Masked())
     (said,) = warnings_of(model, data(rng, [6] * 6))
     assert said.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
@@ -71,11 +71,11 @@ def test_a_masked_mean_is_noticed_once_and_with_its_figures(rng):
     ],
     ids=["per row", "weighted", "off", "sum", "window of 1"],
 )
-def test_nothing_is_said_where_it_is_a_mean_or_nobody_asks(network, options, mini_steps, rng):
+def test_no_warning_for_weighted_means_or_without_the_check(network, options, mini_steps, rng):
     assert warnings_of(driver(network, **options), data(rng), mini_steps) == []
 
 
-def test_to_look_changes_nothing(rng):
+def test_check_changes_no_state(rng):
     """Statistics of BatchNorm, generators, modes: a run with it leaves the same bytes."""
     left = []
     for check in ("first", "off"):
@@ -86,7 +86,7 @@ def test_to_look_changes_nothing(rng):
     assert left[0] == left[1]
 
 
-def test_a_network_that_takes_whole_micro_batches_only_is_left_alone(rng):
+def test_network_with_fixed_batch_size_is_not_checked(rng):
     class Fixed(Masked):
         def construct(self, x, mask):
             if x.shape[0] != 6:
@@ -97,7 +97,7 @@ def test_a_network_that_takes_whole_micro_batches_only_is_left_alone(rng):
     assert warnings_of(model, data(rng)) == [] and model.updates == 1
 
 
-def test_a_loss_that_only_graphs_can_compute_is_looked_at_too(rng):
+def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
     """`mint`'s cross entropy, of a network that returns its loss, has no kernel in PyNative mode on CPU."""
 
     class Scored(nn.Cell):
@@ -114,13 +114,13 @@ def test_a_loss_that_only_graphs_can_compute_is_looked_at_too(rng):
     assert len(warnings_of(driver(Scored()), data)) == 1
 
 
-def test_one_row_can_not_be_cut(rng):
+def test_micro_batch_of_one_row_is_not_split(rng):
     model = driver(Masked(normed=False))  # of one row statistics are no numbers
     assert warnings_of(model, data(rng, [1, 1])) == []
     assert len(warnings_of(model, data(rng, [6, 6]))) == 1
 
 
-def test_a_loss_that_is_no_mean_is_said(rng):
+def test_root_mean_square_loss_warns(rng):
     network = nn.Dense(4, 1)
     model = GradientAccumulation(network, nn.RMSELoss(), nn.SGD(network.trainable_params(), 0.1))
     batches = [(*micro_batch(1, 2, 3, 4, rows=2), Tensor(np.ones((2, 1)), ms.float32))] * 2
@@ -130,12 +130,12 @@ def test_a_loss_that_is_no_mean_is_said(rng):
         run(model, batches, 2)
 
 
-def test_a_choice_that_is_none():
+def test_unknown_check_option_is_rejected():
     with pytest.raises(ValueError, match="'check' must be one of 'first', 'off', but got 'always'"):
         driver(Masked(), check="always")
 
 
-def test_what_can_not_be_put_back_as_it_was_is(rng):
+def test_frozen_bfloat16_parameter_is_restored(rng):
     """A frozen Parameter in bfloat16; the mode and the generator, whatever else fails."""
 
     class Half(Masked):
@@ -150,18 +150,18 @@ def test_what_can_not_be_put_back_as_it_was_is(rng):
     assert network.frozen.astype(ms.float32).asnumpy() == before
 
 
-def test_large_networks_that_are_not_trained_are_not_copied(rng, monkeypatch):
+def test_network_with_large_untrained_parameters_is_not_checked(rng, monkeypatch):
     monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 8)
     assert warnings_of(driver(Masked()), data(rng)) == []
 
 
-def test_rows_that_are_all_masked_say_nothing_and_the_next_do(rng):
+def test_part_without_unmasked_rows_is_checked_later(rng):
     mask = Tensor(np.r_[np.zeros(2), np.ones(6)], ms.float32)  # of the first quarter, nothing
     first = (Tensor(rng.randn(8, 4), ms.float32), mask)
     assert len(warnings_of(driver(Masked(normed=False)), [first, *data(rng, [6] * 3)])) == 1
 
 
-def test_a_loss_near_zero_is_no_loss_that_is_wrong(rng):
+def test_loss_near_zero_does_not_warn(rng):
     """Policy gradients begin there: parts of either sign."""
 
     class Advantage(nn.Cell):
@@ -177,7 +177,7 @@ def test_a_loss_near_zero_is_no_loss_that_is_wrong(rng):
     assert warnings_of(driver(Advantage()), [batch] * 2) == []
 
 
-def test_columns_that_do_not_go_by_rows_are_not_cut(rng):
+def test_columns_with_different_row_counts_are_not_split(rng):
     class Shared(Masked):
         def construct(self, x, table):
             return super().construct(x, table[0, 0] * x[:, 0] ** 2)
@@ -186,7 +186,7 @@ def test_columns_that_do_not_go_by_rows_are_not_cut(rng):
     assert warnings_of(driver(Shared(normed=False)), [batch] * 2) == []
 
 
-def test_labels_of_other_lengths_are_said_once(rng):
+def test_labels_of_different_lengths_warn_once(rng):
     """A plain function that averages over elements: nobody knows what it divides by."""
 
     def loss(output, label):
@@ -234,19 +234,19 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_it_is_looked_until_something_is_proven(name, rng):
+def test_check_continues_until_it_has_a_result(name, rng):
     ignored, times = SEQUENCES[name]
     assert len(warnings_of(classifier(), labelled(rng, *ignored))) == times
 
 
 @pytest.mark.parametrize("first", [1.0, 2.0])
-def test_weights_that_begin_equal_are_noticed_when_they_differ(first, rng):
+def test_weights_that_differ_only_later_warn(first, rng):
     masks = [np.full(8, first), np.r_[np.full(3, 1.0), np.full(5, 4.0)]]
     batches = [(Tensor(rng.randn(8, 4), ms.float32), Tensor(mask, ms.float32)) for mask in masks]
     assert len(warnings_of(driver(Masked(normed=False)), batches)) == 1
 
 
-def test_parts_of_one_loss_prove_nothing(rng):
+def test_parts_with_equal_losses_give_no_result(rng):
     """A head of zeros: each row has the loss log(3), whatever it counts for."""
     network = nn.Dense(4, 3, weight_init="zeros", bias_init="zeros")
     model = GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 10.0))
@@ -262,7 +262,7 @@ def looks_of(model, batches, monkeypatch):
     return len(looks)
 
 
-def test_a_mean_over_rows_is_soon_left_alone(rng, monkeypatch):
+def test_mean_over_rows_is_checked_at_most_three_times(rng, monkeypatch):
     network = nn.Dense(4, 3)
     model = GradientAccumulation(network, of_all, nn.SGD(network.trainable_params(), 0.1))
     assert looks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
@@ -272,7 +272,7 @@ def of_all(output, labels):
     return ops.cross_entropy(output, labels, ignore_index=-1)
 
 
-def test_looks_get_rarer(rng, monkeypatch):
+def test_checks_become_less_frequent(rng, monkeypatch):
     """Each micro-batch has a new highest label, as numbers of samples have: a reason to look, each time."""
 
     class Numbered(Masked):
@@ -284,7 +284,7 @@ def test_looks_get_rarer(rng, monkeypatch):
     assert looks_of(model, batches, monkeypatch) <= 7
 
 
-def test_labels_of_other_lengths_do_not_end_the_check(rng):
+def test_labels_of_different_lengths_do_not_end_the_check(rng):
     """Sequences of different lengths, and later a mask."""
 
     def loss(output, label):
@@ -302,7 +302,7 @@ def test_labels_of_other_lengths_do_not_end_the_check(rng):
     assert "are weighted by their rows only" in of_shapes and "the loss of a micro-batch" in of_loss
 
 
-def test_numbers_of_rows_are_numbered_again_in_parts(rng):
+def test_row_numbers_are_renumbered_in_parts(rng):
     def compared(output, labels):
         return ops.cross_entropy(ops.matmul(output, output.T), labels)
 

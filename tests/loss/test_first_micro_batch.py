@@ -69,14 +69,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("batch", "loss_fn", "rule", "remedy"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_reported_in_one_line(batch, loss_fn, rule, remedy, capfd):
+def test_invalid_batch_is_reported_in_one_line(batch, loss_fn, rule, remedy, capfd):
     said = rejected(driver(loss_fn=loss_fn), batch)
     assert said.startswith("For 'train_process', 'train_dataset' must be one whose columns ") and "MindSpore's" in said
     assert rule in said and remedy in said
     assert capfd.readouterr().err == ""
 
 
-def test_a_mistake_is_said_where_stderr_is_closed(monkeypatch):
+def test_invalid_batch_is_reported_with_closed_stderr(monkeypatch):
     def closed(number):
         raise OSError("Bad file descriptor")
 
@@ -88,7 +88,7 @@ def test_a_mistake_is_said_where_stderr_is_closed(monkeypatch):
 
 
 @pytest.mark.host
-def test_a_mistake_is_said_in_pynative_mode_too():
+def test_invalid_batch_is_reported_in_pynative_mode():
     assert "Yield the data as Float32." in rejected(driver(), MISTAKES["float64"][0])
 
 
@@ -103,7 +103,7 @@ def test_a_mistake_is_said_in_pynative_mode_too():
     ids=["no loss", "no loss for two columns", "a loss of nothing", "one column"],
 )
 @pytest.mark.host
-def test_what_is_no_loss_is_rejected(loss_fn, batch, error, said):
+def test_missing_or_non_scalar_loss_is_rejected(loss_fn, batch, error, said):
     assert said in rejected(driver(loss_fn=loss_fn), batch, error)
 
 
@@ -132,14 +132,14 @@ def losses_of_rows(output, label):
 )
 @pytest.mark.parametrize("check", ["first", "off"])
 @pytest.mark.host
-def test_a_loss_function_that_returns_more_is_told_to_return_one(loss_fn, error, said, check):
+def test_loss_function_with_several_values_is_rejected(loss_fn, error, said, check):
     """The remedy must not be to give a loss function: one was given."""
     message = rejected(driver(loss_fn=loss_fn, check=check), (IMAGES, ONE_HOT), error)
     assert said in message and "the driver a 'loss_fn'" not in message
 
 
 @pytest.mark.host
-def test_a_network_that_returns_more_is_told_of_the_loss_function():
+def test_network_with_several_values_is_rejected():
     class Two(Small):
         def construct(self, x):
             return super().construct(x).sum(), x
@@ -147,7 +147,7 @@ def test_a_network_that_returns_more_is_told_of_the_loss_function():
     assert "the network must return only its loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
 
 
-def test_a_mistake_in_the_network_is_the_error_itself():
+def test_error_in_the_network_is_raised_unchanged():
     class Mistaken(Small):
         def construct(self, x):
             return self.dens(x)
@@ -173,7 +173,7 @@ WORKING = {"alone": alone, "on two lines": on_two_lines, "returned": returned()}
 
 
 @pytest.mark.parametrize("loss_fn", [*WORKING.values(), *(each for _, each in inside)])
-def test_lambdas_are_rejected_if_and_only_if_mindspore_can_not_compile_them(loss_fn):
+def test_only_lambdas_that_mindspore_can_not_compile_are_rejected(loss_fn):
     class Compiled(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -193,7 +193,7 @@ def test_lambdas_are_rejected_if_and_only_if_mindspore_can_not_compile_them(loss
         check_compiles(loss_fn)
 
 
-def test_the_driver_looks_at_lambdas():
+def test_driver_checks_lambdas():
     assert "a lambda inside a larger" in rejected(driver(loss_fn=inside[0][1], check="first"), (IMAGES, ONE_HOT))
 
 
@@ -237,7 +237,7 @@ ROWS = np.arange(8, dtype=np.int32)
     ],
     ids=["an evaluation of its own", "one size of micro-batch", "a kernel that only graphs have"],
 )
-def test_what_trains_is_not_rejected(network, loss_fn, labels, capfd):
+def test_networks_that_train_are_accepted(network, loss_fn, labels, capfd):
     model = driver(network, loss_fn)
     run(model, [(IMAGES, labels)] * 2, 2)
     assert model.updates == 1 and capfd.readouterr().err == "" and os.listdir() == []
@@ -253,7 +253,7 @@ COMPARING = {"classes": (ClassPerRow, "sparse"), "a function": (Small, compared)
 
 @pytest.mark.parametrize("loss", COMPARING)
 @pytest.mark.parametrize("labels", [ROWS, ROWS[::-1].copy()], ids=["in order", "mixed"])
-def test_a_loss_whose_labels_are_numbers_of_rows_trains_with_a_warning(loss, labels):
+def test_loss_with_row_numbers_as_labels_warns(loss, labels):
     make, loss_fn = COMPARING[loss]
     model = driver(make(), loss_fn)
     with pytest.warns(RuntimeWarning, match=TELLS) as caught:
@@ -262,7 +262,7 @@ def test_a_loss_whose_labels_are_numbers_of_rows_trains_with_a_warning(loss, lab
 
 
 @pytest.mark.parametrize("loss", COMPARING)
-def test_numbers_of_rows_of_a_larger_batch_are_rejected_in_a_line(loss):
+def test_row_numbers_of_a_larger_batch_are_rejected(loss):
     make, loss_fn = COMPARING[loss]
     model = driver(make(), loss_fn)
     with pytest.warns(RuntimeWarning, match=TELLS), pytest.raises(ValueError, match="to 7, but got 15. .* CoupledLoss"):
@@ -274,19 +274,19 @@ def test_numbers_of_rows_of_a_larger_batch_are_rejected_in_a_line(loss):
         assert "with the network's output, Float32 [8, 3], but got Float32 [8, 1, 6, 6] and Int" in said
 
 
-def test_a_label_that_is_none_is_no_number_of_a_row():
+def test_invalid_class_is_not_taken_for_a_row_number():
     assert "3 classes, but got 9" in rejected(driver(), (IMAGES, np.where(LABELS == 1, 9, LABELS)))
     assert "CoupledLoss" not in rejected(driver(loss_fn=ops.cross_entropy), (IMAGES, LABELS + 7))
 
 
-def test_a_window_of_one_is_the_batch():
+def test_row_numbers_in_windows_of_one_are_accepted():
     model = driver(ClassPerRow())
     run(model, [(IMAGES, ROWS)], 1)
     assert model.updates == 1
 
 
 @pytest.mark.host
-def test_labels_of_a_window_are_not_tried_with_a_micro_batch():
+def test_row_numbers_of_a_coupled_window_are_accepted():
     model = driver(Small(), CoupledLoss(compared))
     order = np.random.RandomState(1).permutation(8).astype(np.int32)
     run(model, [(IMAGES, order)], micro_batch_size=2)
@@ -303,7 +303,7 @@ class Random(nn.Cell):
 
 
 @pytest.mark.modes
-def test_to_look_changes_nothing():
+def test_check_changes_no_state():
     left = []
     for check in ("first", "off"):
         ms.set_seed(2)
@@ -317,7 +317,7 @@ def test_to_look_changes_nothing():
 
 
 @pytest.mark.host
-def test_each_type_of_column_is_looked_at_once(monkeypatch):
+def test_each_column_type_is_checked_once(monkeypatch):
     looks = []
     monkeypatch.setattr(ColumnsCheck, "check", lambda self, data, columns, *others: looks.append(columns[0].dtype))
     images = [IMAGES, IMAGES[:5], IMAGES.astype(np.float16).astype(np.float32), IMAGES]
@@ -331,7 +331,7 @@ def test_each_type_of_column_is_looked_at_once(monkeypatch):
 
 @pytest.mark.host
 @pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["nobody asks", "what is not trained is large"])
-def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
+def test_without_the_check_mindspores_error_is_raised(options, monkeypatch):
     monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 64 if options else -1)
     with pytest.raises(TypeError, match=r"(?s)For primitive\[Conv2D\].*Call Stack"):
         run(driver(**options), [MISTAKES["float64"][0]], 1)
@@ -344,7 +344,7 @@ def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
 @pytest.mark.parametrize("loss_fn", ["sparse", nn.CrossEntropyLoss()], ids=["sparse", "CrossEntropyLoss"])
 @pytest.mark.parametrize("strange", [3, 7, -1])
 @pytest.mark.parametrize("place", [0, 7])
-def test_labels_of_no_class_are_rejected(loss_fn, strange, place):
+def test_labels_out_of_range_are_rejected(loss_fn, strange, place):
     labels = LABELS.copy()
     labels[place] = strange
     said = rejected(driver(loss_fn=loss_fn), (IMAGES, labels))
@@ -354,14 +354,14 @@ def test_labels_of_no_class_are_rejected(loss_fn, strange, place):
 
 
 @pytest.mark.host
-def test_labels_that_are_ignored_are_of_no_class():
+def test_ignored_labels_are_accepted():
     model = driver(loss_fn=nn.CrossEntropyLoss(ignore_index=-1))
     run(model, [(IMAGES, np.r_[LABELS[:7], -1].astype(np.int32))] * 2, 2)
     assert model.updates == 1
 
 
 @pytest.mark.host
-def test_the_last_class_is_not_label_minus_one():
+def test_label_minus_one_is_rejected_in_a_later_micro_batch():
     """MindSpore's loss takes it for that, also in a later micro-batch."""
     later = np.r_[LABELS[:7], -1].astype(np.int32)
     with pytest.raises(ValueError, match="labels >= 0, but got -1. Should this be its 'ignore_index'"):
@@ -370,7 +370,7 @@ def test_the_last_class_is_not_label_minus_one():
 
 @pytest.mark.host
 @pytest.mark.parametrize(("label", "warned"), [(np.ones(8), True), (np.ones((8, 1)), False)], ids=["(8,)", "(8, 1)"])
-def test_outputs_and_labels_that_broadcast_are_warned_about(label, warned):
+def test_broadcasting_outputs_and_labels_warn(label, warned):
     network = nn.Dense(4, 1)
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     batch = (np.ones((8, 4), np.float32), label.astype(np.float32))

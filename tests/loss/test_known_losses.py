@@ -143,11 +143,11 @@ def miss_of(loss_fn, output, labels, count):
 
 
 @pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
-def test_the_weighted_mean_of_parts_is_the_whole(loss_fn, output, labels, rng):
+def test_weighted_mean_of_parts_equals_the_loss(loss_fn, output, labels, rng):
     assert miss_of(loss_fn, output(rng), labels(rng), divisor_of(loss_fn)) < 1e-5
 
 
-def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
+def test_partial_of_a_cell_has_the_cells_divisor():
     loss_fn, columns = nn.CrossEntropyLoss(ignore_index=0), (Tensor([[0.0]] * 4), Tensor([0, 1, 0, 2], ms.int32))
     assert divisor_of(partial(partial(loss_fn)))(*columns) == divisor_of(loss_fn)(*columns) == 2
     assert divisor_of(partial(loss_fn)) is not None and divisor_of(partial(loss_fn, 1)) is None
@@ -155,13 +155,13 @@ def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
 
 @pytest.mark.parametrize(("loss_fn", "like"), NOT_ON_CPU.values(), ids=NOT_ON_CPU)
 @pytest.mark.parametrize("labels", [classes, numbers])
-def test_what_has_no_kernel_here_divides_by_the_same(loss_fn, like, labels, rng):
+def test_losses_without_cpu_kernel_have_the_same_divisor(loss_fn, like, labels, rng):
     columns = (Tensor(scores(rng)), Tensor(labels(rng)))
     assert divisor_of(loss_fn)(*columns) == divisor_of(like)(*columns)
 
 
 @pytest.mark.parametrize("loss_fn", [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")])
-def test_where_time_comes_first_labels_are_counted(loss_fn):
+def test_labels_are_counted_if_the_first_axis_is_time(loss_fn):
     columns = (Tensor(np.zeros((7, 3, 2)), ms.float32), Tensor(np.zeros(21), ms.int32))
     assert divisor_of(loss_fn)(*columns) == 21
 
@@ -173,7 +173,7 @@ def test_where_time_comes_first_labels_are_counted(loss_fn):
         ([1, 255, 0], "labels >= 0 and < 5, the number of class weights, but got 255"),
     ],
 )
-def test_labels_that_are_none_are_refused_in_a_line(labels, said):
+def test_invalid_labels_are_rejected(labels, said):
     with pytest.raises(ValueError, match=said):
         divisor_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS))(Tensor(np.zeros((4, 5))), Tensor(labels))
 
@@ -183,7 +183,7 @@ def by_rows(data, label):
 
 
 @pytest.mark.parametrize("name", ["nn cross entropy plain", "mint cross entropy weighted", "ops nll weighted"])
-def test_rows_are_missed(name, rng):
+def test_weighting_by_rows_gives_another_loss(name, rng):
     loss_fn, output, labels = KNOWN[name]
     assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
 
@@ -193,7 +193,7 @@ def test_rows_are_missed(name, rng):
     [nn.MSELoss(), mint.nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), ops.mse_loss],
     ids=["nn mse", "mint smooth l1", "nn bce", "ops mse"],
 )
-def test_sequences_count_by_their_elements(loss_fn, rng):
+def test_sequences_are_weighted_by_their_elements(loss_fn, rng):
     """Of different lengths; what they are together is one row of all elements."""
     parts = [(rng.rand(4, length).astype(np.float32), rng.rand(4, length).astype(np.float32)) for length in (3, 17)]
     whole = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
@@ -213,7 +213,7 @@ def test_sequences_count_by_their_elements(loss_fn, rng):
     ],
     ids=["RMSELoss", "DiceLoss", "MultiClassDiceLoss"],
 )
-def test_what_is_no_mean_is_said(loss_fn, output, labels, rng):
+def test_losses_that_are_not_additive(loss_fn, output, labels, rng):
     assert why_not_additive(loss_fn) and divisor_of(loss_fn) is None
     assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
     assert why_not_additive(nn.MSELoss()) is None
@@ -227,11 +227,11 @@ class Squares(nn.MSELoss):
 
 
 @pytest.mark.parametrize("loss_fn", [None, Squares(), lambda output, label: output.sum(), abs])
-def test_the_divisor_of_other_losses_is_not_known(loss_fn):
+def test_divisor_of_unknown_losses_is_none(loss_fn):
     assert divisor_of(loss_fn) is None and why_not_additive(loss_fn) is None
 
 
-def test_options_of_functions():
+def test_options_of_partials_and_functions():
     outer = partial(partial(ops.cross_entropy, ignore_index=3, reduction="sum"), ignore_index=4)
     assert [option_of(outer, name) for name in ("ignore_index", "reduction", "weight", "nothing")] == [
         4,
@@ -267,11 +267,11 @@ def test_options_of_functions():
         (None, None),
     ],
 )
-def test_the_reduction_of_a_loss(loss, reduction):
+def test_loss_reduction(loss, reduction):
     assert loss_reduction(loss) == reduction
 
 
-def test_losses_that_go_with_the_reduction():
+def test_check_reduction():
     assert check_reduction("X", nn.CrossEntropyLoss(), "mean") == "mean"
     assert check_reduction("X", nn.CrossEntropyLoss(), "sum") == "mean"  # the tutorial's sum of means
     assert check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "sum") == "sum"
@@ -281,5 +281,5 @@ def test_losses_that_go_with_the_reduction():
 
 @pytest.mark.parametrize("loss", [nn.KLDivLoss, nn.MultiMarginLoss, nn.SoftMarginLoss, nn.MSELoss, nn.CrossEntropyLoss])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses_that_tell_it_in_different_places(loss, reduction):
+def test_loss_reduction_of_each_kind_of_loss(loss, reduction):
     assert loss_reduction(loss(reduction=reduction)) == reduction

@@ -53,19 +53,19 @@ def each(job):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_ranks_have_different_is_refused_on_all_of_them(each, name):
+def test_different_settings_are_rejected_on_all_ranks(each, name):
     for rank in each:
         said = rank["settings"][name]
         assert said.startswith("RuntimeError: ") and REFUSED[name] in said and "\n" not in said
 
 
-def test_every_difference_that_was_tried_is_one_of_these(each):
+def test_all_tried_settings_are_checked(each):
     for rank in each:
         assert set(rank["settings"]) == {*REFUSED, "equal"} and rank["settings"]["equal"] is None
 
 
 @pytest.mark.parametrize("name", ["first driver", "first loop", "each driver", "each loop"])
-def test_ranks_resume_from_one_state(each, name):
+def test_different_states_to_resume_from_are_rejected(each, name):
     for rank in each:
         said = rank["folders"][name]
         assert f"{SAME} state to resume from, but got one after" in said
@@ -73,14 +73,14 @@ def test_ranks_resume_from_one_state(each, name):
 
 
 @pytest.mark.parametrize("way", ["driver", "accumulator", "model"])
-def test_a_rate_that_one_rank_changes_is_found_within_an_epoch(each, way):
+def test_changed_rate_of_one_rank_is_detected_within_an_epoch(each, way):
     for rank in each:
         said, updates = rank["drifted"][f"{way} rate"]
         assert "have drifted apart: 'learning_rate' of the optimizer is 0.5 on rank 0, 0.05 on rank 1" in said
         assert updates == (4 if way == "accumulator" else 2)
 
 
-def test_weights_that_one_rank_changes_are_found(each):
+def test_changed_weights_of_one_rank_are_detected(each):
     others = " and ".join(f"rank {rank}" for rank in range(1, len(each)))
     for rank in each:
         found = {name: seen for name, seen in rank["drifted"].items() if name.endswith("weights")}
@@ -88,7 +88,7 @@ def test_weights_that_one_rank_changes_are_found(each):
         assert all(f"the weights of {others} are no longer those of rank 0" in said for said, _ in found.values())
 
 
-def test_weights_that_are_rounded_otherwise_are_not_refused(each):
+def test_weights_with_rounding_differences_are_accepted(each):
     assert all(rank["drifted"]["rounding"] == [None, 6] for rank in each)
 
 
@@ -156,17 +156,17 @@ def check_uneven(each, case, name, how):
 
 
 @pytest.mark.parametrize("case", UNEVEN)
-def test_ranks_with_fewer_micro_batches_take_part_in_the_windows_of_the_others(each, case):
+def test_ranks_with_fewer_micro_batches_take_part_in_all_windows(each, case):
     check_uneven(each, case, *UNEVEN[case])
 
 
 @tried_with_3
 @pytest.mark.parametrize("case", MORE)
-def test_in_all_ways_to_sum(each, case):
+def test_uneven_ranks_in_all_ways_to_sum(each, case):
     check_uneven(each, case, *MORE[case])
 
 
-def test_a_window_of_one_rank_alone_is_noticed(each):
+def test_window_of_a_single_rank_is_detected(each):
     """The mutant: rank 1 leaves its tail to a window of its own."""
     name, how = UNEVEN["tail plain"]
     short = {**each[0], "uneven": {"tail plain": {**each[0]["uneven"]["tail plain"], "counts": [6, 0, 0, 6]}}}
@@ -176,13 +176,13 @@ def test_a_window_of_one_rank_alone_is_noticed(each):
         check_uneven(each, "tail plain", "equal", how)
 
 
-def test_gradients_are_summed_once_for_each_window(each):
+def test_number_of_reductions_per_window(each):
     """In step once for each micro-batch, and the rest at the window's end."""
     n = ranks_agreement.N
     assert all(rank["reductions"] == [[2, 2], [2 * n + 2, 2]] for rank in each)
 
 
-def test_windows_that_one_rank_resizes_are_found(each):
+def test_changed_window_size_of_one_rank_is_detected(each):
     for rank in each:
         (at_the_end, _), (in_step, updates) = rank["resized"]
         for said in (at_the_end, in_step):
@@ -190,7 +190,7 @@ def test_windows_that_one_rank_resizes_are_found(each):
         assert updates == 2  # together: the window of 2, and the rest
 
 
-def test_a_loop_of_uneven_ranks_is_resumed(each):
+def test_loop_of_uneven_ranks_is_resumed(each):
     weight, _, counts, *_ = expected_of(len(each), "more windows")
     for rank in each:
         found = rank["uneven and resumed"]
@@ -209,18 +209,18 @@ def check_stopped(each, *names):
             assert error is None and updates == 2 and weights == each[0]["model"]["inside"][2]
 
 
-def test_a_stop_of_one_rank_ends_the_epoch_of_all_in_model(each):
+def test_stop_of_one_rank_ends_the_epoch_on_all_ranks(each):
     check_stopped(each, "inside", "at the end")
 
 
-def test_a_callback_that_evaluates_averages_changes_nothing_in_model(each):
+def test_callback_that_evaluates_averages_does_not_change_training(each):
     expected = each[0]["model evaluated"]["nobody, first"]
     assert expected[0] is None
     for rank in each:
         assert rank["model evaluated"] == dict.fromkeys(rank["model evaluated"], expected)
 
 
-def test_a_stopped_model_is_resumed(each, job):
+def test_stopped_model_is_resumed(each, job):
     for rank, whole in zip(each, job[0]):
         error, updates, weights, begun = rank["model"]["resumed"]
         assert (error, updates, begun) == (None, 4, 1)
@@ -231,28 +231,28 @@ def test_a_stopped_model_is_resumed(each, job):
 
 
 @tried_with_3
-def test_a_stop_is_one_of_all_in_any_order_of_the_callbacks(each):
+def test_stop_is_independent_of_the_order_of_callbacks(each):
     check_stopped(each, "inside, after")
 
 
-def test_micro_batches_that_another_rank_left_out_are_counted_and_reported(each):
+def test_micro_batches_left_out_on_another_rank_are_reported(each):
     line = "For 'train_process', 8 micro-batches were left out, because not finite: 8 on rank 1."
     assert [rank["left out"]["left out"] for rank in each] == [8] * len(each)
     assert [rank["left out"]["lines"] for rank in each] == [[line]] + [[]] * (len(each) - 1)
     assert {rank["left out"]["updates"] for rank in each} == {4}
 
 
-def test_parameters_are_sent_once_and_together(each):
+def test_parameters_are_sent_once_in_one_message(each):
     """3,000 + 5 + 50 + 10 of them, if ranks made other ones; after that nothing is sent."""
     for rank in each:
         assert rank["sent"] == [[], [], [], [2**14], [], []]
 
 
-def test_only_rank_0_reads_the_state_that_it_writes(each):
+def test_only_rank_0_copies_the_state_to_the_host(each):
     assert each[0]["copied"] > 5 and all(rank["copied"] == 0 for rank in each[1:])
 
 
-def test_texts_of_any_length_are_exchanged_only_if_they_differ(each):
+def test_texts_are_exchanged_only_if_they_differ(each):
     sizes = [5 + 70_000 * rank for rank in range(len(each))]
     assert [rank["texts"] for rank in each] == [[sizes, None]] * len(each)
 
@@ -263,13 +263,13 @@ def test_texts_of_any_length_are_exchanged_only_if_they_differ(each):
 @pytest.mark.host
 @pytest.mark.parametrize("counts", [[-1], [3, 2**60], [2**61], [0, -(2**40)]])
 @pytest.mark.parametrize("group", [None, Group(0, 2)])
-def test_counts_out_of_range_are_refused(counts, group):
+def test_counts_out_of_range_are_rejected(counts, group):
     with pytest.raises(ValueError, match="^For 'total', 'counts' must be ints >= 0 and < 2\\*\\*60, but got"):
         total(counts, group)
 
 
 @pytest.mark.host
-def test_counts_that_are_no_ints_are_refused():
+def test_counts_that_are_not_ints_are_rejected():
     with pytest.raises(TypeError, match="'counts' must be ints >= 0 and < 2\\*\\*60, but got 0.5"):
         total([1, 0.5], None)
     assert total([True, np.int64(3), 2**60 - 1], None) == [1, 3, 2**60 - 1]
@@ -277,7 +277,7 @@ def test_counts_that_are_no_ints_are_refused():
 
 @pytest.mark.host
 @pytest.mark.parametrize("size", [1, 4096, 4097, 2**20, 2**20 + 1, 3 * 2**20 + 5000])
-def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
+def test_chunks_have_few_sizes_and_contain_all_bytes(size):
     sent = bytes(range(256)) * (size // 256 + 1)
     chunks = list(collectives._chunks(sent[:size]))
     assert b"".join(chunk.tobytes() for chunk in chunks)[:size] == sent[:size]
@@ -286,7 +286,7 @@ def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
 
 
 @pytest.mark.host
-def test_many_parameters_are_sent_in_several_groups(monkeypatch):
+def test_many_parameters_are_sent_in_batches(monkeypatch):
     """What rank 0 sends comes back: each parameter gets its own bytes."""
     monkeypatch.setattr(collectives, "_broadcast", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
     monkeypatch.setattr(collectives, "_BATCH_BYTES", 100)
@@ -301,7 +301,7 @@ def test_many_parameters_are_sent_in_several_groups(monkeypatch):
 @pytest.mark.parametrize("tail", ["flush", "carry", "drop"])
 @pytest.mark.parametrize("sizes", [3, {0: 1, 2: 3, 4: 2}])
 @pytest.mark.parametrize("held", [0, 1])
-def test_windows_of_epochs_add_up(tail, sizes, held):
+def test_windows_by_epoch_add_up_to_planned(tail, sizes, held):
     found = windows_by_epoch(7, sizes_of("test", "sizes", sizes), tail, 4, held=held, updates=1)
     assert sum(found) == planned("test", 7, sizes, tail, 4, held=held, updates=1)
     assert len(found) == 4
@@ -315,7 +315,7 @@ class Counting(nn.Momentum):
 
 
 @pytest.mark.host
-def test_settings_of_an_optimizer_are_read_without_running_it():
+def test_optimizer_settings_are_read_without_running_it():
     parameters = program.network_of().trainable_params()
     made = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
     settings = hyper_parameters(made)
@@ -333,14 +333,14 @@ def test_settings_of_an_optimizer_are_read_without_running_it():
 
 
 @pytest.mark.host
-def test_long_tables_of_rates_are_compared_by_their_digest():
+def test_long_lists_of_rates_are_compared_by_digest():
     parameters = program.network_of().trainable_params()
     first, second = (rates_of(nn.SGD(parameters, [0.1] * 99 + [last]))["'learning_rate'"] for last in (0.1, 0.2))
     assert first != second and first.startswith("100 numbers with the digest ")
 
 
 @pytest.mark.host
-def test_outlines_of_weights_show_one_element():
+def test_projection_changes_with_one_element():
     weights = np.random.RandomState(1).randn(50, 40).astype(np.float32)
     other = weights.copy()
     other[3, 3] += 0.01
@@ -350,7 +350,7 @@ def test_outlines_of_weights_show_one_element():
 
 @pytest.mark.host
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
-def test_a_sharded_state_has_the_names_and_shapes_of_the_whole_one(kind):
+def test_sharded_state_has_the_names_and_shapes_of_the_unsharded(kind):
     def make(parameters):
         return kind(parameters, 0.1, 0.9) if kind is nn.Momentum else kind(parameters)
 

@@ -47,14 +47,14 @@ def end(process):
     assert process.returncode == 0
 
 
-def test_a_process_removes_its_own():
+def test_process_removes_its_own_folder():
     process, folder = start()
     assert folder.is_dir() and folder.name.startswith(PREFIX)
     end(process)
     assert not folder.exists()
 
 
-def test_the_next_one_removes_that_of_a_killed_one_and_no_other(temporary):
+def test_only_folders_of_killed_processes_are_removed(temporary):
     (temporary / "ms_accum-mine").mkdir()  # not made by this package: it has no lock
     (temporary / "ms_accum-file").touch()
     (temporary / "other").mkdir()
@@ -75,7 +75,7 @@ def test_the_next_one_removes_that_of_a_killed_one_and_no_other(temporary):
     assert {path.name for path in temporary.iterdir()} == left and (elsewhere / "kept").is_dir()
 
 
-def test_without_the_lock_that_of_a_living_one_would_be_removed(monkeypatch):
+def test_without_the_lock_a_folder_in_use_would_be_removed(monkeypatch):
     """The twin of the test above."""
     living, folder = start()
     monkeypatch.setattr(lifetime.fcntl, "flock", lambda *arguments: None)
@@ -84,7 +84,7 @@ def test_without_the_lock_that_of_a_living_one_would_be_removed(monkeypatch):
     end(living)
 
 
-def test_folders_of_other_users_stay(temporary, monkeypatch):
+def test_folders_of_other_users_are_kept(temporary, monkeypatch):
     killed, folder = start()
     killed.kill()
     killed.communicate(timeout=60)
@@ -93,14 +93,14 @@ def test_folders_of_other_users_stay(temporary, monkeypatch):
     assert folder.is_dir()
 
 
-def test_a_block_has_one(temporary):
+def test_scratch_folder_is_removed_after_its_block(temporary):
     with scratch() as folder:
         (folder / "x").touch()
         assert folder.parent == temporary
     assert os.listdir(temporary) == []
 
 
-def test_without_locks_nothing_is_cleaned_up(temporary, monkeypatch):
+def test_without_file_locks_nothing_is_removed(temporary, monkeypatch):
     """On Windows."""
     monkeypatch.setattr(lifetime, "fcntl", None)
     (temporary / "ms_accum-a").mkdir()

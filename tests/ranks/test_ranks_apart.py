@@ -21,16 +21,16 @@ def each(job):
 
 
 @pytest.mark.parametrize("how", ["cells", "driver", "accumulator"])
-def test_a_backbone_is_that_of_rank_0(each, how):
+def test_frozen_parameters_are_those_of_rank_0(each, how):
     assert len({rank["backbones"][how] for rank in each}) == 1
     assert len(each[0]["backbones"][how]) == 64
 
 
-def test_what_may_differ_is_left_alone(each):
+def test_private_optimizer_settings_may_differ(each):
     assert [rank["may differ"] for rank in each] == [[0, 2, number] for number in range(len(each))]
 
 
-def test_each_rank_drops_other_neurons_and_the_same_ones_again(each):
+def test_dropout_masks_differ_by_rank_and_are_reproducible(each):
     for mode in range(2):
         drawn = [rank["masks"][mode] for rank in each]
         assert all(first == second for first, second in drawn)
@@ -38,11 +38,11 @@ def test_each_rank_drops_other_neurons_and_the_same_ones_again(each):
         assert all(len({str(rank) for rank in what}) == len(each) for what in (layers, numbers))
 
 
-def test_with_one_seed_all_would_drop_the_same(each):
+def test_dropout_masks_of_one_seed_are_equal(each):
     assert all(rank["masks of one seed"] == each[0]["masks of one seed"] for rank in each)
 
 
-def test_dropout_with_a_counter_too_and_the_counters_are_alike(each):
+def test_counted_dropout_masks_differ_by_rank_with_equal_counters(each):
     for first, second in (rank["counted masks"] for rank in each):
         assert first == second and first[1] == 1
     assert len({str(rank["counted masks"][0][0]) for rank in each}) == len(each)
@@ -56,11 +56,11 @@ def test_pooled_statistics_are_those_of_all_ranks(each):
         assert miss(rank["not pooled"], expected, 1e-5) >= 100
 
 
-test_three = tried_with_3(test_each_rank_drops_other_neurons_and_the_same_ones_again)
+test_three = tried_with_3(test_dropout_masks_differ_by_rank_and_are_reproducible)
 
 
 @pytest.mark.host
-def test_rank_0_draws_what_a_process_alone_does():
+def test_seeds_of_rank_0_are_those_of_a_single_process():
     ms.manual_seed(5)
     ms.set_seed(3)
     layer = nn.Dropout(p=0.5)
@@ -74,7 +74,7 @@ def test_rank_0_draws_what_a_process_alone_does():
 
 
 @pytest.mark.host
-def test_layers_without_a_seed_stay_without():
+def test_layers_without_a_seed_are_unchanged():
     """Zeros stand for a seed that the kernel makes up."""
     layer = nn.Dropout(p=0.5)
     for name in ("Seed0", "Seed1"):
@@ -84,7 +84,7 @@ def test_layers_without_a_seed_stay_without():
 
 
 @pytest.mark.host
-def test_a_state_of_rank_0_becomes_each_ones_own():
+def test_random_state_of_rank_0_is_offset_by_rank():
     """How far the generator has come stays; no operator that MindSpore's CPU has draws from it."""
     ms.set_rng_state(Tensor(np.array([5, 12], np.uint64).view(np.uint8)))
     state = random_state()

@@ -34,7 +34,7 @@ def big_batches(size, alone=False):
 
 
 @pytest.mark.parametrize("name", ["trained", "in step", "zero"])
-def test_ranks_are_one_process(coupled, name):
+def test_coupled_ranks_train_like_one_process(coupled, name):
     """And no rank by itself, which is the planted fault."""
     found = [rank[name] for rank in coupled]
     assert all(each["digest"] == found[0]["digest"] for each in found)
@@ -46,7 +46,7 @@ def test_ranks_are_one_process(coupled, name):
     assert found[0]["samples"] == [record.samples for record in records]
 
 
-def test_rows_of_any_type_are_put_together(coupled):
+def test_rows_of_any_type_are_gathered(coupled):
     size = len(coupled)
     for rank, found in enumerate(each["gathered"] for each in coupled):
         first = sum(range(2, 2 + rank))

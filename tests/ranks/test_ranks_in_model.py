@@ -16,7 +16,7 @@ def in_model(job):
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", ["trained", "zero"])
-def test_ranks_are_one_process(in_model, name):
+def test_ranks_in_model_train_like_one_process(in_model, name):
     found = [rank[name] for rank in in_model]
     ranks = len(found)
     assert all(each["digest"] == found[0]["digest"] for each in found)
@@ -31,17 +31,17 @@ def test_ranks_are_one_process(in_model, name):
     assert found[0]["losses"][0] != found[1]["losses"][0]
 
 
-def test_other_numbers_of_micro_batches_are_refused(in_model):
+def test_different_numbers_of_micro_batches_are_rejected(in_model):
     assert all("the same number of micro-batches in an epoch" in rank["another number"] for rank in in_model)
 
 
-def test_a_stopped_run_is_resumed(in_model):
+def test_stopped_run_is_resumed(in_model):
     digests = {rank["trained"]["digest"] for rank in in_model} if in_model[0]["mode"] == "host" else set()
     assert len({rank["resumed"]["digest"] for rank in in_model} | digests) == 1
     assert {rank["resumed"]["micro-batches"] for rank in in_model} == {10}
 
 
-def test_one_ranks_callback_stops_all(in_model):
+def test_callback_of_one_rank_stops_all_ranks(in_model):
     found = [rank["stopped"] for rank in in_model]
     assert [each["updates"] for each in found] == [2] * len(found)
     assert all(each["results"] == found[0]["results"] for each in found) and len(found[0]["results"]) == 1

@@ -42,7 +42,7 @@ def average_of(weights):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_micro_batch_of_one_rank_is_left_out(numerics, way):
+def test_nonfinite_micro_batch_of_one_rank_is_left_out(numerics, way):
     found = [rank[way] for rank in numerics]
     reduction = "sum" if way == "sums" else "mean"
     expected = weights_of(len(found), left_out={(0, program.BAD)}, reduction=reduction)
@@ -55,7 +55,7 @@ def test_a_micro_batch_of_one_rank_is_left_out(numerics, way):
     assert found[0]["bad"] == [[], [program.BAD + 1], []]  # reports are on rank 0
 
 
-def test_all_ranks_skip_the_window_of_one(numerics):
+def test_all_ranks_skip_the_nonfinite_window_of_one_rank(numerics):
     found = [rank["skipped"] for rank in numerics]
     expected = weights_of(len(found), skipped={2})
     for each in found:
@@ -63,14 +63,14 @@ def test_all_ranks_skip_the_window_of_one(numerics):
         assert each["average"] == pytest.approx([average_of(expected)] * 2, rel=1e-6)
 
 
-def test_all_ranks_raise(numerics):
+def test_nonfinite_window_raises_on_all_ranks(numerics):
     for rank in numerics:
         assert rank["raised"]["error"].startswith("For 'GradientAccumulation', the gradient of window 2 in epoch 1")
         assert rank["raised"]["counts"][0] == 1
 
 
 @pytest.mark.parametrize("way", ["scaled", "scaled in a loop"])
-def test_all_ranks_lower_the_scale(numerics, way):
+def test_all_ranks_lower_the_loss_scale(numerics, way):
     found = [rank[way] for rank in numerics]
     assert [each["scale"] for each in found] == [2.0**14] * len(found)
     assert [each["counts"] for each in found] == [[2, 1, 1]] * len(found)

@@ -45,7 +45,7 @@ def alone(ranks, **options):
 
 
 @pytest.mark.host
-def test_one_process_would_train_so(in_step):
+def test_ranks_train_like_one_process(in_step):
     model, records = alone(len(in_step))
     found = same(in_step, "plain")
     check_close(found["state"], program.complete_state_of(model), rtol=1e-5)
@@ -53,7 +53,7 @@ def test_one_process_would_train_so(in_step):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_when_and_in_which_parts_makes_no_difference(in_step, kind):
+def test_all_ways_to_sum_train_alike(in_step, kind):
     found, plain = same(in_step, kind), same(in_step, "plain")
     check_close(found["state"], plain["state"])
     for column in (3, 5):  # loss, norm
@@ -69,13 +69,13 @@ def kinds_of(in_step):
     return kinds
 
 
-def test_what_is_sent_is_in_an_order(in_step):
+def test_collectives_are_ordered(in_step):
     """No two collectives of a graph may go in either order: ranks could take different ones."""
     for kind in kinds_of(in_step):
         assert [rank["graphs"][kind]["unordered"] for rank in in_step] == [[0, 0]] * len(in_step)
 
 
-def test_all_skip_what_one_part_can_not_hold(in_step):
+def test_all_ranks_skip_an_overflow_in_one_part(in_step):
     """The sums of one rank's part leave float16. The mutant, where each asks its own part only, waits in vain."""
     for rank in in_step:
         for kind in KINDS:
@@ -84,17 +84,17 @@ def test_all_skip_what_one_part_can_not_hold(in_step):
             assert fits[2] == rank["narrow"]["plain"][1][2] != [0.0] * 4
 
 
-def test_a_run_in_step_goes_on_to_the_same_bytes(in_step):
+def test_resumed_run_in_step_is_byte_identical(in_step):
     found = same(in_step, "resumed")
     assert found["state"] == same(in_step, "again")["state"]
     assert found["updates"] == 1  # it really was stopped
 
 
-def test_again_is_the_same(in_step):
+def test_training_is_reproducible(in_step):
     assert same(in_step, "again") == same(in_step, "zero 2")
 
 
-def test_who_sends_what_and_when(in_step):
+def test_collectives_of_each_graph(in_step):
     """Operators of a micro-batch, an update and an emptying, outside of branches. Parts have a norm of all ranks."""
     gradients, figures, norm = 1, 1, 1
     expected = {
@@ -108,7 +108,7 @@ def test_who_sends_what_and_when(in_step):
         assert {kind: rank["graphs"][kind]["operators"] for kind in kinds} == {kind: expected[kind] for kind in kinds}
 
 
-def test_accumulators_hold_what_is_said(in_step):
+def test_accumulators_contain_full_or_partial_sums(in_step):
     ranks = len(in_step)
     for kind in kinds_of(in_step):
         found = [rank["graphs"][kind] for rank in in_step]
@@ -125,7 +125,7 @@ def test_accumulators_hold_what_is_said(in_step):
 
 @tried_with_3
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_accumulators_of_ranks_are_one(in_step, kind):
+def test_accumulators_on_ranks_train_like_one_process(in_step, kind):
     found = [rank["functional"][kind] for rank in in_step]
     assert all(each == found[0] for each in found)
     model, records = alone(len(in_step), epochs=1)
@@ -135,19 +135,19 @@ def test_accumulators_of_ranks_are_one(in_step, kind):
     assert found[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
 
 
-def test_what_counts_for_nothing_takes_part(in_step):
+def test_micro_batches_of_weight_0_take_part(in_step):
     at_the_end, each_time = (same([rank["passed over"] for rank in in_step], number) for number in (0, 1))
     assert all(math.isfinite(record[3]) for record in each_time["records"])
     check_close(each_time["state"], at_the_end["state"])
     assert each_time["state"] != same(in_step, "plain")["state"]
 
 
-def test_all_skip_what_is_bad_on_one(in_step):
+def test_all_ranks_skip_a_nonfinite_window_of_one_rank(in_step):
     for number in (0, 1):
         assert same([rank["bad"] for rank in in_step], number)["counts"] == [1, 1]
 
 
-def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
+def test_different_numbers_of_micro_batches_are_rejected(in_step):
     ranks = len(in_step)
     for rank in in_step:
         number, split, windows, resumed = rank["refused"]
@@ -159,7 +159,7 @@ def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
         assert "'mini_steps' must be given, with the same number of micro-batches on all ranks" in split
 
 
-def test_misuse_is_an_error_on_all_ranks(in_step):
+def test_misuse_raises_on_all_ranks(in_step):
     expected = [
         "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batches",
         "'accumulate_step' can't change inside a window, which holds 1 micro-batches",
@@ -173,7 +173,7 @@ def test_misuse_is_an_error_on_all_ranks(in_step):
         assert rank["misused"]["held"] == [0, 0] and not rank["misused"]["flushed"]
 
 
-def test_weights_of_any_size_are_exact(in_step):
+def test_tiny_weights_are_exact(in_step):
     found = same(in_step, "tiny")
     plain = same(in_step, "plain")
     check_close(found["state"], plain["state"])
@@ -183,7 +183,7 @@ def test_weights_of_any_size_are_exact(in_step):
     assert found["updates"] == plain["records"][-1][2]
 
 
-def test_all_begin_with_what_rank_0_has(in_step):
+def test_all_ranks_begin_with_the_parameters_of_rank_0(in_step):
     found = [rank["sent"] for rank in in_step]
     assert all(each == found[0] for each in found) and len(found[0]) == 4
 
@@ -194,11 +194,11 @@ def check_all_ways(in_step, name):
         check_close(same(in_step, name, number)["state"], plain["state"])
 
 
-def test_in_pieces(in_step):
+def test_sums_in_pieces_are_the_same(in_step):
     check_all_ways(in_step, "pieces")
 
 
-def test_where_sums_are_scattered(in_step):
+def test_reduce_scatter_gives_the_same_sums(in_step):
     assert same(in_step, "scattered") == same(in_step, "again")
 
 
@@ -206,7 +206,7 @@ def test_where_sums_are_scattered(in_step):
 
 
 @pytest.mark.host
-def test_alone_there_is_nothing_to_sum():
+def test_single_process_trains_alike_with_sync_every_micro_batch():
     batches = [micro_batch(1.0), micro_batch(2.0), micro_batch(6.0)]
     seen = []
     for in_every in (False, True):
@@ -216,7 +216,7 @@ def test_alone_there_is_nothing_to_sum():
     assert seen == [[-3.0], [-3.0]]
 
 
-def test_parts_that_are_gathered_are_summed_over_the_same_ranks():
+def test_zero_optimizer_with_another_group_is_rejected():
     network = program.network_of()
     optimizer = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
     makers = (
@@ -242,7 +242,7 @@ def cells(first, second):
 
 @pytest.mark.parametrize("in_every", [False, True])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_cells_that_differ_are_refused(in_every, order):
+def test_cells_with_different_sync_settings_are_rejected(in_every, order):
     makers = cells(in_every, not in_every)
     makers[order[0]]()
     said = f"'sync_every_micro_batch' must be {in_every if order[0] == 0 else not in_every}, as in the other Cell"
@@ -251,7 +251,7 @@ def test_cells_that_differ_are_refused(in_every, order):
 
 
 @pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
-def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch):
+def test_cells_with_different_groups_are_rejected(first, second, monkeypatch):
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     monkeypatch.setattr("ms_accum.ranks.agreement._exchanged", lambda text, group: None)
     network = program.network_of()
@@ -265,7 +265,7 @@ def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])
-def test_what_is_neither_true_nor_false_is_refused(value):
+def test_sync_every_micro_batch_must_be_a_bool(value):
     network = program.network_of()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
@@ -274,7 +274,7 @@ def test_what_is_neither_true_nor_false_is_refused(value):
         Accumulator(optimizer, 2, sync_every_micro_batch=value)
 
 
-def test_accumulators_of_parts_are_for_optimizers_in_parts():
+def test_accumulators_of_the_wrong_shapes_are_rejected():
     network = program.network_of()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     parts = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
@@ -289,11 +289,11 @@ def test_accumulators_of_parts_are_for_optimizers_in_parts():
 
 
 @pytest.mark.parametrize(("weight", "unit"), [(1, 1.0), (48, 32.0), (0.3, 0.25), (1e-40, 2.0**-133), (0, None)])
-def test_a_unit_is_a_power_of_two_near_the_first_weight(weight, unit):
+def test_unit_near_is_a_power_of_two(weight, unit):
     assert unit_near(weight, None) == unit
 
 
-def test_a_group_of_one_is_a_process_alone():
+def test_group_of_one_is_a_single_process():
     optimizer = nn.SGD(program.network_of().trainable_params(), 0.1)
     update = TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=Group(0, 1))
     assert update.window.boundary.sums is None

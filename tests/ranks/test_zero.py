@@ -24,14 +24,14 @@ def check_same(found, expected):
     assert miss(*arrays, rtol=1e-6, atol=1e-7) <= 1
 
 
-def test_ranks_train_as_with_the_whole_state(seen):
+def test_sharded_optimizer_trains_like_the_unsharded(seen):
     found = [rank["zero"] for rank in seen[0]]
     for each in found:
         check_same(each["sharded"], found[0]["plain"])
         assert each["again"] and each["sharded"] == found[0]["sharded"]
 
 
-def test_another_optimizer_is_noticed(seen):
+def test_another_optimizer_is_detected(seen):
     """The mutant: moments of one update less."""
     found = seen[0][0]["zero"]
     later = found["more"][0]
@@ -39,14 +39,14 @@ def test_another_optimizer_is_noticed(seen):
         check_same(found["sharded"], later)
 
 
-def test_each_rank_keeps_its_part(seen):
+def test_each_rank_stores_its_part(seen):
     ranks = len(seen[0])
     wholes = [30, 5, 50, 10]
     for rank in seen[0]:
         assert rank["zero"]["kept"] == [-(-whole // ranks) for whole in wholes]
 
 
-def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
+def test_states_can_be_exchanged_with_the_unsharded_optimizer(seen):
     found = seen[0][0]["zero"]
     check_same(found["resumed"], found["plain"])
     check_same(found["more"][1], found["more"][0])
@@ -57,7 +57,7 @@ def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
-def test_parts_are_equal_and_together_the_whole(ranks, size):
+def test_parts_have_equal_sizes_and_are_complete(ranks, size):
     whole = np.arange(1, size + 1, dtype=np.float32)
     parts = [Part(Parameter(Tensor(whole)), rank, ranks) for rank in range(ranks)]
     own = [part.of(whole) for part in parts]
@@ -90,12 +90,12 @@ def groups(parameters):
     ],
     ids=["groups", "schedule", "scale"],
 )
-def test_alone_it_is_the_optimizer(make):
+def test_single_process_trains_like_the_optimizer(make):
     plain = trained(lambda network: make(network.trainable_params()))
     check_same(trained(lambda network: ZeroOptimizer(make, network.trainable_params())), plain)
 
 
-def test_without_a_group_nothing_is_gathered(monkeypatch):
+def test_without_a_group_the_state_is_complete(monkeypatch):
     """Also in a process that a launcher started."""
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     network = program.network_of()
@@ -103,7 +103,7 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
     assert trained_parameters(network, optimizer)["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
 
 
-def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
+def test_moments_belong_to_the_longest_matching_name():
     wholes = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
     optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), wholes, group=Group(0, 2))
     state = optimizer.complete_state()
@@ -117,7 +117,7 @@ def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
 
 
 @pytest.mark.modes
-def test_groups_may_be_given_too():
+def test_parameter_groups():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
     found = trained(
         lambda network: ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.05, 0.9), groups(network.trainable_params()))
@@ -133,16 +133,16 @@ def test_groups_may_be_given_too():
         lambda parts: nn.SGD([{"params": parts, "grad_centralization": True}], 0.1),
     ],
 )
-def test_what_needs_whole_parameters_is_refused(make):
+def test_optimizers_that_are_not_elementwise_are_rejected(make):
     with pytest.raises(ValueError, match="'make' must be an optimizer that updates each element independently"):
         ZeroOptimizer(make, program.network_of().trainable_params())
 
 
-def test_what_makes_nothing_is_refused():
+def test_make_must_be_a_function():
     with pytest.raises(TypeError, match="'make' must be a function from parts to an optimizer"):
         ZeroOptimizer(nn.Dense(2, 2).trainable_params(), nn.Adam)
 
 
-def test_optimizers_that_look_at_more_than_an_element_are_not_on_the_list():
+def test_elementwise_list_has_no_layerwise_optimizers():
     assert not {nn.Lamb, nn.LARS, nn.AdaFactor} & set(ELEMENTWISE)
     assert ms.get_context("mode") == ms.GRAPH_MODE
