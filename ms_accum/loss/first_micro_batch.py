@@ -227,9 +227,9 @@ class _Trial:
 
 
 def _is_accepted(error: Exception | None) -> bool:
-    """Return whether there was no error, or one that says nothing about graphs."""
-    says_nothing = isinstance(error, (RuntimeError, MemoryError)) and _NOT_ABOUT_GRAPHS.search(str(error)) is not None
-    return error is None or says_nothing
+    """Return whether there was no error, or one from which nothing follows for graphs."""
+    is_inconclusive = isinstance(error, (RuntimeError, MemoryError)) and _NOT_ABOUT_GRAPHS.search(str(error)) is not None
+    return error is None or is_inconclusive
 
 
 def _remedy(trial: _Trial, columns: tuple) -> str:

@@ -511,7 +511,7 @@ def find_together(
     try:
         found = states.find(config)
     except CheckpointError as error:
-        with suppress(RuntimeError):  # that the ranks differ: this rank's own error says more
+        with suppress(RuntimeError):  # that the ranks differ: this rank's own error is more specific
             agree(owner, group, {name: f"an error ({error})"}, remedy)
         raise
     if group is not None:

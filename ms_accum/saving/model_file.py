@@ -340,7 +340,7 @@ def has_shape(value: Any, shape: Any) -> bool:
     Args:
         value (Any): the value.
         shape (Any): a type; a range, for an int in it; None; a function that returns whether a value is valid; a list
-            of shapes, or ``[shape, ...]`` for any length; a dict of shapes; a tuple of shapes, one of which must fit.
+            of shapes, or ``[shape, ...]`` for any length; a dict of shapes; a tuple of shapes, one of which must match.
     """
     if isinstance(shape, tuple):
         return any(has_shape(value, choice) for choice in shape)
@@ -400,7 +400,7 @@ _FIELDS: dict[str, Any] = {
 
 
 class _Sealed(NamedTuple):
-    """A record as it was read, and whether its digest fits it and the weights."""
+    """A record as it was read, and whether its digest matches it and the weights."""
 
     record: Any
     is_intact: bool

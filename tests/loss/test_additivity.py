@@ -1,4 +1,4 @@
-"""Is a loss that is no mean over rows noticed, by arithmetic, without touching anything?"""
+"""Does the check detect losses that are not means over rows, and does it leave the network unchanged?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.modes
 
 
 class Masked(nn.Cell):
-    """Returns its loss: the mean over what a mask leaves, as language models do. Normed, so that a forward shows."""
+    """Returns its loss: the mean over the rows that a mask keeps. With BatchNorm a forward pass changes its state."""
 
     def __init__(self, per_row=False, normed=True):
         super().__init__()
@@ -31,7 +31,7 @@ class Masked(nn.Cell):
 
 
 def data(rng, rows=(6, 6)):
-    """A mask that leaves most of the first rows, and few of the others."""
+    """Return micro-batches with a mask that keeps the first third of the rows, and few others."""
     return [
         (
             Tensor(rng.randn(n, 4), ms.float32),
@@ -49,14 +49,14 @@ def warnings_of(model, batches, mini_steps=2):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(model, batches, mini_steps)
-    return [str(each.message) for each in caught if "the loss of a micro-batch" in str(each.message)]
+    return [str(warning.message) for warning in caught if "the loss of a micro-batch" in str(warning.message)]
 
 
 def test_masked_mean_warns_once_with_its_losses(rng):
     model = driver(Masked())
-    (said,) = warnings_of(model, data(rng, [6] * 6))
-    assert said.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
-    assert "Give 'weight', what the loss divides by, or check='off'." in said
+    (message,) = warnings_of(model, data(rng, [6] * 6))
+    assert message.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
+    assert "Give 'weight', what the loss divides by, or check='off'." in message
     assert warnings_of(model, data(rng)) == []
 
 
@@ -76,14 +76,14 @@ def test_no_warning_for_weighted_means_or_without_the_check(network, options, mi
 
 
 def test_check_changes_no_state(rng):
-    """Statistics of BatchNorm, generators, modes: a run with it leaves the same bytes."""
-    left = []
+    """BatchNorm's statistics, the random generator and the mode are the same with the check and without it."""
+    states = []
     for check in ("first", "off"):
         ms.set_seed(2)
         network = Masked()
         warnings_of(driver(network, check=check), data(np.random.RandomState(1)))
-        left.append([digest(network.get_parameters()), ms.get_rng_state().asnumpy().tolist(), ms.get_context("mode")])
-    assert left[0] == left[1]
+        states.append([digest(network.get_parameters()), ms.get_rng_state().asnumpy().tolist(), ms.get_context("mode")])
+    assert states[0] == states[1]
 
 
 def test_network_with_fixed_batch_size_is_not_checked(rng):
@@ -136,7 +136,7 @@ def test_unknown_check_option_is_rejected():
 
 
 def test_frozen_bfloat16_parameter_is_restored(rng):
-    """A frozen Parameter in bfloat16; the mode and the generator, whatever else fails."""
+    """NumPy has no bfloat16, so the check can't copy the parameter."""
 
     class Half(Masked):
         def __init__(self):
@@ -162,7 +162,7 @@ def test_part_without_unmasked_rows_is_checked_later(rng):
 
 
 def test_loss_near_zero_does_not_warn(rng):
-    """Policy gradients begin there: parts of either sign."""
+    """Losses of policy gradients are near 0 at first, and their parts have different signs."""
 
     class Advantage(nn.Cell):
         def __init__(self):
@@ -187,7 +187,7 @@ def test_columns_with_different_row_counts_are_not_split(rng):
 
 
 def test_labels_of_different_lengths_warn_once(rng):
-    """A plain function that averages over elements: nobody knows what it divides by."""
+    """The loss is a function that averages over elements, so its divisor is unknown."""
 
     def loss(output, label):
         return ops.square(output - label).mean()
@@ -195,21 +195,21 @@ def test_labels_of_different_lengths_warn_once(rng):
     network = nn.Dense(1, 1)
     model = GradientAccumulation(network, loss, nn.SGD(network.trainable_params(), 0.1))
     batches = [tuple(Tensor(rng.rand(4, n, 1), ms.float32) for _ in range(2)) for n in (12, 3, 12, 3)]
-    with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) are weighted by") as seen:
+    with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) are weighted by") as caught:
         run(model, batches, 2)
-    assert len(seen) == 1
+    assert len(caught) == 1
 
 
 # A check that could not have failed proves nothing
 
 
 def of_labels(output, labels):
-    """A mean over the labels that are not ignored, of a function that nobody knows."""
+    """Return the mean over the labels that are not ignored; the library does not know this function."""
     return ops.cross_entropy(output, labels)
 
 
 def labelled(rng, *ignored, rows=8, classes=3):
-    """Micro-batches of which these rows have the label -100."""
+    """Return micro-batches in which the rows `ignored` have the label -100."""
     batches = []
     for without in ignored:
         labels = rng.randint(0, classes, rows).astype(np.int32)
@@ -247,25 +247,25 @@ def test_weights_that_differ_only_later_warn(first, rng):
 
 
 def test_parts_with_equal_losses_give_no_result(rng):
-    """A head of zeros: each row has the loss log(3), whatever it counts for."""
+    """All weights are 0, so every row has the loss log(3), and every weighting gives the same mean."""
     network = nn.Dense(4, 3, weight_init="zeros", bias_init="zeros")
     model = GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 10.0))
     assert warnings_of(model, labelled(rng, LAST, LAST), 2) == []
     assert len(warnings_of(model, labelled(rng, LAST, LAST), 2)) == 1  # after an update
 
 
-def looks_of(model, batches, monkeypatch):
-    looks = []
-    real = additivity._losses
-    monkeypatch.setattr(additivity, "_losses", lambda *args: looks.append(args) or real(*args))
+def checks_of(model, batches, monkeypatch):
+    checks = []
+    original = additivity._losses
+    monkeypatch.setattr(additivity, "_losses", lambda *args: checks.append(args) or original(*args))
     assert warnings_of(model, batches) == []
-    return len(looks)
+    return len(checks)
 
 
 def test_mean_over_rows_is_checked_at_most_three_times(rng, monkeypatch):
     network = nn.Dense(4, 3)
     model = GradientAccumulation(network, of_all, nn.SGD(network.trainable_params(), 0.1))
-    assert looks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
+    assert checks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
 
 
 def of_all(output, labels):
@@ -273,7 +273,7 @@ def of_all(output, labels):
 
 
 def test_checks_become_less_frequent(rng, monkeypatch):
-    """Each micro-batch has a new highest label, as numbers of samples have: a reason to look, each time."""
+    """Each micro-batch has a new highest label, as sample numbers have, so each is a reason to check again."""
 
     class Numbered(Masked):
         def construct(self, x, number):
@@ -281,7 +281,7 @@ def test_checks_become_less_frequent(rng, monkeypatch):
 
     model = driver(Numbered(per_row=True, normed=False))
     batches = [(Tensor(rng.randn(4, 4), ms.float32), Tensor(np.arange(4) + 4 * n, ms.int32)) for n in range(64)]
-    assert looks_of(model, batches, monkeypatch) <= 7
+    assert checks_of(model, batches, monkeypatch) <= 7
 
 
 def test_labels_of_different_lengths_do_not_end_the_check(rng):
@@ -298,7 +298,7 @@ def test_labels_of_different_lengths_do_not_end_the_check(rng):
     batches += [(Tensor(rng.rand(4, 6, 1), ms.float32), Tensor(mask, ms.float32))] * 2
     with pytest.warns(RuntimeWarning) as caught:
         run(model, batches, 2)
-    of_shapes, of_loss = (str(each.message) for each in caught)
+    of_shapes, of_loss = (str(warning.message) for warning in caught)
     assert "are weighted by their rows only" in of_shapes and "the loss of a micro-batch" in of_loss
 
 
@@ -309,5 +309,5 @@ def test_row_numbers_are_renumbered_in_parts(rng):
     network = nn.Dense(4, 3)
     model = GradientAccumulation(network, compared, nn.SGD(network.trainable_params(), 0.1))
     batch = (Tensor(rng.randn(8, 4), ms.float32), Tensor(np.arange(8)[::-1].copy(), ms.int32))
-    (said,) = warnings_of(model, [batch] * 2)
-    assert "A loss that compares the rows of a batch needs CoupledLoss." in said
+    (message,) = warnings_of(model, [batch] * 2)
+    assert "A loss that compares the rows of a batch needs CoupledLoss." in message

@@ -1,4 +1,4 @@
-"""Do the known losses divide by what is said of them, and average or sum?"""
+"""Do the known losses divide by the documented number, and is their reduction right?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scores(rng, more=()):
 
 
 def classes(rng, more=()):
-    """Labels, of which the ignored ones are all in the first rows."""
+    """Return labels; only in the first rows they are ignored."""
     labels = rng.randint(0, CLASSES, (ROWS, *more)).astype(np.int32)
     labels[:2] = -100
     return labels
@@ -53,7 +53,7 @@ def unit_numbers(rng):
 
 
 def early_bits(rng):
-    """All in the first rows, and few later: parts that are cut there differ."""
+    """Return bits that are 1 in the first rows and rarely in others, so that the two parts differ."""
     raw = (rng.rand(ROWS, CLASSES) < 0.1).astype(np.float32)
     raw[:CUT] = 1
     return raw
@@ -130,7 +130,7 @@ NOT_ON_CPU = {
 
 
 def miss_of(loss_fn, output, labels, count):
-    """Return by how much the weighted mean of two parts' losses misses that of both."""
+    """Return the relative error of the weighted mean of the losses of two parts."""
 
     def compute(output, labels):
         return loss_fn(output, labels)
@@ -138,8 +138,8 @@ def miss_of(loss_fn, output, labels, count):
     # PyNative mode has no kernel for this one.
     loss = ms.jit(compute) if isinstance(loss_fn, mint.nn.CrossEntropyLoss) else compute
     parts = [(Tensor(output[rows]), Tensor(labels[rows])) for rows in (slice(None), slice(CUT), slice(CUT, None))]
-    whole, *losses = [float(loss(*part).asnumpy()) for part in parts]
-    return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / whole - 1)
+    total, *losses = [float(loss(*part).asnumpy()) for part in parts]
+    return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / total - 1)
 
 
 @pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
@@ -167,14 +167,14 @@ def test_labels_are_counted_if_the_first_axis_is_time(loss_fn):
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         (np.zeros(4, np.float32), "must get integer labels, or a distribution"),
         ([1, 255, 0], "labels >= 0 and < 5, the number of class weights, but got 255"),
     ],
 )
-def test_invalid_labels_are_rejected(labels, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_labels_are_rejected(labels, message):
+    with pytest.raises(ValueError, match=message):
         divisor_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS))(Tensor(np.zeros((4, 5))), Tensor(labels))
 
 
@@ -194,11 +194,11 @@ def test_weighting_by_rows_gives_another_loss(name, rng):
     ids=["nn mse", "mint smooth l1", "nn bce", "ops mse"],
 )
 def test_sequences_are_weighted_by_their_elements(loss_fn, rng):
-    """Of different lengths; what they are together is one row of all elements."""
+    """Two micro-batches of sequences of different lengths equal one row of all elements."""
     parts = [(rng.rand(4, length).astype(np.float32), rng.rand(4, length).astype(np.float32)) for length in (3, 17)]
-    whole = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
+    joined = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
     parts = [tuple(map(Tensor, part)) for part in parts]
-    losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*whole).asnumpy())
+    losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*joined).asnumpy())
     weights = [divisor_of(loss_fn)(*part) for part in parts]
     assert np.average(losses, weights=weights) == pytest.approx(expected, rel=1e-5)
     assert np.average(losses) != pytest.approx(expected, rel=1e-3)
@@ -220,7 +220,7 @@ def test_losses_that_are_not_additive(loss_fn, output, labels, rng):
 
 
 class Squares(nn.MSELoss):
-    """Not what it inherits from."""
+    """Overrides `construct`, so that it is another loss than its base class."""
 
     def construct(self, logits, labels):
         return ops.square(logits - labels).sum() / len(labels)

@@ -1,4 +1,4 @@
-"""What does a micro-batch count for, and what does keeping that ready cost?"""
+"""Are the tensors of weights cached, and is the cache limited?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does MindSpore run each loss function right: a `functools.partial` in graphs, BCEWithLogitsLoss outside of them?"""
+"""Are these losses computed correctly: a `functools.partial` in graphs, BCEWithLogitsLoss in PyNative mode?"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def expected(name):
 
 
 def miss(name):
-    """Return by how much the driver misses the gradient, after another shape has been differentiated."""
+    """Return the relative error of the driver's gradient, after another shape has been differentiated."""
     ms.grad(of_logits)(Tensor(np.zeros((5, 2), np.float32)), Tensor(np.zeros((5, 2), np.float32)))
     right = expected(name)
     return np.abs(trained(LOSSES[name](), pieces(BITS)) - right).max() / np.abs(right - dense().weight.asnumpy()).max()
@@ -104,18 +104,18 @@ class Compiled(WithInner):
         return self.loss(self.dense(x), y)
 
 
-REFUSED = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use graph mode, or reduction="
+ERROR = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use graph mode, or reduction="
 
 
 @pytest.mark.host
 def test_network_that_contains_the_loss_is_rejected_in_pynative_mode():
     network = WithInner()
     optimizer = nn.SGD(network.trainable_params(), 1.0)
-    with pytest.raises(ValueError, match="For 'GradientAccumulation', " + REFUSED.format("network")):
+    with pytest.raises(ValueError, match="For 'GradientAccumulation', " + ERROR.format("network")):
         GradientAccumulation(network, None, optimizer)
-    with pytest.raises(ValueError, match="For 'TrainForwardBackward', " + REFUSED.format("network")):
+    with pytest.raises(ValueError, match="For 'TrainForwardBackward', " + ERROR.format("network")):
         TrainForwardBackward(network, optimizer, optimizer.parameters.clone("sums", "zeros"))
-    with pytest.raises(ValueError, match="For 'CoupledLoss', " + REFUSED.format("loss_fn")):
+    with pytest.raises(ValueError, match="For 'CoupledLoss', " + ERROR.format("loss_fn")):
         CoupledLoss(network)
 
 
@@ -161,16 +161,16 @@ def test_partial_in_the_driver():
 
 @pytest.mark.slow
 def test_partial_in_an_evaluation():
-    found = []
+    results = []
 
-    class See(ms.train.Callback):
+    class Results(ms.train.Callback):
         def on_eval_end(self, run_context):
-            found.append(run_context.original_args().eval_results)
+            results.append(run_context.original_args().eval_results)
 
     for loss_fn in (ignoring, nn.CrossEntropyLoss(ignore_index=0)):
         data = pieces(CLASSES)
-        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[See()])
-    assert found[0] == pytest.approx(found[1], rel=1e-5) and 0 < found[0]["eval_loss"]
+        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[Results()])
+    assert results[0] == pytest.approx(results[1], rel=1e-5) and 0 < results[0]["eval_loss"]
 
 
 @pytest.mark.parametrize("weight", [None, partial(known, ignored=0)], ids=["its own weight", "a partial as weight"])
@@ -214,9 +214,9 @@ def test_partial_of_a_cell_keeps_parameter_names():
 
     network, loss_fn = dense(), Scaled()
     parameters = [*network.trainable_params(), *loss_fn.trainable_params()]
-    before = [each.name for each in parameters]
+    names = [parameter.name for parameter in parameters]
     model = GradientAccumulation(network, partial(loss_fn, factor=2.0), nn.SGD(parameters, 1.0))
     start = values(parameters)
     run(model, pieces(CLASSES), 2)
-    assert [each.name for each in parameters] == before
-    assert all((now != then).any() for now, then in zip(values(parameters), start))
+    assert [parameter.name for parameter in parameters] == names
+    assert all((new != old).any() for new, old in zip(values(parameters), start))

@@ -1,4 +1,4 @@
-"""Are temporary folders of killed processes removed by the next one, and no other folder?"""
+"""Does a process remove the temporary folders of killed processes, and no others?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.stdin.readline()
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """A folder for temporary files, as another process sees it."""
+    """A folder for temporary files, for this and other processes."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -61,27 +61,27 @@ def test_only_folders_of_killed_processes_are_removed(temporary):
     elsewhere = temporary / "elsewhere"
     (elsewhere / "kept").mkdir(parents=True)
     os.symlink(elsewhere, temporary / "ms_accum-link")
-    living, of_living = start()
-    killed, of_killed = start()
+    running, folder_of_running = start()
+    killed, folder_of_killed = start()
     (elsewhere / ".in-use").touch()  # behind a link
     killed.kill()
     killed.communicate(timeout=60)
-    assert of_killed.is_dir() and os.listdir(of_killed) == [".in-use"]
-    another, of_another = start()
-    assert of_living.is_dir() and of_another.is_dir() and not of_killed.exists()
-    end(living)
+    assert folder_of_killed.is_dir() and os.listdir(folder_of_killed) == [".in-use"]
+    another, folder_of_another = start()
+    assert folder_of_running.is_dir() and folder_of_another.is_dir() and not folder_of_killed.exists()
+    end(running)
     end(another)
-    left = {"ms_accum-mine", "ms_accum-file", "other", "elsewhere", "ms_accum-link"}
-    assert {path.name for path in temporary.iterdir()} == left and (elsewhere / "kept").is_dir()
+    kept = {"ms_accum-mine", "ms_accum-file", "other", "elsewhere", "ms_accum-link"}
+    assert {path.name for path in temporary.iterdir()} == kept and (elsewhere / "kept").is_dir()
 
 
 def test_without_the_lock_a_folder_in_use_would_be_removed(monkeypatch):
-    """The twin of the test above."""
-    living, folder = start()
+    """A planted fault for the test above."""
+    running, folder = start()
     monkeypatch.setattr(lifetime.fcntl, "flock", lambda *arguments: None)
     scratch_folder()
     assert not folder.exists()
-    end(living)
+    end(running)
 
 
 def test_folders_of_other_users_are_kept(temporary, monkeypatch):
@@ -101,7 +101,7 @@ def test_scratch_folder_is_removed_after_its_block(temporary):
 
 
 def test_without_file_locks_nothing_is_removed(temporary, monkeypatch):
-    """On Windows."""
+    """As on Windows."""
     monkeypatch.setattr(lifetime, "fcntl", None)
     (temporary / "ms_accum-a").mkdir()
     (temporary / "ms_accum-a" / ".in-use").touch()

@@ -1,4 +1,4 @@
-"""Is a saved model whole, and one that does not fit refused before anything is touched?"""
+"""Are saved models complete, and are invalid ones rejected before anything is changed?"""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def saved(tmp_path):
 
 
 def fail_to_write(network, path, **options):
-    """Fail as a full disk does: after a part of the file."""
+    """Fail like a full disk, after writing a part of the file."""
     with open(path, "wb") as file:
         file.write(b"a part")
     raise OSError(28, "No space left on device", path)
@@ -121,7 +121,7 @@ def test_recent_temporary_folders_are_not_removed(tmp_path):
 
 @pytest.fixture
 def little_room():
-    """Let no file grow beyond 50,000 bytes; a LeNet5 takes 247,000."""
+    """Limit files to 50,000 bytes; a LeNet5 needs 247,000."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     yield
@@ -217,13 +217,13 @@ def test_another_architecture_is_rejected_and_nothing_is_changed(saved, network,
 
 def test_each_difference_is_listed():
     network = nn.Dense(2, 3)
-    given = {"weight": ms.Parameter(np.zeros((3, 4), np.float32)), "gamma": ms.Parameter(np.zeros(1, np.float32))}
-    assert differences(network, given) == [
+    parameters = {"weight": ms.Parameter(np.zeros((3, 4), np.float32)), "gamma": ms.Parameter(np.zeros(1, np.float32))}
+    assert differences(network, parameters) == [
         "missing bias",
         "unexpected gamma",
         "weight is Float32 (3, 4) instead of Float32 (3, 2)",
     ]
-    assert differences(network, {p.name: p for p in network.get_parameters()}) == []
+    assert differences(network, {parameter.name: parameter for parameter in network.get_parameters()}) == []
 
 
 # What is no checkpoint
@@ -265,8 +265,8 @@ def test_files_of_other_kinds_are_rejected(write, tmp_path):
 @pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9, 0.999])
 def test_truncated_file_is_rejected(saved, part, tmp_path):
     with open(saved, "rb") as file:
-        whole = file.read()
-    (tmp_path / "cut.ckpt").write_bytes(whole[: int(len(whole) * part)])
+        content = file.read()
+    (tmp_path / "cut.ckpt").write_bytes(content[: int(len(content) * part)])
     network = LeNet5()
     before = arrays(network)
     with pytest.raises(CheckpointError, match="cut.ckpt"):
@@ -274,8 +274,8 @@ def test_truncated_file_is_rejected(saved, part, tmp_path):
     assert same(before, arrays(network))
 
 
-def check_refused(path, data, network=None):
-    """Refuse a file with this content, whoever reads it, and leave the network as it was."""
+def check_rejected(path, data, network=None):
+    """Check that a file with this content is rejected, and the network is not changed."""
     path.write_bytes(data)
     network = network or nn.Dense(2, 3)
     before = arrays(network)
@@ -294,20 +294,20 @@ def small(request, tmp_path):
 
 
 def test_every_truncation_is_rejected(small):
-    whole = small.read_bytes()
+    content = small.read_bytes()
     # Without all of its checksum a `.ckpt` is one that MindSpore wrote without, and whole.
-    harmless = len(whole) - 17 if small.suffix == ".ckpt" else None
-    for length in range(len(whole)):
+    harmless = len(content) - 17 if small.suffix == ".ckpt" else None
+    for length in range(len(content)):
         if length != harmless:
-            check_refused(small, whole[:length])
+            check_rejected(small, content[:length])
 
 
 def flip_bits(path, count, seed):
-    whole, rng = path.read_bytes(), random.Random(seed)
-    for bit in rng.sample(range(8 * len(whole)), count):
-        changed = bytearray(whole)
+    content, rng = path.read_bytes(), random.Random(seed)
+    for bit in rng.sample(range(8 * len(content)), count):
+        changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
-        check_refused(path, bytes(changed))
+        check_rejected(path, bytes(changed))
 
 
 def test_flipped_bits_are_rejected(small):
@@ -320,7 +320,7 @@ def test_400_flipped_bits_are_rejected(small):
 
 
 def test_trailing_bytes_are_rejected(small):
-    check_refused(small, small.read_bytes() + b"\x12\x00")
+    check_rejected(small, small.read_bytes() + b"\x12\x00")
 
 
 def crafted(*values):
@@ -355,14 +355,14 @@ WEIGHT = ("weight", [3, 2], "Float32", bytes(24))
 )
 def test_crafted_file_does_not_reach_the_loader(values, tmp_path, monkeypatch):
     monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
-    check_refused(tmp_path / "crafted.ckpt", crafted(*values))
+    check_rejected(tmp_path / "crafted.ckpt", crafted(*values))
 
 
 def test_value_without_a_tensor_does_not_reach_the_loader(tmp_path, monkeypatch):
     monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
     message = Checkpoint()
     message.value.add().tag = "weight"
-    check_refused(tmp_path / "crafted.ckpt", message.SerializeToString())
+    check_rejected(tmp_path / "crafted.ckpt", message.SerializeToString())
 
 
 def test_parameter_in_slices_is_loaded(tmp_path):
@@ -375,7 +375,7 @@ def test_parameter_in_slices_is_loaded(tmp_path):
 
 
 class Payload:
-    """What a pickle would run."""
+    """Creates a folder when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("executed",)
@@ -383,7 +383,7 @@ class Payload:
 
 @pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
 def test_pickle_is_not_executed(suffix, tmp_path):
-    check_refused(tmp_path / f"bad.{suffix}", pickle.dumps(Payload()))
+    check_rejected(tmp_path / f"bad.{suffix}", pickle.dumps(Payload()))
     assert not os.path.exists("executed")
 
 
@@ -431,17 +431,17 @@ def test_permissions_follow_the_umask(tmp_path, umask, permissions):
 
 
 def survivors(folder, kills):
-    """Kill so many processes while they save, and return what each left."""
+    """Kill `kills` processes while they save, and return what they left."""
     command = [sys.executable, str(ROOT / "tests" / "save_runs.py"), str(folder), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_survivors(found, kills):
-    assert found["kills"] == kills and found["bad"] == []
+def check_survivors(result, kills):
+    assert result["kills"] == kills and result["bad"] == []
     # Some of them have to hit a save in its middle, or nothing was tried.
-    assert found["leftovers"] > kills / 10
+    assert result["leftovers"] > kills / 10
 
 
 def test_checkpoint_is_complete_after_every_kill(tmp_path):

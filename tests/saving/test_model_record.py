@@ -1,4 +1,4 @@
-"""Is the record of a model bound to it, and one that is damaged or crafted refused?"""
+"""Does a record belong to its model only, and are damaged or crafted records rejected?"""
 
 from __future__ import annotations
 
@@ -83,14 +83,15 @@ def test_record_is_read_and_mindspore_reads_the_model(saved):
     plain = ms.load_checkpoint(str(saved), format=saved.suffix[1:], crc_check=True)
     network = small()
     load_model(network, saved)
-    assert [(plain[each.name].asnumpy() == each.asnumpy()).all() for each in network.get_parameters()] == [True, True]
+    assert len(plain) == 2
+    assert all((plain[name].asnumpy() == value.asnumpy()).all() for name, value in network.parameters_dict().items())
 
 
 def test_replacing_a_record_keeps_the_weights(saved):
-    before = {name: each.asnumpy() for name, each in load_parameters(str(saved)).items()}
+    before = {name: parameter.asnumpy() for name, parameter in load_parameters(str(saved)).items()}
     write_record(saved, {**RECORD, "correct": 1})
     assert read_record(saved)["correct"] == 1
-    after = {name: each.asnumpy() for name, each in load_parameters(str(saved)).items()}
+    after = {name: parameter.asnumpy() for name, parameter in load_parameters(str(saved)).items()}
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert {path.name for path in saved.parent.iterdir()} <= {saved.name, f"{saved.name}.json"}
 
@@ -109,14 +110,14 @@ def test_record_of_another_file_is_rejected(tmp_path):
 
 
 def test_flipped_bits_of_a_record_are_rejected(saved):
-    """In the metadata of safetensors, by whoever loads the model; in the file beside a `.ckpt`, by who reads it."""
-    where = saved if saved.suffix == ".safetensors" else Path(sidecar(saved))
-    whole = where.read_bytes()
-    begin = whole.index(b"lenet5")
+    """In safetensors by loading the model as well, as the record is in the metadata; else by reading the record."""
+    path = saved if saved.suffix == ".safetensors" else Path(sidecar(saved))
+    content = path.read_bytes()
+    begin = content.index(b"lenet5")
     for byte in range(begin, begin + 60):
-        changed = bytearray(whole)
+        changed = bytearray(content)
         changed[byte] ^= 1
-        where.write_bytes(changed)
+        path.write_bytes(changed)
         with pytest.raises(CheckpointError):
             read_record(saved)
             load_parameters(str(saved))
@@ -238,8 +239,8 @@ def test_train_process_keeps_the_previous_model_of_the_default_name(caplog):
         first = trained()
         assert caplog.messages == [] and os.listdir() == [DEFAULT]
         second = trained()
-    said = f"'{DEFAULT}' is replaced; the model that it held is kept as 'gradient_accumulation.previous.ckpt'."
-    assert caplog.messages == [said]
+    message = f"'{DEFAULT}' is replaced; the model that it held is kept as 'gradient_accumulation.previous.ckpt'."
+    assert caplog.messages == [message]
     assert Path("gradient_accumulation.previous.ckpt").read_bytes() == first and Path(DEFAULT).read_bytes() == second
 
 
@@ -264,7 +265,7 @@ def test_model_under_a_chosen_name_is_replaced(caplog):
 
 
 def test_without_logging_the_warning_is_on_stderr(tmp_path):
-    """And leaves stdout alone, which other programs may read."""
+    """Nothing is printed to stdout, which other programs may read."""
     code = (
         "import mindspore.nn as nn\nfrom ms_accum.saving.model_file import save_trained\n"
         "for _ in range(2): save_trained(nn.Dense(2, 3), 'gradient_accumulation.ckpt')"

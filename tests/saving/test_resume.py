@@ -1,4 +1,4 @@
-"""Does a run that was stopped go on as if it had not been?"""
+"""Does a run that was stopped resume as if it had not been stopped?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.host
 
 @pytest.fixture(scope="module")
 def uninterrupted(mode):
-    """What a run with windows of 3 leaves."""
+    """The result of a run with windows of 3."""
     ms.set_context(mode=mode)
     return Run().train(numbers(), 3).left
 
@@ -70,31 +70,31 @@ def test_stopping_in_graph_mode_changes_no_byte(tmp_path, stop, reduction, tail)
     ],
 )
 def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
-    """One run stops after each of its micro-batches; another one goes on from each of its states to the end."""
+    """One run stops after each of its micro-batches; another resumes from each of these states to the end."""
 
     def make():
         return Run(adam_with_schedule, tail=tail, clip_norm=0.5)
 
     bytes_left, records, counts, losses = make().train(numbers(), window).left
-    stopping, going_on, positions = make(), make(), range(1, 2 * len(ROWS))
+    stopping, resuming, positions = make(), make(), range(1, 2 * len(ROWS))
     for stop in positions:
         states = Checkpointer(tmp_path, keep=99, resume=None if stop == 1 else "auto", stop=stop_after(1))
         with pytest.raises(Stopped):
             stopping.train(numbers(), window, states=states)
     for stop in positions:
-        going_on.spoil()
+        resuming.spoil()
         state = tmp_path / f"state-{stop:08}.safetensors"
         states = Checkpointer(tmp_path / "more", resume=state)
-        found = going_on.train(numbers(), window, states=states).left
+        result = resuming.train(numbers(), window, states=states).left
         done = training_state.read(str(state)).facts["updates"]
-        check_same(found, (bytes_left, records[done:], counts, losses[done:]))
+        check_same(result, (bytes_left, records[done:], counts, losses[done:]))
 
 
 @pytest.mark.modes
 def test_stopping_several_times(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
-    found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
-    check_same(found, expected)
+    result = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
+    check_same(result, expected)
 
 
 @pytest.mark.modes
@@ -209,9 +209,9 @@ def test_resuming_a_finished_run_trains_nothing(tmp_path, stop):
             return run
 
     expected = Run(features=64).train(digits(), 4).left
-    first, again = train(None), train("auto")
-    assert again.left[0] == expected[0]
-    assert again.model.updates == 6 and first.recorder.records[-1].update + len(again.recorder.records) == 6
+    first, resumed = train(None), train("auto")
+    assert resumed.left[0] == expected[0]
+    assert resumed.model.updates == 6 and first.recorder.records[-1].update + len(resumed.recorder.records) == 6
 
 
 def test_states_of_another_run_are_kept(tmp_path):
@@ -223,7 +223,7 @@ def test_states_of_another_run_are_kept(tmp_path):
 
 
 def test_used_driver_resumes_with_the_unit_of_the_state(saved, tmp_path, uninterrupted):
-    """Inside a window its unit of weights is the state's: 16 rows made it 16, the run that was stopped has 8."""
+    """Its own unit is that of 16 rows, the state's that of 8. The open window's weights are in the state's unit."""
     used = Run().train(numbers([16, 8, 5, 3]), 4, epochs=1)
     used.train(numbers(), 3, states=Checkpointer(tmp_path / "more", resume=saved))
     assert used.left[0] == uninterrupted[0]
@@ -255,12 +255,12 @@ def test_state_of_a_later_epoch_is_rejected_and_nothing_is_changed(tmp_path):
 
 
 def test_end_of_a_run_is_scored_and_saved_once(tmp_path):
-    """Where a state is due with the last update anyway; the mutant forgets that it is."""
-    asked = []
+    """A state is due at the last update, which is also the end of the run."""
+    calls = []
     Run().train(
-        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: asked.append(1) or 0.0)
+        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: calls.append(1) or 0.0)
     )
-    assert len(asked) == len(names(tmp_path)) == 7
+    assert len(calls) == len(names(tmp_path)) == 7
 
 
 @pytest.mark.modes
@@ -284,10 +284,10 @@ def test_finished_run_resumes_for_more_epochs(tmp_path):
 
 @pytest.mark.parametrize("lost", ["window.grad_sum.1.weight", "optimizer.moments.1.weight"])
 def test_incomplete_state_changes_the_result(tmp_path, lost, monkeypatch, uninterrupted):
-    """The mutant: a state without one of its parts."""
+    """A planted fault: one of the state's arrays is not saved."""
 
-    def incomplete(parameters, facts, **how):
-        state = training_state.capture(parameters, facts, **how)
+    def incomplete(parameters, facts, **options):
+        state = training_state.capture(parameters, facts, **options)
         if lost in state.arrays:
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state
@@ -296,7 +296,7 @@ def test_incomplete_state_changes_the_result(tmp_path, lost, monkeypatch, uninte
     assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
 
 
-# What ends a run by itself
+# Errors that end a run
 
 
 class Broken(Recorder):
@@ -358,7 +358,7 @@ def test_random_layers_warn(tmp_path):
         make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
 
 
-# When, and how many
+# When states are saved, and which are kept
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def stopped(tmp_path_factory, mode):
 
 @pytest.fixture
 def saved(stopped, tmp_path):
-    """The same in a folder of the test's own."""
+    """A copy of this state in the test's folder."""
     return Path(shutil.copy(stopped, tmp_path))
 
 
@@ -384,12 +384,12 @@ def names(folder):
 def test_every_and_keep(tmp_path):
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
     assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
-    found = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
-    assert found == [6, 7]
+    updates = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
+    assert updates == [6, 7]
 
 
 def test_resumed_run_removes_old_states_of_its_run(tmp_path):
-    """And nothing else: neither what another run has left there, nor what came after the resumed state."""
+    """It removes neither the states of another run nor those that are newer than the resumed one."""
     other = tmp_path / "state-00000001.safetensors"
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path / "other", every=9))
     other.write_bytes(max((tmp_path / "other").glob("state-*")).read_bytes())
@@ -404,7 +404,7 @@ def test_resumed_run_removes_old_states_of_its_run(tmp_path):
 
 
 def test_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
-    """The user has removed one, and made a folder of the name of another."""
+    """The user has removed a state, and created a folder under the name of another one."""
 
     def meddle():
         newest = max(tmp_path.glob("state-*"))
@@ -421,23 +421,23 @@ def test_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
 
 
 def test_files_that_the_run_has_not_written_are_kept(tmp_path):
-    """States of an earlier run, one of another version and a damaged one, whatever they are newer than."""
+    """These are states of an earlier run, of another version, and damaged ones, older or newer."""
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=9))
     older, newer = sorted(tmp_path.glob("state-*"))[1:3]
     (tmp_path / "state-00000077.safetensors").write_bytes(b"of a version to come")
-    there = names(tmp_path)
+    old_names = names(tmp_path)
     Run().train(even(), 1, states=Checkpointer(tmp_path, every=1, resume=str(older)))
-    left = names(tmp_path)
-    assert set(there) - set(left) == {older.name} and newer.name in left
-    assert len(left) == len(there)  # one more, one less
+    new_names = names(tmp_path)
+    assert set(old_names) - set(new_names) == {older.name} and newer.name in new_names
+    assert len(new_names) == len(old_names)  # one more, one less
     resumed = Checkpointer(tmp_path, resume="auto")
-    (tmp_path / left[-1]).write_bytes(b"damaged")
+    (tmp_path / new_names[-1]).write_bytes(b"damaged")
     Run().train(even(), 1, epochs=3, states=resumed)
-    assert left[-1] in names(tmp_path) and "not a training state" in resumed.resumed[0]
+    assert new_names[-1] in names(tmp_path) and "not a training state" in resumed.resumed[0]
 
 
 def test_tails_count_as_updates(tmp_path):
-    """Also of one micro-batch each, and of a run whose windows never fill."""
+    """No window of this run is full."""
     Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
     assert len(names(tmp_path)) == 4  # the last one is the end, too
 
@@ -445,10 +445,10 @@ def test_tails_count_as_updates(tmp_path):
 @pytest.mark.modes
 def test_stop_at_a_windows_end_is_between_windows(tmp_path):
     run = Run()
-    window, asked = run.model._window.end, []
-    run.model._window.end = lambda requests: asked.append(1) or window(requests)
+    end, ended = run.model._window.end, []
+    run.model._window.end = lambda requests: ended.append(1) or end(requests)
     with pytest.raises(Stopped):
-        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(asked) == 2))
+        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(ended) == 2))
     assert (run.model.updates, run.model.micro_batches) == (2, 0)
 
 
@@ -461,9 +461,9 @@ def test_minutes(tmp_path):
 
 
 def scores(*values):
-    """Return what says so of one model after the other."""
-    left = iter(values)
-    return lambda: next(left)
+    """Return a function that returns these scores one after the other."""
+    remaining = iter(values)
+    return lambda: next(remaining)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_best_state_is_kept_in_addition_to_the_newest(tmp_path, stopped, values,
 
 
 def test_best_state_survives_a_stop(tmp_path):
-    """It is what it would be without one, and the moments that are scored are the same."""
+    """The best state and the scored updates are the same as without a stop."""
     stopped = Checkpointer(tmp_path, every=2, score=scores(3, 9, 2), stop=stop_after(5))
     with pytest.raises(Stopped):
         Run().train(even(), 1, states=stopped)
@@ -497,25 +497,25 @@ def test_best_state_survives_a_stop(tmp_path):
     Run().train(even(), 1, states=resumed)
     assert resumed.best == 9
     assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
-    found = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
-    assert [facts["updates"] for facts in found] == [4, 14]
-    assert found[1]["best"] == [9, "state-00000002.safetensors"]
+    saved_facts = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
+    assert [facts["updates"] for facts in saved_facts] == [4, 14]
+    assert saved_facts[1]["best"] == [9, "state-00000002.safetensors"]
 
 
 def scored_updates(folder, stop=None):
     """Train two epochs of 7 windows, scored every 2, stopped at a micro-batch and resumed; return what was scored."""
-    found = []
+    updates = []
     for requests in (None if stop is None else stop_after(stop), None)[stop is None :]:
         run = Run()
-        score = lambda run=run: found.append(run.model.updates) or float(run.model.updates == 4)  # noqa: E731
+        score = lambda run=run: updates.append(run.model.updates) or float(run.model.updates == 4)  # noqa: E731
         states = Checkpointer(folder, every=2, score=score, resume="auto", stop=requests)
         with contextlib.suppress(Stopped):
             run.train(even(), 1, states=states)
-    return found, states.best, run.left[0]
+    return updates, states.best, run.left[0]
 
 
 def test_stop_does_not_change_which_updates_are_scored(tmp_path):
-    """The model of update 4 is the best: it has to be seen, also if the stop comes in its window or at the very end."""
+    """The model of update 4 is the best; it must be scored, also if the run stops in its window or at the end."""
     expected = scored_updates(tmp_path / "whole")
     assert expected[:2] == ([2, 4, 6, 8, 10, 12, 14], 1.0)
     for stop in range(1, 15):
@@ -526,70 +526,63 @@ def test_end_of_a_run_is_scored_after_a_stop_there(tmp_path):
     """Update 14 is not planned by `every`, but it is the last."""
 
     def train(**options):
-        run, found = Run(), []
-        score = lambda: found.append(run.model.updates) or 0.0  # noqa: E731
+        run, updates = Run(), []
+        score = lambda: updates.append(run.model.updates) or 0.0  # noqa: E731
         with contextlib.suppress(Stopped):
             run.train(even(), 1, states=Checkpointer(tmp_path, every=5, score=score, resume="auto", **options))
-        return found
+        return updates
 
     assert train(stop=stop_after(14)) == [5, 10]
     assert train() == [14] and train() == []
 
 
 def test_error_at_a_planned_update_does_not_shift_later_ones(tmp_path):
-    def train(found, fails):
+    def train(updates, fails):
         run = Run()
 
         def score():
-            found.append(run.model.updates)
-            if fails and found == [2, 4]:
+            updates.append(run.model.updates)
+            if fails and updates == [2, 4]:
                 raise OSError("the evaluation failed")
             return 0.0
 
         run.train(even(), 1, states=Checkpointer(tmp_path, every=2, score=score, resume="auto"))
-        return found
+        return updates
 
-    found = []
+    updates = []
     with pytest.raises(OSError, match="the evaluation failed"):
-        train(found, True)
+        train(updates, True)
     assert train([], False) == [5, 6, 8, 10, 12, 14]  # update 4 is saved, and can't be scored again
 
 
 def test_score_may_draw_random_numbers(tmp_path):
-    def make():
-        return Run(), Checkpointer(tmp_path / str(len(drawn)), every=2, score=np.random.rand, resume="auto")
-
-    def train(**options):
+    def train(folder, stop=None):
         np.random.seed(1)
-        run, states = make()
-        states._stop = options.get("stop")
-        run.train(even(), 1, states=states)
+        Run().train(even(), 1, states=Checkpointer(folder, every=2, score=np.random.rand, resume="auto", stop=stop))
 
-    drawn = []
-    for stop in (None, 5):
-        with contextlib.suppress(Stopped):
-            train(stop=stop and stop_after(stop))
-        if stop:
-            train()
-        drawn.append(np.random.rand())
-    assert drawn[0] == drawn[1]
+    train(tmp_path / "uninterrupted")
+    expected = np.random.rand()
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", stop_after(5))
+    train(tmp_path / "stopped")
+    assert np.random.rand() == expected
 
 
 @pytest.mark.graph
 def test_evaluation_in_a_run_is_compiled_once(tmp_path, compiles):
     run, data = Run(features=64), create_dataset(batch_size=400, image_size=8)
     network = run.model._network
-    seen = []
+    compiled = []
 
     def score():
         evaluate(network, data)
-        seen.append(len(compiles))
+        compiled.append(len(compiles))
         return 0.0
 
     run.train(data, 1, epochs=3, states=Checkpointer(tmp_path, every=1, score=score))
-    assert len(seen) == 3 * 4
+    assert len(compiled) == 3 * 4
     assert network.training
-    assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
+    assert compiled[-1] == compiled[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
 
 
 def test_state_is_saved_if_at_end_fails(tmp_path):
@@ -600,9 +593,9 @@ def test_state_is_saved_if_at_end_fails(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         run.train(numbers(), 3, states=states)
     assert states.rescued == tmp_path / "states" / "state-00000001.safetensors"
-    again = Checkpointer(tmp_path / "states", resume="auto")
-    assert Run().train(numbers(), 3, states=again).left[0] == run.left[0]
-    assert again.epochs_done() == 2 and again.rescued is None
+    resumed = Checkpointer(tmp_path / "states", resume="auto")
+    assert Run().train(numbers(), 3, states=resumed).left[0] == run.left[0]
+    assert resumed.epochs_done() == 2 and resumed.rescued is None
 
 
 @pytest.mark.parametrize("resume", [True, 3])
@@ -642,24 +635,24 @@ class Calls(Callback):
 
 
 def test_program_may_change_its_working_directory(tmp_path):
-    """Paths mean what they meant when they were given; a message names the file so that it can be found."""
+    """Relative paths refer to the folder in which they were given; messages then contain absolute paths."""
     os.mkdir("here")
     os.chdir("here")
     states = Checkpointer("states", every=1, stop=stop_after(5))
     log = MetricsFile("metrics.jsonl")
     run = Run()
-    how = {"checkpointer": states, "callbacks": [log, elsewhere(tmp_path / "there")], "report": ()}
+    options = {"checkpointer": states, "callbacks": [log, elsewhere(tmp_path / "there")], "report": ()}
     with pytest.raises(Stopped, match=f"in '{tmp_path}/here/states/state-00000005.safetensors'"):
-        run.model.train_process(1, even(), 1, ckpt_path=None, **how)
+        run.model.train_process(1, even(), 1, ckpt_path=None, **options)
     assert names(tmp_path / "here" / "states") == ["state-00000005.safetensors"]
     assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 5
     assert os.listdir(tmp_path / "there") == []
     os.chdir(tmp_path / "here")
     state = "states/state-00000005.safetensors"
-    again, resumed = Run(), Checkpointer("states", resume=state)
-    how = {"callbacks": elsewhere(tmp_path / "third"), "report": (), "ckpt_path": "m.ckpt", "checkpointer": resumed}
-    again.model.train_process(1, even(), 1, **how)
-    assert resumed.resumed[0].startswith(f"{state}: 5 updates") and again.model.updates == 7
+    second, resumed = Run(), Checkpointer("states", resume=state)
+    options = {"callbacks": elsewhere(tmp_path / "third"), "report": (), "ckpt_path": "m.ckpt", "checkpointer": resumed}
+    second.model.train_process(1, even(), 1, **options)
+    assert resumed.resumed[0].startswith(f"{state}: 5 updates") and second.model.updates == 7
     assert sorted(os.listdir(tmp_path / "here")) == ["m.ckpt", "metrics.jsonl", "states"]
     assert os.listdir(tmp_path / "third") == []
 
@@ -672,7 +665,7 @@ def test_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_removed_folder_is_created_and_locked_again(tmp_path):
-    """And locked, so that no second run can use it."""
+    """It is locked, so that no second run can use it."""
     folder = tmp_path / "states"
     busy = []
 
@@ -688,8 +681,13 @@ def test_removed_folder_is_created_and_locked_again(tmp_path):
     run = Run()
     model = tmp_path / "models" / "m.ckpt"
     model.parent.mkdir()
-    how = {"callbacks": Calls(meddle), "report": (), "ckpt_path": model, "checkpointer": Checkpointer(folder, every=1)}
-    run.model.train_process(1, even(), 1, **how)
+    options = {
+        "callbacks": Calls(meddle),
+        "report": (),
+        "ckpt_path": model,
+        "checkpointer": Checkpointer(folder, every=1),
+    }
+    run.model.train_process(1, even(), 1, **options)
     assert model.is_file()
     assert busy and run.model.updates == 7
     assert [training_state.read(str(path)).facts["updates"] for path in folder.glob("state-*")] == [7]
@@ -700,7 +698,7 @@ def test_second_run_in_the_folder_is_rejected(tmp_path):
         Run().train(numbers(), 2, states=Checkpointer(tmp_path))
 
 
-# What is refused
+# What is rejected
 
 
 def resume(path, make=Run, mini_steps=3, **options):
@@ -733,7 +731,7 @@ def test_auto_raises_if_all_states_are_damaged(saved):
 
 
 @pytest.mark.parametrize(
-    ("make", "mini_steps", "config", "said"),
+    ("make", "mini_steps", "config", "message"),
     [
         (Run, 4, {}, "mini_steps was 3 and is 4"),
         (lambda: Run(clip_norm=1.0), 3, {}, "clip_norm was None and is 1.0"),
@@ -741,8 +739,8 @@ def test_auto_raises_if_all_states_are_damaged(saved):
         (Run, 3, {"lr": 0.5}, "lr was None and is 0.5"),
     ],
 )
-def test_other_settings_are_rejected_by_name(saved, make, mini_steps, config, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_other_settings_are_rejected_by_name(saved, make, mini_steps, config, message):
+    with pytest.raises(CheckpointError, match=message):
         resume(saved, make, mini_steps, config=config)
 
 
@@ -761,13 +759,13 @@ def test_another_batch_size_resumes_at_the_same_row(tmp_path, split):
     done = training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["at"]["rows"]
     states = Checkpointer(tmp_path, resume="auto", config={"batch_size": 24}, allow_config_change=True)
     run = Run(features=64).train(digits(24), epochs=1, states=states, **window)
-    seen = sum(record.samples for record in run.recorder.records)
-    held = 0 if split else 40  # of the window that was open, which is one of these records' too
-    assert 1437 - done + held <= seen < 1437 - done + held + 24
+    trained = sum(record.samples for record in run.recorder.records)
+    open_rows = 0 if split else 40  # of the window that was open, which is one of these records' too
+    assert 1437 - done + open_rows <= trained < 1437 - done + open_rows + 24
 
 
 def test_batch_with_another_split_is_restarted(tmp_path):
-    """What was accumulated of it is a part in other micro-batches."""
+    """The open window contains micro-batches of another size."""
     with pytest.raises(Stopped):
         Run().train(numbers([20] * 3), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(6)), micro_batch_size=6)
     assert training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["window"]["micro_batches"] == 2
@@ -803,7 +801,7 @@ def test_state_of_another_version_is_rejected(saved):
 
 
 def without(facts, name):
-    return {each: value for each, value in facts.items() if each != name}
+    return {key: value for key, value in facts.items() if key != name}
 
 
 NOISE = NoiseScale().state
@@ -865,21 +863,21 @@ def test_crafted_facts_are_rejected(saved, craft):
 
 
 def test_crafted_first_epoch_of_data_without_epochs_is_read(saved):
-    """A crafted state ended in an AttributeError."""
+    """Such a state once ended in an AttributeError."""
     write_crafted(saved, lambda facts: {**facts, "at": {**facts["at"], "first": 3}})
     run = Run().train(even(), 3, states=Checkpointer(saved.parent, resume="auto"))
     assert run.model.updates == 6
 
 
 def test_pipe_is_not_a_state(saved):
-    """A pipe would be waited for."""
+    """Reading a pipe would wait forever."""
     os.mkfifo(saved.with_name("state-00000007.safetensors"))
     assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2"])
 def test_array_types_that_numpy_lacks_are_rejected(saved, dtype):
-    """What reading them raises depends on which other packages are installed; `--resume auto` has to pass them over."""
+    """The error of reading them depends on other installed packages; `resume="auto"` must skip them."""
     header = {
         "__metadata__": {"facts": "{}", "sha256": ""},
         "w": {"dtype": dtype, "shape": [4], "data_offsets": [0, 0]},
@@ -923,31 +921,31 @@ def test_open_window_ends_with_the_next_micro_batch_if_size_shrinks(saved):
 
 
 def test_flipped_bits_are_rejected(saved):
-    whole = saved.read_bytes()
+    content = saved.read_bytes()
     rng = random.Random(1)
     for _ in range(40):
-        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+        check_rejected(saved, flipped(content, rng.randrange(8 * len(content))))
 
 
 @pytest.mark.slow
 def test_400_flipped_bits_are_rejected(saved):
-    whole = saved.read_bytes()
+    content = saved.read_bytes()
     rng = random.Random(2)
     for _ in range(400):
-        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+        check_rejected(saved, flipped(content, rng.randrange(8 * len(content))))
 
 
 def test_truncations_are_rejected(saved):
-    whole = saved.read_bytes()
-    for length in range(0, len(whole), 37):
-        check_refused(saved, whole[:length])
+    content = saved.read_bytes()
+    for length in range(0, len(content), 37):
+        check_rejected(saved, content[:length])
 
 
 @pytest.mark.slow
 def test_truncation_at_every_length_is_rejected(saved):
-    whole = saved.read_bytes()
-    for length in range(len(whole)):
-        check_refused(saved, whole[:length])
+    content = saved.read_bytes()
+    for length in range(len(content)):
+        check_rejected(saved, content[:length])
 
 
 def flipped(data, bit):
@@ -956,7 +954,7 @@ def flipped(data, bit):
     return bytes(changed)
 
 
-def check_refused(path, data):
+def check_rejected(path, data):
     path.write_bytes(data)
     with warnings.catch_warnings(), pytest.raises(CheckpointError, match="state-00000001"):
         training_state.read(str(path))
@@ -982,7 +980,7 @@ class Drawn:
 @pytest.mark.host
 @pytest.mark.parametrize("stops", [(7,), (10,), (15,), (3, 9)])
 def test_order_drawn_from_numpy_is_drawn_again(tmp_path, stops):
-    """Also that of epochs that are read and discarded, and of those that follow."""
-    whole = Run().train(Drawn(), 4, epochs=3).left
+    """This includes the orders of epochs that are read and discarded, and of later ones."""
+    expected = Run().train(Drawn(), 4, epochs=3).left
     ms.set_seed(1)
-    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), whole)
+    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), expected)
