@@ -36,7 +36,7 @@ _CLASS_LOSSES = ("SoftmaxCrossEntropyWithLogits", "CrossEntropyLoss", "NLLLoss")
 # What MindSpore raises about inputs. Other errors are mistakes in the network or the loss, and are raised unchanged.
 _INPUT_ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
 # Errors that allow no conclusion about graph mode: about memory, or a kernel that exists in graphs only.
-_NOT_ABOUT_GRAPHS = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
+_INCONCLUSIVE = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
 
 
 class ColumnsCheck:
@@ -228,8 +228,8 @@ class _Trial:
 
 def _is_accepted(error: Exception | None) -> bool:
     """Return whether there was no error, or one from which nothing follows for graphs."""
-    is_inconclusive = isinstance(error, (RuntimeError, MemoryError)) and _NOT_ABOUT_GRAPHS.search(str(error)) is not None
-    return error is None or is_inconclusive
+    inconclusive = isinstance(error, (RuntimeError, MemoryError)) and _INCONCLUSIVE.search(str(error)) is not None
+    return error is None or inconclusive
 
 
 def _remedy(trial: _Trial, columns: tuple) -> str:

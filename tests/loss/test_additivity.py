@@ -115,7 +115,7 @@ def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
 
 
 def test_micro_batch_of_one_row_is_not_split(rng):
-    model = driver(Masked(normed=False))  # of one row statistics are no numbers
+    model = driver(Masked(normed=False))  # the statistics of one row are NaN
     assert warnings_of(model, data(rng, [1, 1])) == []
     assert len(warnings_of(model, data(rng, [6, 6]))) == 1
 
@@ -200,7 +200,7 @@ def test_labels_of_different_lengths_warn_once(rng):
     assert len(caught) == 1
 
 
-# A check that could not have failed proves nothing
+# A check gives a result only if it could have failed
 
 
 def of_labels(output, labels):

@@ -100,7 +100,7 @@ def test_invalid_batch_is_reported_in_pynative_mode():
         (lambda output, label: None, (IMAGES, LABELS), TypeError, "the loss must be a scalar, but got None"),
         (ops.square, (IMAGES,), ValueError, "must be one that yields 2 columns"),
     ],
-    ids=["no loss", "no loss for two columns", "a loss of nothing", "one column"],
+    ids=["no scalar", "no loss function for two columns", "None", "one column"],
 )
 @pytest.mark.host
 def test_missing_or_non_scalar_loss_is_rejected(loss_fn, batch, error, message):
@@ -155,7 +155,7 @@ def test_error_in_the_network_is_raised_unchanged():
     assert "object has no attribute 'dens'" in rejected(driver(Mistaken()), (IMAGES, LABELS), AttributeError)
 
 
-# Lambdas: MindSpore compiles the line on which one stands
+# Lambdas: MindSpore compiles the line that contains one
 
 alone = lambda output, label: ops.mse_loss(output, label)  # noqa: E731
 on_two_lines = lambda output, label: ops.mse_loss(  # noqa: E731
@@ -197,7 +197,7 @@ def test_driver_checks_lambdas():
     assert "a lambda inside a larger" in rejected(driver(loss_fn=inside[0][1], check="first"), (IMAGES, ONE_HOT))
 
 
-# What is taken
+# Micro-batches that are accepted
 
 
 class OnlyInTraining(Small):
@@ -235,7 +235,7 @@ ROWS = np.arange(8, dtype=np.int32)
         (OnlyEight(), "sparse", LABELS),
         (Small(), mint.nn.CrossEntropyLoss(), LABELS),
     ],
-    ids=["an evaluation of its own", "one size of micro-batch", "a kernel that only graphs have"],
+    ids=["another output in evaluation mode", "fixed batch size", "no PyNative kernel"],
 )
 def test_networks_that_train_are_accepted(network, loss_fn, labels, capfd):
     model = driver(network, loss_fn)
@@ -271,7 +271,7 @@ def test_row_numbers_of_a_larger_batch_are_rejected(loss):
     message = rejected(driver(make(), loss_fn), (IMAGES, ROWS + 8))
     if loss == "classes":
         assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15. The loss compares" in message
-    else:  # what the numbers are is not known before one micro-batch was accepted
+    else:  # what the labels mean is unknown until a micro-batch is accepted
         assert "with the network's output, Float32 [8, 3], but got Float32 [8, 1, 6, 6] and Int" in message
 
 
@@ -331,7 +331,7 @@ def test_each_column_type_is_checked_once(monkeypatch):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["nobody asks", "what is not trained is large"])
+@pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["check is off", "large untrained parameters"])
 def test_without_the_check_mindspores_error_is_raised(options, monkeypatch):
     monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 64 if options else -1)
     with pytest.raises(TypeError, match=r"(?s)For primitive\[Conv2D\].*Call Stack"):

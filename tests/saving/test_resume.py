@@ -806,41 +806,41 @@ def without(facts, name):
 
 NOISE = NoiseScale().state
 CRAFTED = {
-    "names that are none": lambda facts: {**facts, "kept": [7]},
+    "names that are numbers": lambda facts: {**facts, "kept": [7]},
     "a number instead of names": lambda facts: {**facts, "kept": 7},
     **{
         f"no {name}": lambda facts, name=name: without(facts, name)
         for name in training_state._FACTS
         if name != "version"
     },
-    "a count that is none": lambda facts: {**facts, "updates": -1},
-    "a count that is true": lambda facts: {**facts, "skipped": True},
+    "a negative count": lambda facts: {**facts, "updates": -1},
+    "a bool for a count": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
-    "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
-    "a place that 32 bits do not count": lambda facts: {
+    "an epoch above 2**31": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "a position above 32 bits": lambda facts: {
         **facts,
         "at": {**facts["at"], "batches": 2**31, "total": 2**31},
     },
     "more batches than there are": lambda facts: {**facts, "at": {**facts["at"], "batches": 8}},
     "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
-    "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
-    "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
-    "no place": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
-    "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
-    "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
-    "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
-    "noise of no number": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
-    "noise that is never sampled": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
-    "a first norm that is no number": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
-    "less noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
-    "a NumPy state beyond its numbers": lambda facts: {
+    "a best score of NaN": lambda facts: {**facts, "best": [float("nan"), None]},
+    "a loss beyond float64": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
+    "epoch 0": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
+    "an unknown field of the position": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
+    "missing fields of the window": lambda facts: {**facts, "window": {"micro_batches": 2}},
+    "a loss of two numbers": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
+    "a noise of NaN": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
+    "noise sampled every 0 updates": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
+    "a first norm of NaN": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
+    "a missing field of the noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
+    "a NumPy position out of range": lambda facts: {
         **facts,
         "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},
     },
-    "a Python state cut short": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
+    "a truncated Python state": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
     "another generator": lambda facts: {**facts, "random": {**facts["random"], "numpy": ["PCG64", [], 0, 0, 0.0]}},
     "a list": lambda facts: [facts],
-    "too deep": lambda facts: "[" * 10**5 + "]" * 10**5,
+    "too deeply nested": lambda facts: "[" * 10**5 + "]" * 10**5,
 }
 
 
@@ -895,7 +895,7 @@ def test_array_types_that_numpy_lacks_are_rejected(saved, dtype):
 def test_crafted_facts_change_nothing_and_auto_skips_them(saved):
     crafted = saved.with_name("state-00000002.safetensors")
     shutil.copy(saved, crafted)
-    write_crafted(crafted, CRAFTED["a Python state cut short"])
+    write_crafted(crafted, CRAFTED["a truncated Python state"])
     run = Run()
     before = digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()
     with pytest.raises(CheckpointError, match="'random' is wrong"):
