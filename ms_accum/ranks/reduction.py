@@ -15,7 +15,7 @@ from ..network.optimizers import inner_of, is_sharded
 from .group import Group, group_of
 
 # Gradients are sent in pieces of at most this number of elements (64 MiB), unless one gradient is larger.
-_PIECE_SIZE = 2**24
+_PIECE = 2**24
 
 
 class Part:
@@ -76,7 +76,7 @@ class WholeSums:
 
     def __init__(self, parameters: Sequence[Parameter]):
         self.all_reduce = ops.AllReduce()
-        self.pieces = pieces([parameter.size for parameter in parameters], _PIECE_SIZE)
+        self.pieces = pieces([parameter.size for parameter in parameters], _PIECE)
 
     def __call__(self, gradients: Any, others: Any = ()) -> Any:
         """Return the sums of the gradients and of the other tensors, which are sent with the last piece."""
@@ -111,7 +111,7 @@ class PartSums:
         self.all_reduce = ops.AllReduce()
         # MindSpore's CPU has no ReduceScatter: there all sums are computed, and parts of other ranks are discarded.
         self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()
-        self.pieces = pieces([part.full_size for part in parts], _PIECE_SIZE)
+        self.pieces = pieces([part.full_size for part in parts], _PIECE)
 
     def __call__(self, gradients: Any, others: Any = ()) -> Any:
         """Return this rank's parts of the gradients' sums, and the sums of the other tensors."""
