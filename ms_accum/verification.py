@@ -19,8 +19,7 @@ from .layers.batch_norm import takes_statistics
 from .layers.dropout import CountedDropout
 from .loss.additivity import numbers_rows
 from .loss.first_micro_batch import one_line
-from .loss.gradients import WithLoss
-from .loss.known_losses import loss_reduction, runnable
+from .loss.known_losses import WithLoss, loss_reduction, runnable
 from .network.generators import random_layers
 from .network.parameters import as_array
 from .network.restoring import restoring, synchronously

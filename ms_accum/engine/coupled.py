@@ -19,8 +19,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..loss.first_micro_batch import check_compiles
-from ..loss.gradients import scalar
-from ..loss.known_losses import check_gradient, runnable
+from ..loss.known_losses import check_gradient, runnable, scalar
 from ..loss.objective import Objective
 from ..network.generators import random_layers
 

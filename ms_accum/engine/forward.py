@@ -8,8 +8,7 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..loss.gradients import WithLoss, scalar
-from ..loss.known_losses import check_gradient
+from ..loss.known_losses import WithLoss, check_gradient, scalar
 from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators

@@ -14,19 +14,19 @@ from ..network.restoring import can_be_restored, restoring, synchronously
 
 # The rounding error of a row's loss depends on the other rows of its batch.
 _TOLERANCE = 1e-4
-_TOLERANCE_NARROW = 1e-2  # for float16 and bfloat16
-_LARGE = 2**14
+_TOLERANCE_16_BITS = 1e-2  # for float16 and bfloat16
+_MAX_MASK_SIZE = 2**14
 
 
 class AdditivityCheck:
     """Warns if rows are not the weight with which the losses of micro-batches add up. Nothing is changed.
 
-    It compares a micro-batch's loss with the weighted mean of the losses of two parts of it. A micro-batch proves
-    something only if its parts distinguish what the loss may divide by: where no label is ignored, each loss seems to
-    divide by the rows. So the check continues with later micro-batches, when one has a new reason for another divisor,
-    such as the first -100 among labels, or a check had no result. It is done at growing distances, at most ten times in
-    a thousand micro-batches. Only the forward is run, in evaluation mode, in PyNative mode, or in a graph if PyNative
-    has no kernel.
+    It compares a micro-batch's loss with the weighted mean of the losses of two parts of it. A micro-batch shows what
+    the loss divides by only if its parts differ in it: where no label is ignored, every loss seems to divide by the
+    rows. So the check continues with later micro-batches if an earlier one gave no result, or if one has a new reason
+    for another divisor, such as the first -100 among labels. The intervals grow, so that at most ten of a thousand
+    micro-batches are checked. Only the forward is run, in evaluation mode, in PyNative mode, or in a graph if PyNative
+    mode has no kernel.
 
     Args:
         owner (str): the name used in warnings.
@@ -82,10 +82,10 @@ class AdditivityCheck:
                 return
 
     def _best_cut(self, micro_batch: tuple) -> tuple[int, dict[Hashable, np.ndarray]]:
-        """Return where to cut, and for each new reason the amounts that the two parts would count for.
+        """Return where to cut, and for each new reason the weights that the two parts would have.
 
-        Parts of different sizes also distinguish rows from a plain mean of the parts. A part that counts nothing has no
-        loss.
+        Parts of different sizes also distinguish a weighting by rows from a plain mean of the parts. A part of weight 0
+        has no loss.
         """
         amounts: dict[Hashable, np.ndarray] = {}
         for number, column in enumerate(micro_batch):
@@ -115,23 +115,23 @@ class AdditivityCheck:
         weights = np.array([self._weigh(columns) for columns in parts])
         if not losses or not np.isfinite(losses).all() or losses[0] != losses[1] or not weights.sum():
             return
-        whole, _, *of_parts = losses
+        loss, _, *part_losses = losses
         allowed = tolerance * max(map(abs, losses))
-        expected = float(weights @ of_parts / weights.sum())
-        if abs(whole - expected) > allowed:
+        expected = float(weights @ part_losses / weights.sum())
+        if abs(loss - expected) > allowed:
             self.failed = True
             _check.warn(
-                f"For '{self._owner}', the loss of a micro-batch of {rows} rows is {whole:.6g}, but the mean of its "
-                f"parts, {of_parts[0]:.6g} for {cut} rows and {of_parts[1]:.6g} for {rows - cut}, weighted by rows is "
-                f"{expected:.6g}: windows of uneven micro-batches are not exact. Give 'weight', what the loss divides "
-                "by, or check='off'. A loss that compares the rows of a batch needs CoupledLoss.",
+                f"For '{self._owner}', the loss of a micro-batch of {rows} rows is {loss:.6g}, but the mean of its "
+                f"parts, {part_losses[0]:.6g} for {cut} rows and {part_losses[1]:.6g} for {rows - cut}, weighted by "
+                f"rows is {expected:.6g}: windows of uneven micro-batches are not exact. Give 'weight', what the loss "
+                "divides by, or check='off'. A loss that compares the rows of a batch needs CoupledLoss.",
             )
             return
-        # If both parts have one loss, any weights give it.
-        if rows == 2 or abs(float(np.mean(of_parts)) - whole) > allowed:
+        # If both parts have the same loss, every weighting gives this loss.
+        if rows == 2 or abs(float(np.mean(part_losses)) - loss) > allowed:
             self._had_result = True
         for reason, amounts in differing.items():
-            if abs(amounts @ of_parts / amounts.sum() - whole) > allowed:
+            if abs(amounts @ part_losses / amounts.sum() - loss) > allowed:
                 self._excluded.add(reason)
 
 
@@ -141,14 +141,14 @@ def _amounts_of_rows(number: int, column: Tensor, excluded: Collection[Hashable]
     Integers may be ignored: the lowest or the highest (-100, 0, 255, the number of classes). Floats may be a mask: 0,
     or weights. Large float columns are data.
     """
-    kind = str(column.dtype)
-    integers = "Int" in kind or kind == "Bool"
-    if not column.size or (not integers and column.size > _LARGE):
+    dtype = str(column.dtype)
+    is_integer = "Int" in dtype or dtype == "Bool"
+    if not column.size or (not is_integer and column.size > _MAX_MASK_SIZE):
         return {}
-    array = (column.astype(ms.float32) if kind == "BFloat16" else column).asnumpy()
+    array = (column.astype(ms.float32) if dtype == "BFloat16" else column).asnumpy()
     rows = array.reshape(len(array), -1)
     amounts: dict[Hashable, np.ndarray] = {}
-    if integers:
+    if is_integer:
         for value in {int(rows.min()), int(rows.max())}:
             if (number, value) not in excluded:
                 amounts[number, value] = np.count_nonzero(rows != value, axis=1)
@@ -173,8 +173,8 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
                 numbers = [float(loss.astype(ms.float32).asnumpy()) for loss in losses]
             except Exception:  # a network may accept only one batch size
                 break
-        narrow = any(loss.dtype in (ms.float16, ms.bfloat16) for loss in losses)
-        return _TOLERANCE_NARROW if narrow else _TOLERANCE, numbers
+        has_16_bits = any(loss.dtype in (ms.float16, ms.bfloat16) for loss in losses)
+        return _TOLERANCE_16_BITS if has_16_bits else _TOLERANCE, numbers
     return 0.0, []
 
 
@@ -189,7 +189,7 @@ def part(micro_batch: tuple, start: int | None, stop: int | None) -> tuple:
 
 
 def numbers_rows(column: Tensor) -> bool:
-    """Return whether a column has the number of its own or another row for each row, each once."""
+    """Return whether a column is a permutation of the row numbers."""
     return has_class_numbers(column) and bool((np.sort(column.asnumpy()) == np.arange(column.size)).all())
 
 

@@ -1,7 +1,7 @@
 """Rejects micro-batches that the network or the loss does not accept, with an error of one line.
 
-Otherwise MindSpore raises its error while it compiles, with more than a hundred lines about the graph. A trial with two
-rows outside graphs takes milliseconds, before anything is compiled.
+Without this check MindSpore raises an error while it compiles, with more than a hundred lines about the graph. A trial
+with two rows outside graphs takes milliseconds, and is run before anything is compiled.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from .. import _check
 from ..network.restoring import can_be_restored, restoring, synchronously
 from ..ranks.lifetime import scratch
 from .additivity import has_class_numbers, part
-from .gradients import scalar
-from .known_losses import name_and_options, not_ignored
+from .known_losses import name_and_options, not_ignored, scalar
 
-_MANY = 10**6
+_MAX_COLUMNS = 10**6  # no limit
 _TRIAL_ROWS = 2
-_LONGEST = 300
-_LOSSES_OF_PAIRS = ("MSELoss", "L1Loss", "MAELoss", "HuberLoss", "SmoothL1Loss")
-_LOSSES_OF_CLASSES = ("SoftmaxCrossEntropyWithLogits", "CrossEntropyLoss", "NLLLoss")  # the first ignores no label
+_MAX_LENGTH = 300  # of a message
+_ELEMENTWISE_LOSSES = ("MSELoss", "L1Loss", "MAELoss", "HuberLoss", "SmoothL1Loss")
+_CLASS_LOSSES = ("SoftmaxCrossEntropyWithLogits", "CrossEntropyLoss", "NLLLoss")  # the first ignores no label
 # What MindSpore raises about inputs. Other errors are mistakes in the network or the loss, and are raised unchanged.
-_ABOUT_INPUTS = (TypeError, ValueError, RuntimeError, IndexError)
+_INPUT_ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
 # Errors that allow no conclusion about graph mode: about memory, or a kernel that exists in graphs only.
-_UNCLEAR = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
+_INCONCLUSIVE = re.compile(r"unregistered|kernelmod|memory|alloc", re.IGNORECASE)
 
 
 class ColumnsCheck:
     """Rejects micro-batches whose columns the network or the loss does not accept. Nothing is changed.
 
-    Two rows are run outside graphs and in evaluation mode; if that fails, all rows; if that fails too, the forward as
-    in training, so that a network which runs only in graphs or only in training mode is not rejected.
+    Two rows are run outside graphs and in evaluation mode. If that fails, all rows are run; if that fails too, the
+    forward is run as in training, so that a network which needs graphs or the training mode is not rejected.
 
     Args:
         network (Cell): gets the first column, or all columns if there is no loss function.
@@ -82,9 +81,9 @@ class ColumnsCheck:
         rows = micro_batch[0].shape[0]
         if of_window and _highest_class(micro_batch[1:]) >= rows:
             # The loss gets all rows of the window later, but only these in the trial.
-            own = np.arange(rows)
+            row_numbers = np.arange(rows)
             micro_batch = tuple(
-                Tensor(own, column.dtype) if has_class_numbers(column) else column for column in micro_batch
+                Tensor(row_numbers, column.dtype) if has_class_numbers(column) else column for column in micro_batch
             )
         if not can_be_restored(self._forward, trained):
             return False
@@ -93,32 +92,32 @@ class ColumnsCheck:
         trial = _Trial(self._network, self._loss_fn)
         with restoring(self._forward, trained, training=False), synchronously():
             trial.run(few)
-            class_per_row = same_rows and self._has_class_per_row(trial, few)
-            if trial.error or class_per_row or self._wrong_label(trial.output, micro_batch) is not None:
+            square = same_rows and self._has_as_many_classes_as_rows(trial, few)
+            if trial.error or square or self._wrong_label(trial.output, micro_batch) is not None:
                 trial.run(micro_batch)  # the number of classes may depend on the rows
-            if class_per_row and rows > _TRIAL_ROWS and self._has_class_per_row(trial, micro_batch):
+            if square and rows > _TRIAL_ROWS and self._has_as_many_classes_as_rows(trial, micro_batch):
                 check_row_numbers(data, micro_batch)
                 return True
             self._check_labels(data, trial.output, micro_batch)
             error, origin, output = trial.error, trial.origin, trial.output  # before the trials for a remedy
             remedy = "" if _is_accepted(error) else _remedy(trial, few)
         if error is None:
-            self._warn_unless_pairs(data.owner, output, micro_batch[1:])
+            self._warn_if_broadcast(data.owner, output, micro_batch[1:])
         elif not (_is_accepted(error) or self._runs_in_training(micro_batch, trained)):
             _raise(error, origin, output, data, micro_batch, remedy)
         return False
 
     def _check_number(self, data: _check.Argument, micro_batch: tuple) -> None:
         if len(micro_batch) not in self._allowed:
-            number = f"{self._allowed.start} or more" if self._allowed.stop == _MANY else self._allowed.start
+            number = f"{self._allowed.start} or more" if self._allowed.stop == _MAX_COLUMNS else self._allowed.start
             rule = f"one that yields {number} columns: the data, and what 'loss_fn' takes in addition to the output"
             data.raise_invalid(ValueError, rule, f"{len(micro_batch)}: {_shown(micro_batch)}")
 
-    def _has_class_per_row(self, trial: _Trial, columns: tuple) -> bool:
+    def _has_as_many_classes_as_rows(self, trial: _Trial, columns: tuple) -> bool:
         """Return whether the network has the same number of classes and rows, for a loss that takes class numbers."""
         rows = columns[0].shape[0]
         return (
-            name_and_options(self._loss_fn)[0] in _LOSSES_OF_CLASSES
+            name_and_options(self._loss_fn)[0] in _CLASS_LOSSES
             and isinstance(trial.output, Tensor)
             and trial.output.shape == (rows, rows)
             and _highest_class(columns[1:]) >= 0
@@ -126,29 +125,29 @@ class ColumnsCheck:
 
     def _check_labels(self, data: _check.Argument, output: Any, micro_batch: tuple) -> None:
         """Raise an error if a label is not one of the network's classes."""
-        wrong = self._wrong_label(output, micro_batch)
-        if wrong is not None:
+        label = self._wrong_label(output, micro_batch)
+        if label is not None:
             classes = output.shape[1]
             rule = f"one that yields labels from 0 to {classes - 1}, the network's {classes} classes"
-            data.raise_invalid(ValueError, rule, wrong, "Should this be the loss's 'ignore_index'?")
+            data.raise_invalid(ValueError, rule, label, "Should this be the loss's 'ignore_index'?")
 
     def _wrong_label(self, output: Any, micro_batch: tuple) -> int | None:
         """Return a label that is not one of the network's classes, for which losses on CPU return inf; else None."""
         name, options = name_and_options(self._loss_fn)
-        if name not in _LOSSES_OF_CLASSES or not isinstance(output, Tensor):
+        if name not in _CLASS_LOSSES or not isinstance(output, Tensor):
             return None
         labels = micro_batch[1]
         if "Int" not in str(labels.dtype) or labels.ndim != output.ndim - 1:
             return None
         array = labels.asnumpy()
-        counted = array if name == _LOSSES_OF_CLASSES[0] else not_ignored(options, array)
+        counted = array if name == _CLASS_LOSSES[0] else not_ignored(options, array)
         wrong = counted[(counted < 0) | (counted >= output.shape[1])]
         return int(wrong[0]) if wrong.size else None
 
-    def _warn_unless_pairs(self, owner: str, output: Any, labels: tuple) -> None:
+    def _warn_if_broadcast(self, owner: str, output: Any, labels: tuple) -> None:
         """Warn if a loss compares outputs and labels of different shapes, which MindSpore broadcasts."""
         name = name_and_options(self._loss_fn)[0]
-        if name in _LOSSES_OF_PAIRS and isinstance(output, Tensor) and output.shape[1:] != labels[0].shape[1:]:
+        if name in _ELEMENTWISE_LOSSES and isinstance(output, Tensor) and output.shape[1:] != labels[0].shape[1:]:
             _check.warn(
                 f"For '{owner}', {name} broadcasts the network's output {('rows', *output.shape[1:])} and the labels "
                 f"{('rows', *labels[0].shape[1:])}, so it compares outputs with the labels of other rows or columns. "
@@ -169,14 +168,14 @@ class ColumnsCheck:
 def _allowed_columns(loss_fn: Any) -> range:
     """Return the allowed numbers of columns of a dataset: one for the network, and those that the loss takes."""
     if loss_fn is None:
-        return range(1, _MANY)
+        return range(1, _MAX_COLUMNS)
     try:
         signature = inspect.signature(loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn)
     except (TypeError, ValueError):
-        return range(2, _MANY)
+        return range(2, _MAX_COLUMNS)
     parameters = signature.parameters.values()
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
-        return range(2, _MANY)
+        return range(2, _MAX_COLUMNS)
     needed = sum(  # arguments with defaults are not columns
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.default is parameter.empty
@@ -228,9 +227,9 @@ class _Trial:
 
 
 def _is_accepted(error: Exception | None) -> bool:
-    """Return whether there was no error, or one that says nothing about graphs."""
-    unclear = isinstance(error, (RuntimeError, MemoryError)) and _UNCLEAR.search(str(error)) is not None
-    return error is None or unclear
+    """Return whether there was no error, or one from which nothing follows for graphs."""
+    inconclusive = isinstance(error, (RuntimeError, MemoryError)) and _INCONCLUSIVE.search(str(error)) is not None
+    return error is None or inconclusive
 
 
 def _remedy(trial: _Trial, columns: tuple) -> str:
@@ -246,8 +245,8 @@ def _remedy(trial: _Trial, columns: tuple) -> str:
         "the labels as Int32": (data, *(label.astype(ms.int32) for label in labels)),
         "the labels as Float32": (data, *(label.astype(ms.float32) for label in labels)),
     }
-    for change, changed in changes.items():
-        trial.run(changed)
+    for change, changed_columns in changes.items():
+        trial.run(changed_columns)
         if _is_accepted(trial.error) or (origin == "the network" and trial.origin == "'loss_fn'"):
             return f"Yield {change}."
     if origin == "the network" and not trial.has_loss_fn:
@@ -258,7 +257,7 @@ def _remedy(trial: _Trial, columns: tuple) -> str:
 def _raise(
     error: Exception, origin: str, output: Any, data: _check.Argument, micro_batch: tuple, remedy: str
 ) -> NoReturn:
-    if not origin or not isinstance(error, _ABOUT_INPUTS):
+    if not origin or not isinstance(error, _INPUT_ERRORS):
         raise error
     rule = f"one whose columns {origin} accepts"
     if output is not None:
@@ -322,14 +321,14 @@ def check_compiles(loss_fn: Any, name: str = "loss_fn", owner: str = "train_proc
 def without_logs() -> Iterator[None]:
     """Discard what MindSpore writes to the terminal and the current folder about a failed compilation."""
     name, stderr = "MS_OM_PATH", 2
-    with ExitStack() as leaving:
+    with ExitStack() as stack:
         with suppress(OSError):  # if stderr is closed, or temporary files are impossible: then nothing is discarded
-            folder = leaving.enter_context(scratch())
-            log, duplicate = leaving.enter_context(open(folder / "log", "wb")), os.dup(stderr)
-            leaving.callback(os.close, duplicate)
-            leaving.callback(os.dup2, duplicate, stderr)
+            folder = stack.enter_context(scratch())
+            log, duplicate = stack.enter_context(open(folder / "log", "wb")), os.dup(stderr)
+            stack.callback(os.close, duplicate)
+            stack.callback(os.dup2, duplicate, stderr)
             os.dup2(log.fileno(), stderr)
-            leaving.callback(_set_variable, name, os.environ.get(name))
+            stack.callback(_set_variable, name, os.environ.get(name))
             os.environ[name] = str(folder)
         yield
 
@@ -344,7 +343,7 @@ def one_line(error: Exception) -> str:
     text = re.split(r"- C\+\+ Call Stack|- The Traceback of", str(error))[0]
     text = " ".join(re.sub("-{4,}", " ", text).split())
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [str(Path(package.__file__).parent) for package in (ms, _check)]  # type: ignore[arg-type]
-    lines = [frame for frame in frames if not frame.filename.startswith(tuple(inside))]
-    where = f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
-    return f"MindSpore's error{where}: {text[:_LONGEST]}"
+    libraries = [str(Path(module.__file__).parent) for module in (ms, _check)]  # type: ignore[arg-type]
+    user_frames = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
+    where = f" at {Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
+    return f"MindSpore's error{where}: {text[:_MAX_LENGTH]}"

@@ -1,4 +1,4 @@
-"""What is known about MindSpore's losses: what they divide by, whether they average or sum, and how they run right."""
+"""Facts about MindSpore's losses: what they divide by, whether they average or sum, and how to run them correctly."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _count_labels(options: Options, data: Any, *labels: Any) -> float:
     class_weights = options("weight")
     limit = np.inf if class_weights is None else class_weights.size
     if counted.size and not 0 <= counted.min() <= counted.max() < limit:
-        wrong = counted.max() if counted.max() >= limit else counted.min()  # MindSpore treats -1 as the last class
+        label = counted.max() if counted.max() >= limit else counted.min()  # MindSpore treats -1 as the last class
         rule = "labels >= 0"
         if class_weights is not None:
             rule += f" and < {limit}, the number of class weights"
         raise ValueError(
-            f"For 'train_process', 'loss_fn' must get {rule}, but got {wrong}. Should this be its 'ignore_index'?"
+            f"For 'train_process', 'loss_fn' must get {rule}, but got {label}. Should this be its 'ignore_index'?"
         )
     return counted.size if class_weights is None else float(class_weights.asnumpy()[counted].sum())
 
@@ -122,12 +122,12 @@ def name_and_options(loss_fn: Any) -> tuple[str | None, Options]:
         return name_and_options(loss_fn.func)
     if isinstance(loss_fn, nn.Cell):
         # A subclass that overrides `construct` is another loss.
-        own = type(loss_fn).construct
-        classes = [kind for kind in type(loss_fn).__mro__ if getattr(kind, "construct", None) is own]
-        name = next((_CLASSES[kind] for kind in classes if kind in _CLASSES), None)
+        construct = type(loss_fn).construct
+        classes = [cls for cls in type(loss_fn).__mro__ if getattr(cls, "construct", None) is construct]
+        name = next((_CLASSES[cls] for cls in classes if cls in _CLASSES), None)
         return name, lambda option: getattr(loss_fn, option, None)
     function = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
-    name = next((name for known, name in _FUNCTIONS if known is function), None)
+    name = next((name for loss, name in _FUNCTIONS if loss is function), None)
     return name, functools.partial(option_of, loss_fn)
 
 
@@ -210,8 +210,8 @@ class _LabelsInGraph:
             return labels.size / labels.shape[1]  # one distribution over the classes per label
         counts = ops.cast(labels != self.ignored, ms.float32)
         if self.class_weights is not None:
-            known = ops.where(labels != self.ignored, labels, ops.zeros_like(labels))
-            weights = ops.gather(self.class_weights, ops.reshape(known, (-1,)), 0)
+            classes = ops.where(labels != self.ignored, labels, ops.zeros_like(labels))
+            weights = ops.gather(self.class_weights, ops.reshape(classes, (-1,)), 0)
             counts = counts * ops.reshape(weights, labels.shape)
         return ops.sum(counts)
 
@@ -250,22 +250,22 @@ def loss_reduction(loss_fn: Any) -> str | None:
 
 def check_reduction(owner: str, loss_fn: Any, reduction: str) -> str | None:
     """Return `loss_reduction`; raise an error if the loss does not match `reduction`."""
-    own = loss_reduction(loss_fn)
-    if own == "none":
+    of_loss = loss_reduction(loss_fn)
+    if of_loss == "none":
         _check.raise_invalid(ValueError, owner, "loss_fn", "a loss with reduction='mean' or 'sum'", "'none'")
-    if own == "sum" and reduction == "mean":
+    if of_loss == "sum" and reduction == "mean":
         raise ValueError(
             f"For '{owner}', 'reduction' must be 'sum' for a loss that sums, but got 'mean'. "
             "Use reduction='sum' here, or give the loss reduction='mean'."
         )
-    return own
+    return of_loss
 
 
-# How a loss runs right, in graphs and in PyNative mode
+# How to run a loss correctly, in graphs and in PyNative mode
 
 
 def runnable(function: Any) -> Any:
-    """Return a loss function in a form that MindSpore runs right, in graphs and in PyNative mode.
+    """Return a loss function in a form that MindSpore runs correctly, in graphs and in PyNative mode.
 
     The parameters of the returned Cell have the same names as those of the function.
     """
@@ -310,6 +310,49 @@ class _Partial(nn.Cell):
         return self.function(*self.first, *columns, **self.keywords)
 
 
+class WithLoss(nn.WithLossCell):
+    """A network and its loss function, which may get several columns in addition to the network's output."""
+
+    def __init__(self, network: nn.Cell, loss_fn: Any):
+        super().__init__(network, runnable(loss_fn))
+
+    def construct(self, data: Any, *labels: Any) -> Any:
+        return self._loss_fn(self._backbone(data), *labels)
+
+
+def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
+    """Return a loss, or raise an error if it is not a scalar. Runs on the host and while a graph is compiled.
+
+    Args:
+        owner (str): the name used in error messages.
+        loss (Tensor): the loss.
+        of_loss_fn (bool): whether a `loss_fn` has returned it, and not a network.
+    """
+    if loss is None:
+        raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
+    if isinstance(loss, (tuple, list, dict)) and of_loss_fn:
+        raise TypeError(
+            f"For '{owner}', 'loss_fn' must return only the loss, a scalar, but got several values. "
+            "Leave the others out of what it returns."
+        )
+    if isinstance(loss, (tuple, list, dict)):
+        raise TypeError(
+            f"For '{owner}', the network must return only its loss, but got several values. "
+            "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+        )
+    if loss.ndim != 0 and of_loss_fn:
+        raise ValueError(
+            f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
+            "Give the loss function reduction='mean' or 'sum'."
+        )
+    if loss.ndim != 0:
+        raise ValueError(
+            f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
+            "Give the loss function reduction='mean' or 'sum', and the driver a 'loss_fn'."
+        )
+    return loss
+
+
 def check_gradient(owner: str, network: nn.Cell, name: str = "network") -> None:
     """Raise an error if PyNative mode computes a wrong gradient of this network, because of a loss in it."""
     if ms.get_context("mode") == ms.PYNATIVE_MODE and any(map(_has_stale_mean, _outside_graphs(network))):
@@ -319,7 +362,7 @@ def check_gradient(owner: str, network: nn.Cell, name: str = "network") -> None:
 
 
 def _outside_graphs(cell: Any) -> Iterator[nn.Cell]:
-    """Yield a Cell and its Cells, without those inside a `construct` that ms.jit compiles."""
+    """Yield a Cell and the Cells in it, except those inside a `construct` that ms.jit compiles."""
     yield cell
     if not hasattr(cell.construct, "__wrapped__"):
         for child in cell.cells():

@@ -15,10 +15,10 @@ from ..layers.batch_norm import warn_about_batch_norm
 from ..ranks.group import Group, gather
 from .additivity import AdditivityCheck, numbers_rows
 from .first_micro_batch import ColumnsCheck, check_row_numbers
-from .gradients import WithLoss
 from .known_losses import (
     REDUCTIONS,
     GraphWeight,
+    WithLoss,
     check_gradient,
     check_reduction,
     divisor_in_graph,
@@ -80,10 +80,10 @@ class Objective:
     def warn(self) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""
         warn_about_batch_norm(self.network)
-        why = why_not_additive(self.loss_fn)
-        if why:
+        reason = why_not_additive(self.loss_fn)
+        if reason:
             _check.warn(
-                f"For '{self._owner}', {type(self.loss_fn).__name__} is {why}: the loss of a window is not the mean "
+                f"For '{self._owner}', {type(self.loss_fn).__name__} is {reason}: the loss of a window is not the mean "
                 "over its micro-batches, so accumulation trains another loss than a large batch. Use a loss that is a "
                 "mean.",
             )
@@ -128,6 +128,17 @@ class Objective:
 class Weight:
     """Computes the weight of each micro-batch, on the host.
 
+    The graph does not get the weight w itself, but w divided by the `unit`, a number that is constant within a window.
+    First, weights of any size (8 rows, 10**6 tokens, a user's 10**-9) become numbers of about 1, so that their products
+    with losses and gradients keep the precision of float32, and do not overflow in float16. Second, if the unit is the
+    weight of a full window, the weights of N equal micro-batches are 1/N each, so a full window needs no division. The
+    result is the same: the unit cancels out in the quotients ``sum(w g) / sum(w)`` and ``sum(w loss) / sum(w)``. `of`
+    sets it at the first micro-batch of a window whose weight is not 0: to N times this weight after ``set_unit_for(N)``
+    with N > 0, otherwise to the largest power of two that is not above it, by which division is exact. In a single
+    process it changes with each window, because weights of different windows may differ by orders of magnitude: `begin`
+    removes it. Ranks add up their weighted gradients, so they set it once, together, from the largest of their first
+    weights, and keep it. A resumed run gets the unit of its open window from the training state.
+
     Args:
         owner (str): the name used in error messages.
         weight (Union[None, float, Tensor, Callable]): ``None``, the number that the loss divides by; a number; or a
@@ -145,7 +156,7 @@ class Weight:
         self.weighs = reduction == "mean"
         """bool, whether gradients are multiplied by weights."""
         self.unit: float | None = None
-        """Optional[float], the unit in which the graph gets the open window's weights; None before the first one."""
+        """Optional[float], the unit of the open window's weights, see above; None before the first of them."""
         self._equal_parts = 0
         self._tensors: dict[float, Tensor] = {}
         divisor = divisor_of(loss_fn)
@@ -160,25 +171,24 @@ class Weight:
             self._weight = _check.positive_number(owner, "weight", _as_number(weight))
 
     def set_unit_for(self, micro_batches: int) -> None:
-        """Define how the first weight of a window sets its unit, in a single process.
+        """Choose the unit of the windows that follow, in a single process.
 
         Args:
-            micro_batches (int): the number of micro-batches of equal weight that add up to 1. 0: the unit is a power of
-                two near the weight of the first micro-batch.
+            micro_batches (int): the size of a window, so that its weights add up to 1 if they are equal; 0 for a power
+                of two.
         """
         self._equal_parts = micro_batches
 
     def begin(self) -> None:
-        """Begin a window, with a unit of its own, because weights may differ by orders of magnitude.
+        """Begin a window; in a single process its unit is not set yet.
 
-        Ranks keep the unit that they agreed on at the first weight: there weights multiply gradients in float32, whose
-        range is large enough for all windows.
+        Ranks keep theirs: there weights multiply gradients in float32, whose range is large enough for all windows.
         """
         if self._group is None:
             self.unit = None
 
     def of(self, micro_batch: tuple) -> float:
-        """Return the weight, >= 0, of a micro-batch of the run; the first one of a window defines the unit."""
+        """Return the weight, >= 0, of the next micro-batch of the run; the first one of a window sets the unit."""
         weight = self.counted(micro_batch)
         if self.weighs and self.unit is None:
             if not self._equal_parts:
@@ -188,7 +198,7 @@ class Weight:
         return weight
 
     def counted(self, micro_batch: tuple) -> float:
-        """Return the weight of any micro-batch."""
+        """Return the weight of a micro-batch; the unit is not changed."""
         if not callable(self._weight):
             return self._weight
         weight = _as_number(self._weight(*micro_batch))
@@ -198,15 +208,11 @@ class Weight:
         return float(weight)
 
     def in_units(self, amount: float) -> float:
-        """Return a weight, or a sum multiplied by weights, in the unit, for float32 arithmetic."""
+        """Return a weight, or a sum of values times weights, divided by the unit."""
         return amount / (self.unit or 1.0)
 
     def as_tensor(self, weight: float) -> Tensor | None:
-        """Return a weight > 0 for the graph, in its unit; None if gradients are summed without weights.
-
-        Without the unit a loss in float16, multiplied by the number of rows, would overflow. The unit cancels out in
-        sum(w g) / sum(w). Unless `set_unit_for` defines it, it is a power of two, which causes no rounding.
-        """
+        """Return a weight > 0 for the graph, divided by the unit; None if gradients are summed without weights."""
         if not self.weighs:
             return None
         scaled = self.in_units(weight)
@@ -218,12 +224,12 @@ class Weight:
 
 
 def unit_near(weight: float, group: Group | None) -> float | None:
-    """Return a power of two near a weight; with several ranks, near the largest of their weights.
+    """Return the largest power of two that is not above a weight, or, with several ranks, not above their largest one.
 
-    Ranks sum their weighted gradients, so they need the same unit. None in a single process if the weight is 0.
+    If the weight is 0: None in a single process; 1 with several ranks, if it is 0 on all of them.
     """
-    own = math.floor(math.log2(weight)) if weight else -math.inf
-    largest = float(gather(np.array([own], np.float32), group).max())
+    exponent = math.floor(math.log2(weight)) if weight else -math.inf
+    largest = float(gather(np.array([exponent], np.float32), group).max())
     if largest == -math.inf:
         return 1.0 if group else None
     return 2.0**largest

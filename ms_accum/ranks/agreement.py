@@ -1,8 +1,8 @@
 """Checks that all ranks train the same thing, and makes them begin with the same weights.
 
 Two collectives of different kinds or sizes pair up without an error, and so do those of ranks that train different
-things. So every way to train begins with `agree`, whose first message has the same size whatever it is about; and
-`check_drift` finds ranks that have become different since.
+things. So every way to train begins with `agree`, whose first message has the same size for all of them, and
+`check_drift` finds ranks that differ later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..network.optimizers import hyper_parameters, is_sharded, kind_of, rates_of
 from ..network.parameters import as_array, digest_of, excluding
 from .group import Group, broadcast, gather, gather_arrays
 
-_LONGEST = 80
-# Ranks on different machines may round differently, which keeps weights this close, relative to their norm.
-_CLOSE = 1e-5
-_CLOSE_HALF = 1e-2
+_MAX_LENGTH = 80  # of a value in a message
+# Ranks on different machines may round differently: by how much weights may then differ, relative to their norm.
+_TOLERANCE = 1e-5
+_TOLERANCE_16_BITS = 1e-2
 _NONE = "none"
 _OF_OPTIMIZER = "Set it alike on all ranks; what may differ needs a name that begins with '_'."
 
@@ -78,10 +78,11 @@ def check_drift(
     texts = _exchanged(json.dumps([facts, digest_of(map(as_array, parameters))]), group)
     if texts is None:
         return
-    differences = [f"{name} is {_by_rank(values)}" for name, values in _different([json.loads(t)[0] for t in texts])]
-    if not differences:  # so the weights do
-        others = " and ".join(f"rank {rank}" for rank in _far_from_rank_0(parameters, group))
-        differences = [f"the weights of {others} are no longer those of rank 0"] if others else []
+    gathered = [json.loads(text)[0] for text in texts]
+    differences = [f"{name} is {_by_rank(values)}" for name, values in _different(gathered)]
+    if not differences:  # then the weights differ
+        ranks = " and ".join(f"rank {rank}" for rank in _far_from_rank_0(parameters, group))
+        differences = [f"the weights of {ranks} are no longer those of rank 0"] if ranks else []
     if differences:
         remedy = "Change weights and learning rates on all ranks alike."
         raise RuntimeError(f"For '{owner}', the ranks have drifted apart: {differences[0]}. {remedy}")
@@ -90,16 +91,16 @@ def check_drift(
 def _far_from_rank_0(parameters: Sequence[Parameter], group: Group) -> list[int]:
     """Return the ranks whose weights differ from those of rank 0 by more than rounding does."""
     signs = np.random.RandomState(0)
-    outlines = np.array([_outline(as_array(parameter), signs) for parameter in parameters], np.float64)
-    gathered = np.stack(gather_arrays(outlines, group))
+    projections = np.array([_projection(as_array(parameter), signs) for parameter in parameters], np.float64)
+    gathered = np.stack(gather_arrays(projections, group))
     sums, norms = gathered[..., 0], gathered[..., 1]
-    close = [_CLOSE if as_array(parameter).dtype.itemsize > 2 else _CLOSE_HALF for parameter in parameters]
-    bounds = np.array(close) * np.maximum(norms[0], 1e-30)
+    wide = [as_array(parameter).dtype.itemsize > 2 for parameter in parameters]
+    bounds = np.where(wide, _TOLERANCE, _TOLERANCE_16_BITS) * np.maximum(norms[0], 1e-30)
     return [rank for rank in range(1, group.size) if not np.all(np.abs(sums[rank] - sums[0]) <= bounds)]
 
 
-def _outline(array: np.ndarray, signs: np.random.RandomState) -> tuple[float, float]:
-    """Return the sum of the elements with random signs, equal on all ranks, and their norm."""
+def _projection(array: np.ndarray, signs: np.random.RandomState) -> tuple[float, float]:
+    """Return the sum of the elements with random signs, which are equal on all ranks, and their norm."""
     row = array.astype(np.float64).ravel()
     plus_or_minus = signs.randint(0, 2, row.size, np.int8) * 2 - 1
     return float(plus_or_minus @ row), float(np.sqrt(row @ row))
@@ -114,7 +115,7 @@ def _different(gathered: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, lis
 
 
 def _by_rank(values: Sequence[str]) -> str:
-    cut = [value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…" for value in values]
+    cut = [value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}…" for value in values]
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(cut))
 
 
@@ -137,8 +138,8 @@ def facts_of(optimizer: Any, network: nn.Cell | None = None, scheduler: Any = No
     facts: dict[str, Any] = {"optimizer": kind_of(optimizer), "sharding": is_sharded(optimizer)}
     facts |= _layout("parameter {} of the optimizer", optimizer.parameters)
     if network is not None:
-        others = excluding(network.get_parameters(), optimizer.parameters)
-        facts |= {"network": type(network).__name__, **_layout("untrained Parameter {} of the network", others)}
+        untrained = excluding(network.get_parameters(), optimizer.parameters)
+        facts |= {"network": type(network).__name__, **_layout("untrained Parameter {} of the network", untrained)}
     settings = {f"'{name}' of the optimizer": text for name, text in hyper_parameters(optimizer, scheduler).items()}
     return {**facts, **rate_facts(optimizer), **settings}
 
@@ -153,9 +154,9 @@ def rate_facts(optimizer: Any) -> dict[str, Any]:
     return {f"{name} of the optimizer": text for name, text in rates_of(optimizer).items()}
 
 
-def _layout(words: str, parameters: Iterable[Parameter]) -> dict[str, str]:
+def _layout(name: str, parameters: Iterable[Parameter]) -> dict[str, str]:
     kinds = [f"'{parameter.name}' {_kind(parameter)}" for parameter in parameters]
-    return {words.format(number): kind for number, kind in enumerate(kinds)}
+    return {name.format(number): kind for number, kind in enumerate(kinds)}
 
 
 def _kind(parameter: Parameter) -> str:

@@ -20,16 +20,16 @@ from .heartbeat import exchange, heartbeat
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
 _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
-# Parameters are sent in chunks of this number of bytes, so that few compiled graphs are enough for all of them. The
-# last chunk is padded to a power of two, at least to the second number. The third is that of bytes copied together.
-_CHUNK = 2**20
-_SMALLEST = 2**12
-_TOGETHER = 2**26
-# CPU sums only float32, which is exact for integers up to 2**24. So counts are sent 12 bits at a time, for 4,096 ranks.
-_BITS = 12
+# Parameters are sent in chunks of this number of bytes, so that few compiled graphs are enough for all of them.
+_CHUNK_BYTES = 2**20
+_MIN_CHUNK_BYTES = 2**12  # of the last chunk, which is padded to a power of two
+_BATCH_BYTES = 2**26  # copied before they are sent
+# CPU sums only float32, which is exact for integers up to 2**24. So counts are sent as digits of 12 bits, which allows
+# 4,096 ranks.
+_DIGIT_BITS = 12
 _DIGITS = 5
-_LIMIT = 2 ** (_BITS * _DIGITS)
-_COUNTS = "ints >= 0 and < 2**60"
+_COUNT_LIMIT = 2 ** (_DIGIT_BITS * _DIGITS)
+_COUNT_RULE = "ints >= 0 and < 2**60"
 _FLOAT_BYTES = 4
 
 
@@ -126,21 +126,21 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     """
     for count in counts:
         if not isinstance(count, (int, np.integer, np.bool_)):
-            _check.raise_invalid(TypeError, "total", "counts", _COUNTS, repr(count))
-        if not 0 <= count < _LIMIT:
-            _check.raise_invalid(ValueError, "total", "counts", _COUNTS, count)
+            _check.raise_invalid(TypeError, "total", "counts", _COUNT_RULE, repr(count))
+        if not 0 <= count < _COUNT_LIMIT:
+            _check.raise_invalid(ValueError, "total", "counts", _COUNT_RULE, count)
     if group is None or group.size == 1:
         return list(counts)
     return _from_digits(_all_reduce(Tensor(_to_digits(counts))).asnumpy())
 
 
 def _to_digits(counts: Sequence[int]) -> np.ndarray:
-    shifts = [_BITS * digit for digit in range(_DIGITS)]
-    return np.array([[int(count) >> shift & 2**_BITS - 1 for shift in shifts] for count in counts], np.float32)
+    shifts = [_DIGIT_BITS * number for number in range(_DIGITS)]
+    return np.array([[int(count) >> shift & 2**_DIGIT_BITS - 1 for shift in shifts] for count in counts], np.float32)
 
 
 def _from_digits(sums: np.ndarray) -> list[int]:
-    return [sum(int(digit) << _BITS * number for number, digit in enumerate(row)) for row in sums]
+    return [sum(int(digit) << _DIGIT_BITS * number for number, digit in enumerate(row)) for row in sums]
 
 
 def is_first(group: Group | None) -> bool:
@@ -207,32 +207,32 @@ def gather_arrays(rows: np.ndarray, group: Group) -> list[np.ndarray]:
     counts = [int(count) for count in gather(np.array([len(rows)], np.float32), group)]
     padded = np.zeros((max(counts), *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
-    sent = np.frombuffer(padded.tobytes(), np.uint8)
-    sent = np.pad(sent, (0, -sent.size % _FLOAT_BYTES)).view(np.float32)
-    received = gather(sent, group).view(np.uint8).reshape(group.size, -1)[:, : padded.nbytes]
+    content = np.frombuffer(padded.tobytes(), np.uint8)
+    content = np.pad(content, (0, -content.size % _FLOAT_BYTES)).view(np.float32)
+    received = gather(content, group).view(np.uint8).reshape(group.size, -1)[:, : padded.nbytes]
     arrays = [np.frombuffer(row.tobytes(), rows.dtype).reshape(padded.shape) for row in received]
     return [array[:count] for array, count in zip(arrays, counts)]
 
 
 def broadcast(parameters: Iterable[Parameter]) -> None:
-    """Set the Parameters to their values on rank 0. Many are sent together, but not all: each is copied for it."""
-    together: list[tuple[Parameter, np.ndarray]] = []
+    """Set the Parameters to their values on rank 0. They are sent in batches, because each one is copied before."""
+    batch: list[tuple[Parameter, np.ndarray]] = []
     size = 0
     for parameter in parameters:
         array = as_array(parameter)
-        together.append((parameter, array))
+        batch.append((parameter, array))
         size += array.nbytes
-        if size >= _TOGETHER:
-            _broadcast_together(together)
-            together = []
+        if size >= _BATCH_BYTES:
+            _broadcast_batch(batch)
+            batch = []
             size = 0
-    _broadcast_together(together)
+    _broadcast_batch(batch)
 
 
-def _broadcast_together(together: Sequence[tuple[Parameter, np.ndarray]]) -> None:
-    received = memoryview(_broadcast_bytes(b"".join(array.tobytes() for _, array in together)))
+def _broadcast_batch(batch: Sequence[tuple[Parameter, np.ndarray]]) -> None:
+    received = memoryview(_broadcast_bytes(b"".join(array.tobytes() for _, array in batch)))
     start = 0
-    for parameter, array in together:
+    for parameter, array in batch:
         values = np.frombuffer(received[start : start + array.nbytes], array.dtype).reshape(array.shape)
         ops.assign(parameter, Tensor(values.copy()).astype(parameter.dtype))
         start += array.nbytes
@@ -245,17 +245,17 @@ def broadcast_number(value: Any, group: Group | None) -> Any:
     return type(value)(np.frombuffer(_broadcast_bytes(np.float64(value).tobytes()), np.float64)[0])
 
 
-def _broadcast_bytes(own: bytes) -> bytes:
+def _broadcast_bytes(content: bytes) -> bytes:
     """Return rank 0's bytes. They are sent as float32, which every device supports; nothing is computed with them."""
-    received = [_broadcast(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(own)]
-    return b"".join(received)[: len(own)]
+    received = [_broadcast(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(content)]
+    return b"".join(received)[: len(content)]
 
 
-def _chunks(sent: bytes) -> Iterator[np.ndarray]:
+def _chunks(content: bytes) -> Iterator[np.ndarray]:
     """Yield full chunks and the rest, padded to a power of two: each size is a compiled graph."""
-    for start in range(0, len(sent), _CHUNK):
-        chunk = sent[start : start + _CHUNK]
-        size = max(_SMALLEST, 1 << (len(chunk) - 1).bit_length())
+    for start in range(0, len(content), _CHUNK_BYTES):
+        chunk = content[start : start + _CHUNK_BYTES]
+        size = max(_MIN_CHUNK_BYTES, 1 << (len(chunk) - 1).bit_length())
         yield np.frombuffer(chunk.ljust(size, b"\0"), np.float32)
 
 

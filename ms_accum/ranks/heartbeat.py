@@ -26,12 +26,12 @@ COLUMNS = "MS_ACCUM_COLUMNS"
 _DIGITS = 20
 _OVER = b"over"
 _EXCHANGE = b"exchange"
-_EXCHANGE_PLACE = 2 * _DIGITS
+_EXCHANGE_OFFSET = 2 * _DIGITS
 
 
 @functools.cache
-def _opened(path: str | None) -> int:
-    """Return the descriptor of the launcher's file; -1 without one, or if it can't be written: the job can run."""
+def _open(path: str | None) -> int:
+    """Return the descriptor of the launcher's file; -1 if there is none, or if it can't be written: the job can run."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) if path else -1
     return -1
@@ -42,7 +42,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._done = 0
-        self._file = _opened(os.environ.get(VARIABLE))
+        self._file = _open(os.environ.get(VARIABLE))
         if self._file >= 0:
             atexit.register(self._write, _OVER, _DIGITS)  # runs before MindSpore's exit, which was registered first
 
@@ -52,9 +52,9 @@ class Heartbeat:
             self._done += 1
             self._write(str(self._done).rjust(_DIGITS).encode(), 0)
 
-    def _write(self, text: bytes, place: int) -> None:
+    def _write(self, text: bytes, offset: int) -> None:
         try:
-            os.pwrite(self._file, text, place)
+            os.pwrite(self._file, text, offset)
         except OSError:
             self._file = -1
 
@@ -68,17 +68,17 @@ def heartbeat() -> Heartbeat:
 @contextmanager
 def exchange() -> Iterator[None]:
     """Record that the block is an exchange that ends only if all ranks take part. For blocks and as a decorator."""
-    descriptor = _opened(os.environ.get(VARIABLE))
+    descriptor = _open(os.environ.get(VARIABLE))
     if descriptor < 0:
         yield
         return
     with contextlib.suppress(OSError):
-        os.pwrite(descriptor, _EXCHANGE, _EXCHANGE_PLACE)
+        os.pwrite(descriptor, _EXCHANGE, _EXCHANGE_OFFSET)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.pwrite(descriptor, bytes(len(_EXCHANGE)), _EXCHANGE_PLACE)
+            os.pwrite(descriptor, bytes(len(_EXCHANGE)), _EXCHANGE_OFFSET)
 
 
 class Beat(NamedTuple):
@@ -100,7 +100,7 @@ def read(path: Path) -> Beat | None:
         text = path.read_bytes()
         done = int(text[:_DIGITS].strip(b" \0") or 0)
         age = max(0.0, time.time() - path.stat().st_mtime)
-        over = text[_DIGITS:_EXCHANGE_PLACE].startswith(_OVER)
-        return Beat(done, age, over, text[_EXCHANGE_PLACE:] == _EXCHANGE)
+        over = text[_DIGITS:_EXCHANGE_OFFSET].startswith(_OVER)
+        return Beat(done, age, over, text[_EXCHANGE_OFFSET:] == _EXCHANGE)
     except (OSError, ValueError):
         return None

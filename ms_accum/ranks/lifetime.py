@@ -19,12 +19,12 @@ from typing import Callable
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing tells there whether the process of a folder has ended
+except ImportError:  # Windows: it can't be found out there whether the process of a folder has ended
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "ms_accum-"
 """str, what the names of these folders begin with."""
-# Locked as long as its process lives, which a process id would not say: ids are used again, and differ in containers.
+# Locked as long as its process lives. A process id would not show this: ids are used again, and differ in containers.
 _LOCK = ".in-use"
 _NEW = ".new"
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 def scratch_folder() -> str:
     """Create a temporary folder, which is removed when the process ends, and return its path.
 
-    A process that is killed leaves its folder to the next one: the first call removes what others have left.
+    A process that is killed leaves its folder; the first call in another process removes it.
 
     Raises:
         OSError: If there is no usable temporary folder.
@@ -64,9 +64,9 @@ def _lock(folder: str) -> None:
     if fcntl is None:
         return
     with contextlib.suppress(OSError):  # a file system without locks: the folder stays if the process is killed
-        new = os.path.join(folder, _NEW)
-        fcntl.flock(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(new, os.path.join(folder, _LOCK))  # now that it is locked
+        path = os.path.join(folder, _NEW)
+        fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(path, os.path.join(folder, _LOCK))  # now that it is locked
 
 
 def _remove(folder: str, owner: int) -> None:
@@ -109,9 +109,9 @@ def end_with(parent: int) -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def request_kill() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return request_kill

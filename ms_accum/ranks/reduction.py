@@ -115,20 +115,20 @@ class PartSums:
 
     def __call__(self, gradients: Any, others: Any = ()) -> Any:
         """Return this rank's parts of the gradients' sums, and the sums of the other tensors."""
-        own: Any = ()
+        sums: Any = ()
         for start, stop in self.pieces:
-            own = own + self._own_parts(ops.depend(gradients[start:stop], own), self.parts[start:stop])
-        return own, _sum(self.all_reduce, ops.depend(others, own)) if others else ()
+            sums = sums + self._own_parts(ops.depend(gradients[start:stop], sums), self.parts[start:stop])
+        return sums, _sum(self.all_reduce, ops.depend(others, sums)) if others else ()
 
     def _own_parts(self, gradients: Any, parts: Any) -> Any:
         rows = ops.cat([parts_of(ops.cast(grad, ms.float32), part) for grad, part in zip(gradients, parts)], 1)
         row = self.all_reduce(rows)[self.rank] if self.reduce_scatter is None else self.reduce_scatter(rows)[0]
-        own: Any = ()
+        sums: Any = ()
         start = 0
         for part in parts:
-            own = (*own, tree.columns(row, start, start + part.size))
+            sums = (*sums, tree.columns(row, start, start + part.size))
             start += part.size
-        return own
+        return sums
 
     def norm(self, gradients: Any, after: Any) -> Any:
         """Return the global norm over the parts of all ranks; its communication follows that of `after`."""
@@ -138,7 +138,7 @@ class PartSums:
 
 @ms.jit_class
 class SumsAlready:
-    """Sum only the other tensors: the accumulators already contain sums of gradients over the ranks.
+    """Sums only the other tensors: the accumulators already contain sums of gradients over the ranks.
 
     Args:
         sums (Union[WholeSums, PartSums]): the object that made these sums.

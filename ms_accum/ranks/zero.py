@@ -35,7 +35,7 @@ ELEMENTWISE = (
 
 
 class Unsharded:
-    """A Parameter of the sharded optimizer, which all ranks together read and write like that of an unsharded one.
+    """A Parameter of the sharded optimizer, which is read and written like the complete one, by all ranks together.
 
     Args:
         parameter (Parameter): this rank's Parameter.
@@ -60,8 +60,8 @@ class Unsharded:
         """Gather the parts of all ranks."""
         if self._part is None:
             return as_array(self._parameter)
-        own = self._parameter.astype(ms.float32).asnumpy()
-        return gather(own, self._group)[: self._part.full_size].reshape(self.shape)
+        values = self._parameter.astype(ms.float32).asnumpy()
+        return gather(values, self._group)[: self._part.full_size].reshape(self.shape)
 
     def take_part(self) -> None:
         """Take part in the gathering for a rank that reads it."""
@@ -69,8 +69,8 @@ class Unsharded:
 
     def put(self, array: np.ndarray) -> None:
         """Store the array, or this rank's part of it."""
-        own = array if self._part is None else self._part.of(array)
-        ops.assign(self._parameter, Tensor(own).astype(self.dtype))
+        values = array if self._part is None else self._part.of(array)
+        ops.assign(self._parameter, Tensor(values).astype(self.dtype))
 
 
 class ZeroOptimizer(nn.Cell):
@@ -131,17 +131,17 @@ class ZeroOptimizer(nn.Cell):
 
     def construct(self, gradients: Any) -> Any:
         # Values that were loaded, or copied from rank 0, are in the full parameters, so the parts are cut from these.
-        for part, own, parameter in zip(self.parts, self.inner.parameters, self.parameters):
-            ops.assign(own, part_of(parameter, part))
-        done = self.inner(tuple(part_of(gradient, part) for gradient, part in zip(gradients, self.parts)))
-        parts = ops.depend(tree.flattened(self.inner.parameters), done)
+        for part, piece, parameter in zip(self.parts, self.inner.parameters, self.parameters):
+            ops.assign(piece, part_of(parameter, part))
+        updated = self.inner(tuple(part_of(gradient, part) for gradient, part in zip(gradients, self.parts)))
+        parts = ops.depend(tree.flattened(self.inner.parameters), updated)
         rows = self._rows(parts)
         start = 0
         for part, parameter in zip(self.parts, self.parameters):
             stop = start + part.size
             ops.assign(parameter, ops.cast(full_of(tree.columns(rows, start, stop), part), parameter.dtype))
             start = stop
-        return done
+        return updated
 
     def _rows(self, parts: Any) -> Any:
         """Return the parts of all ranks, one per row."""
@@ -150,10 +150,10 @@ class ZeroOptimizer(nn.Cell):
 
     def complete_state(self) -> dict[str, Any]:
         """Return its unsharded state for a training state, under the names of the unsharded optimizer."""
-        parts = {own.name: part for own, part in zip(self.inner.parameters, self.parts)}
+        parts = {piece.name: part for piece, part in zip(self.inner.parameters, self.parts)}
         state: dict[str, Any] = {parameter.name: parameter for parameter in self.parameters}
         for parameter in self.inner.get_parameters():
-            if parameter.name in parts:  # a copy of a slice of the full parameter
+            if parameter.name in parts:  # a copy of a part of the full parameter
                 continue
             part = _part_of_moment(parameter, parts)
             if part is None and not parameter.name.endswith(_SUFFIX):
@@ -166,13 +166,13 @@ class ZeroOptimizer(nn.Cell):
 
 def _part_of_moment(moment: Parameter, parts: dict[str, Part]) -> Part | None:
     """Return the part to which a moment of the optimizer belongs, found by name and shape."""
-    fit = [name for name, part in parts.items() if moment.name.endswith(f".{name}") and moment.shape == (part.size,)]
-    return parts[max(fit, key=len)] if fit else None  # "moment1.a.weight" belongs to "a.weight", not to "weight"
+    names = [name for name, part in parts.items() if moment.name.endswith(f".{name}") and moment.shape == (part.size,)]
+    return parts[max(names, key=len)] if names else None  # "moment1.a.weight" belongs to "a.weight", not to "weight"
 
 
 def _slice_of(parameter: Parameter, part: Part) -> Parameter:
-    own = Tensor(part.of(parameter.astype(ms.float32).asnumpy())).astype(parameter.dtype)
-    return Parameter(own, name=parameter.name + _SUFFIX, requires_grad=True)
+    values = Tensor(part.of(parameter.astype(ms.float32).asnumpy())).astype(parameter.dtype)
+    return Parameter(values, name=parameter.name + _SUFFIX, requires_grad=True)
 
 
 def _listed(parameters: Sequence[Any]) -> list[Parameter]:
@@ -188,8 +188,8 @@ def _replaced(parameters: Any, slices: dict[str, Parameter]) -> Any:
     if isinstance(parameters, Parameter):
         return slices[parameters.name]
     if isinstance(parameters, dict):
-        named = ("params", "order_params")
-        return {key: _replaced(value, slices) if key in named else value for key, value in parameters.items()}
+        keys = ("params", "order_params")
+        return {key: _replaced(value, slices) if key in keys else value for key, value in parameters.items()}
     return [_replaced(item, slices) for item in parameters]
 
 

@@ -21,7 +21,8 @@ from .files import absolute, as_given, remove_leftovers, write_whole
 from .model_file import CheckpointError
 from .training_state import TrainingState, read, state_digest, write
 
-_OWNER, _NOTES = "Checkpointer", "notes"
+_OWNER = "Checkpointer"
+_NOTES = "notes"
 _AUTO = "auto"
 _DIGITS = 8
 NO_REQUESTS = (0.0, 0.0)
@@ -74,10 +75,10 @@ class StateFolder:
 
     def __init__(self, owner: str, path: str | os.PathLike[str]):
         self._owner = owner
-        self._given = os.fspath(path)
+        self._user_path = os.fspath(path)
         self._path = Path(absolute(path))
         self._lock = FileLock(str(self._path / ".lock"))
-        self._own: list[Path] = []  # the states of this run, oldest first; others are never removed
+        self._run_states: list[Path] = []  # oldest first; states of other runs are never removed
 
     def open(self) -> None:
         """Create the folder and lock it.
@@ -87,7 +88,7 @@ class StateFolder:
         """
         self._make_and_lock()
         remove_leftovers(self._path)
-        self._own = []
+        self._run_states = []
 
     def make_again(self) -> None:
         """Create the folder and lock it once more, if it was removed while the run was using it.
@@ -131,7 +132,7 @@ class StateFolder:
 
     def named(self, name: str = "") -> str:
         """Return the path of a file in the folder, or of the folder itself, as the user gave it."""
-        folder = as_given(str(self._path), self._given)
+        folder = as_given(str(self._path), self._user_path)
         return os.path.join(folder, name) if name else folder
 
     def holds(self, path: str) -> bool:
@@ -158,18 +159,21 @@ class StateFolder:
     @property
     def own(self) -> list[str]:
         """list[str], the names of the run's own states, oldest first."""
-        return [path.name for path in self._own]
+        return [path.name for path in self._run_states]
 
     def adopt(self, found: FoundState, *, continues: bool) -> None:
         """Treat the resumed state and the best one before it as this run's own.
 
-        If the run `continues` the newest state, all that its run kept before it are: who names a state begins a branch.
+        If the run `continues` the newest state, those that the earlier run kept are this run's own, too. A run that
+        resumes from another state, which the user has named, leaves them unchanged.
         """
         if self.holds(found.path):
             facts = found.state.facts
             resumed = Path(found.path).name
-            own = {resumed, facts["best"][1], *(facts["kept"] if continues else ())}
-            self._own = [path for path in reversed(self._states()) if path.name in own and path.name <= resumed]
+            names = {resumed, facts["best"][1], *(facts["kept"] if continues else ())}
+            self._run_states = [
+                path for path in reversed(self._states()) if path.name in names and path.name <= resumed
+            ]
 
     def next_path(self) -> Path:
         """Return the path of the next state."""
@@ -179,15 +183,15 @@ class StateFolder:
 
     def add(self, path: Path, keep: int, best: str | None) -> None:
         """Add a state to the run's own states, and remove those of them that are neither the newest nor the best."""
-        self._own.append(path)
-        kept = self._own[-keep:]
-        for old in self._own[:-keep]:
+        self._run_states.append(path)
+        kept = self._run_states[-keep:]
+        for old in self._run_states[:-keep]:
             if old.name == best:
                 kept.insert(0, old)
             else:
                 with suppress(OSError):  # already removed, or not removable: this must not end the run
                     old.unlink()
-        self._own = kept
+        self._run_states = kept
 
     def _states(self) -> list[Path]:
         """Return the paths of the states, newest first."""
@@ -315,13 +319,13 @@ class Checkpointer:
             CheckpointError: If it can't be read, or belongs to a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # in the form that is read from a file
-        found = self._found()
+        found = self._find_state()
         if found is None:
             self.resumed = [f"nothing: no state in '{self._states.named()}'"] if self._resume else []
             return None
         facts = found.state.facts
-        before = {name: value for name, value in facts["config"].items() if name != _NOTES}
-        changed = changes(before, self._config)
+        saved_config = {name: value for name, value in facts["config"].items() if name != _NOTES}
+        changed = changes(saved_config, self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
                 f"For '{_OWNER}', '{found.path}' belongs to a run with other settings: {', '.join(changed)}. "
@@ -341,7 +345,7 @@ class Checkpointer:
         Raises:
             CheckpointError: If they can't be read.
         """
-        found = self._found()
+        found = self._find_state()
         return found.state.facts["config"] if found else {}
 
     def epochs_done(self) -> int | None:
@@ -350,10 +354,10 @@ class Checkpointer:
         Raises:
             CheckpointError: If it can't be read.
         """
-        found = self._found()
+        found = self._find_state()
         return found.epochs_done if found else None
 
-    def _found(self) -> FoundState | None:
+    def _find_state(self) -> FoundState | None:
         if self._resume is None:
             return None
         if self._resume == _AUTO:
@@ -374,42 +378,44 @@ class Checkpointer:
     def requests(self) -> list[float]:
         """Return the requests to stop, and to save because `minutes` have passed, as numbers that ranks can sum."""
         self._stopping = self._stopping or (self._stop is not None and bool(self._stop()))
-        late = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
-        return [float(self._stopping), float(late)]
+        is_due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
+        return [float(self._stopping), float(is_due)]
 
     def after_micro_batch(
-        self, updates: int, in_window: bool, take: Callable[[], TrainingState], requests: Sequence[float]
+        self, updates: int, in_window: bool, capture: Callable[[], TrainingState], requests: Sequence[float]
     ) -> None:
         """Save a state if it is due.
 
         Args:
             updates (int): updates so far.
             in_window (bool): whether a window is open.
-            take (Callable): returns the state.
+            capture (Callable): returns the state.
             requests (Sequence[float]): the requests of this process, or their sum over the ranks, which stop together.
 
         Raises:
             Stopped: If a stop was requested; the state is saved.
         """
-        stop, late = requests
+        stop, time_passed = requests
         self._is_saved = False
         path = None
-        if not in_window:  # before a stop, which would shift this moment and all later ones
+        if not in_window:  # before a stop, so that a stop does not shift this save and the later ones
             passed = updates - self._planned_updates
             if self._every is not None and passed >= self._every:
-                # After an error at a planned update this is a later one, and those that follow stay where they were.
-                path = self._save_scored(take, planned=updates - passed % self._every)
-            elif late:
-                path = self._save_scored(take, planned=updates)
+                # After an error at a planned update, this one may be later; the updates planned after it are the same.
+                path = self._save_scored(capture, planned=updates - passed % self._every)
+            elif time_passed:
+                path = self._save_scored(capture, planned=updates)
         if stop:
-            raise Stopped(f"the training state is in '{path or self.save(take())}'")
+            raise Stopped(f"the training state is in '{path or self.save(capture())}'")
 
     @contextmanager
-    def saving_at_the_end(self, take: Callable[[], TrainingState], *, can_save: Callable[[], bool]) -> Iterator[None]:
+    def saving_at_the_end(
+        self, capture: Callable[[], TrainingState], *, can_save: Callable[[], bool]
+    ) -> Iterator[None]:
         """Save at the end of the block, also after an error.
 
         Args:
-            take (Callable): returns the state.
+            capture (Callable): returns the state.
             can_save (Callable): returns whether this process has a state that it can save after an error.
         """
         try:
@@ -419,7 +425,7 @@ class Checkpointer:
         except Exception:
             if not self._has_failed and can_save():
                 try:
-                    self.save(take())
+                    self.save(capture())
                 except Exception as error:  # a warning, so that the run's own error is not hidden
                     _check.warn(f"the state of the failing run is not saved: {error}")
             raise
@@ -429,22 +435,22 @@ class Checkpointer:
         except Exception:
             if can_save():
                 with suppress(Exception):  # the smaller files failed; the state may be on another disk
-                    self.rescued = self.save(take())
+                    self.rescued = self.save(capture())
             raise
-        self.save_at_the_end(take)
+        self.save_at_the_end(capture)
 
-    def save_at_the_end(self, take: Callable[[], TrainingState]) -> None:
+    def save_at_the_end(self, capture: Callable[[], TrainingState]) -> None:
         """Save the state at the end of a run, unless it is already saved."""
         if not self._is_saved:
-            self._save_scored(take)
+            self._save_scored(capture)
 
     def changed(self) -> None:
         """Save again at the end: a callback may have changed Parameters since the last state."""
         self._is_saved = False
 
-    # How
+    # How to save
 
-    def _save_scored(self, take: Callable[[], TrainingState], planned: int | None = None) -> Path:
+    def _save_scored(self, capture: Callable[[], TrainingState], planned: int | None = None) -> Path:
         """Compute the score, then save: the score may draw random numbers. Return the path of the state."""
         score = math.nan if self._score is None else float(self._score())
         if planned is not None:
@@ -452,7 +458,7 @@ class Checkpointer:
         is_best = not math.isnan(score) and (self.best is None or score > self.best)
         if is_best:
             self.best = score
-        path = self.save(take(), is_best, scored=self._score is not None)
+        path = self.save(capture(), is_best, scored=self._score is not None)
         self._is_saved = True
         return path
 
@@ -505,7 +511,7 @@ def find_together(
     try:
         found = states.find(config)
     except CheckpointError as error:
-        with suppress(RuntimeError):  # that this rank is not like the others is its own error, which says more
+        with suppress(RuntimeError):  # that the ranks differ: this rank's own error is more specific
             agree(owner, group, {name: f"an error ({error})"}, remedy)
         raise
     if group is not None:

@@ -20,10 +20,10 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
-def as_given(path: str, given: str | os.PathLike[str]) -> str:
+def as_given(path: str, user_path: str | os.PathLike[str]) -> str:
     """Return the path that the user gave for `path`, as long as it names the same file; else `path` itself."""
-    given = os.path.expanduser(os.fspath(given))
-    return given if absolute(given) == path else path
+    user_path = os.path.expanduser(os.fspath(user_path))
+    return user_path if absolute(user_path) == path else path
 
 
 def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
@@ -43,15 +43,15 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
     name = os.path.realpath(path)  # a link is kept
     folder = os.path.dirname(name)
     if os.path.exists(name) and not os.path.isfile(name):  # replacing /dev/null would break the system
-        what = "a folder" if os.path.isdir(name) else "not a regular file"
-        raise OSError(f"'{path}' can't be written: it is {what}")
+        reason = "it is a folder" if os.path.isdir(name) else "it is not a regular file"
+        raise OSError(f"'{path}' can't be written: {reason}")
     try:
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
-            whole = os.path.join(staging, os.path.basename(path))  # the extension sets the format
-            write(whole)
-            os.chmod(whole, _mode_of_new_files(staging))  # files that MindSpore writes are read-only
-            _flush(whole, os.O_RDWR)
-            os.replace(whole, name)
+            new = os.path.join(staging, os.path.basename(path))  # the extension sets the format
+            write(new)
+            os.chmod(new, _mode_of_new_files(staging))  # files that MindSpore writes are read-only
+            _flush(new, os.O_RDWR)
+            os.replace(new, name)
         _flush(folder, os.O_RDONLY)
     except Exception as error:  # libraries raise their own errors for a full disk
         raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
@@ -73,7 +73,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 def check_inside(folder: str | os.PathLike[str], *paths: str | os.PathLike[str]) -> None:
     """Raise an error for a path in a folder that is a link out of it, or below one. The folder itself may be a link.
 
-    A run's folder may be a stranger's: what its links lead to would be replaced, cut or removed.
+    Somebody else may have made the run's folder: the targets of its links would be replaced, truncated or removed.
 
     Raises:
         OSError: If there is such a link, also if it leads to nothing.
@@ -86,7 +86,7 @@ def check_inside(folder: str | os.PathLike[str], *paths: str | os.PathLike[str])
 
 
 def break_hard_link(path: str | os.PathLike[str]) -> None:
-    """Give a file that is going to be changed in place a content of its own, if it has a second name.
+    """Replace a file that has a second name by a copy, so that a change in place does not change the other one.
 
     Raises:
         OSError: If it can't be written; it is unchanged.
@@ -96,7 +96,7 @@ def break_hard_link(path: str | os.PathLike[str]) -> None:
 
 
 def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
-    """Remove temporary folders of killed processes that are at least `age` seconds old, so that none is in use."""
+    """Remove temporary folders of killed processes. Those younger than `age` seconds may be in use, and are kept."""
     for staging in Path(folder).glob(f"{_STAGING}*"):
         with contextlib.suppress(OSError):
             if time.time() - staging.stat().st_mtime >= age:
@@ -105,9 +105,9 @@ def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
 
 def _mode_of_new_files(folder: str) -> int:
     """Return the permissions of new files, as set by the umask or the folder."""
-    new = Path(folder, ".new")
-    new.touch()
-    return stat.S_IMODE(new.stat().st_mode)
+    path = Path(folder, ".new")
+    path.touch()
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def _flush(path: str, mode: int) -> None:

@@ -44,7 +44,7 @@ class CheckpointError(ValueError):
     """Raised when a checkpoint or a training state can't be read, or belongs to another network or run.
 
     Args:
-        message (str): one line; control characters in it, such as those of names in the file, are shown, not obeyed.
+        message (str): one line; control characters in it, which names in the file may contain, are escaped.
     """
 
     def __init__(self, message: str):
@@ -83,11 +83,11 @@ def check_path(owner: str, path: str | os.PathLike[str] | None, network: nn.Cell
         return
     check_name(owner, path)
     check_folder(owner, path)
-    narrow = [parameter.name for parameter in network.get_parameters() if parameter.dtype == ms.bfloat16]
-    if narrow and _format(path) == "safetensors":
+    names = [parameter.name for parameter in network.get_parameters() if parameter.dtype == ms.bfloat16]
+    if names and _format(path) == "safetensors":
         raise ValueError(
             f"For '{owner}', 'ckpt_path' must end with '.ckpt' for a network with bfloat16 parameters, such as "
-            f"'{narrow[0]}', but got '{path}'."
+            f"'{names[0]}', but got '{path}'."
         )
 
 
@@ -173,16 +173,16 @@ def load_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
     import mindspore as ms
 
     parameters = load_parameters(path)
-    wrong = differences(network, parameters)
-    if wrong:
-        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}.{_remedy(wrong)}")
+    differing = differences(network, parameters)
+    if differing:
+        raise CheckpointError(f"'{path}' is of another architecture: {shortened(differing)}.{_remedy(differing)}")
     ms.load_param_into_net(network, parameters)
 
 
 def differences(network: nn.Cell, parameters: Mapping[str, Parameter]) -> list[str]:
     """Return one text for each difference between `parameters` and those of `network`."""
-    own = {parameter.name: _kind(parameter) for parameter in network.get_parameters()}
-    return differences_of(own, {name: _kind(parameter) for name, parameter in parameters.items()})
+    expected = {parameter.name: _kind(parameter) for parameter in network.get_parameters()}
+    return differences_of(expected, {name: _kind(parameter) for name, parameter in parameters.items()})
 
 
 def differences_of(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
@@ -190,28 +190,28 @@ def differences_of(expected: Mapping[str, str], actual: Mapping[str, str]) -> li
     shown = {name: _check.one_line(name) for name in (*expected, *actual)}
     missing = [f"missing {shown[name]}" for name in expected if name not in actual]
     unexpected = [f"unexpected {shown[name]}" for name in actual if name not in expected]
-    both = [name for name in expected if name in actual and actual[name] != expected[name]]
-    return missing + unexpected + [f"{shown[name]} is {actual[name]} instead of {expected[name]}" for name in both]
+    differing = [name for name in expected if name in actual and actual[name] != expected[name]]
+    return missing + unexpected + [f"{shown[name]} is {actual[name]} instead of {expected[name]}" for name in differing]
 
 
-def shortened(wrong: Sequence[str]) -> str:
-    """Return the first differences as one line."""
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return ", ".join(wrong[:3]) + more
+def shortened(texts: Sequence[str]) -> str:
+    """Return the first texts as one line."""
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return ", ".join(texts[:3]) + more
 
 
 def _kind(parameter: Parameter) -> str:
     return f"{parameter.dtype} {tuple(parameter.shape)}"
 
 
-def _remedy(wrong: Sequence[str]) -> str:
+def _remedy(differing: Sequence[str]) -> str:
     """Return what to do if the only difference is what `replace_dropout` or `pool_batch_norm` adds to a network."""
     from ..layers.batch_norm import SUMS
     from ..layers.dropout import COUNTER
 
     for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
-        if all(name.endswith(ending) for name in wrong):
-            if wrong[0].startswith("unexpected"):
+        if all(text.endswith(ending) for text in differing):
+            if differing[0].startswith("unexpected"):
                 return f" It was trained after {call}. Call {call} on the network first."
             return f" It was trained without {call}. Load it before {call}."
     return ""
@@ -265,11 +265,11 @@ def _tensors_of_ckpt(path: str) -> list[tuple[str, tuple[int, ...], str]]:
             slices = [value.tensor for value in values]
             shape, kind = tuple(slices[0].dims), slices[0].tensor_type
             size = sum(len(part.tensor_content) for part in slices)
-            is_one = all((tuple(part.dims), part.tensor_type) == (shape, kind) for part in slices)
-            if name in tensors or not is_one or size != _bytes_of(shape, kind):
+            is_same = all((tuple(part.dims), part.tensor_type) == (shape, kind) for part in slices)
+            if name in tensors or not is_same or size != _bytes_of(shape, kind):
                 raise _invalid(path, f"its {_check.one_line(name)} is damaged")
             tensors[name] = (name, shape, kind)
-    except (DecodeError, UnicodeDecodeError) as error:  # by the implementation: while it is parsed, or a text is read
+    except (DecodeError, UnicodeDecodeError) as error:  # some implementations decode texts only when they are read
         raise _invalid(path, "it can't be parsed") from error
     message.DiscardUnknownFields()
     if message.ByteSize() != len(content):
@@ -323,7 +323,7 @@ def first_line(error: Exception) -> str:
     return _check.one_line((str(error).splitlines() or [type(error).__name__])[0])
 
 
-# What JSON of a file may contain
+# Check values that were read from JSON
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -335,12 +335,12 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def has_shape(value: Any, shape: Any) -> bool:
-    """Return whether a value that was read from JSON is as described: a checksum finds damage, but no crafted values.
+    """Return whether a value that was read from JSON is as described: a checksum finds damage, not crafted values.
 
     Args:
         value (Any): the value.
-        shape (Any): a type; a range, for an int in it; None; a function that returns whether a value will do; a list of
-            shapes, or ``[shape, ...]`` for any length; a dict of shapes; a tuple of shapes, one of which must fit.
+        shape (Any): a type; a range, for an int in it; None; a function that returns whether a value is valid; a list
+            of shapes, or ``[shape, ...]`` for any length; a dict of shapes; a tuple of shapes, one of which must match.
     """
     if isinstance(shape, tuple):
         return any(has_shape(value, choice) for choice in shape)
@@ -369,7 +369,7 @@ COUNT = range(2**53)
 # The record
 
 VERSION = 1
-_MOST_BYTES = 2**16
+_MAX_RECORD_BYTES = 2**16
 
 
 def _is_text(value: Any) -> bool:
@@ -384,7 +384,7 @@ def _is_numbers(value: Any) -> bool:
     return has_shape(value, [_is_number, ...]) and len(value) <= 16
 
 
-# Every record has exactly these fields. Those of untrusted files are printed, and used as sizes.
+# Every record has exactly these fields. Records of untrusted files are printed, and some fields are used as sizes.
 _FIELDS: dict[str, Any] = {
     "version": COUNT,
     **dict.fromkeys(("model", "dataset", "data", "test_data"), _is_text),
@@ -400,7 +400,7 @@ _FIELDS: dict[str, Any] = {
 
 
 class _Sealed(NamedTuple):
-    """A record as it was read, and whether its digest fits it and the weights."""
+    """A record as it was read, and whether its digest matches it and the weights."""
 
     record: Any
     is_intact: bool
@@ -437,18 +437,18 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         CheckpointError: If the record is damaged, of another version, or belongs to another file.
     """
     path = os.fspath(path)
-    inside = _format(path) == "safetensors"
-    sealed = _in_metadata(metadata_of(path)) if inside else _in_sidecar(path)
+    is_in_metadata = _format(path) == "safetensors"
+    sealed = _in_metadata(metadata_of(path)) if is_in_metadata else _in_sidecar(path)
     if sealed is None:
         return None
     fault = fault_of_record(sealed.record)
     if fault:
         raise CheckpointError(f"The record of '{path}' can't be used: {fault}.")
     if not sealed.is_intact:
-        where = "in its metadata" if inside else f"'{sidecar(path)}'"
+        where = "in its metadata" if is_in_metadata else f"'{sidecar(path)}'"
         raise CheckpointError(
             f"The record of '{path}', {where}, is damaged or belongs to another file: its SHA-256 does not match. "
-            f"{'Train it again.' if inside else 'Remove the record to use the model without it.'}"
+            f"{'Train it again.' if is_in_metadata else 'Remove the record to use the model without it.'}"
         )
     return sealed.record
 
@@ -478,7 +478,7 @@ def _in_sidecar(path: str) -> _Sealed | None:
     name = sidecar(path)
     if not os.path.exists(name):
         return None
-    readable = os.path.isfile(name) and os.path.getsize(name) <= _MOST_BYTES
+    readable = os.path.isfile(name) and os.path.getsize(name) <= _MAX_RECORD_BYTES
     content = parsed_json(Path(name).read_bytes()) if readable else None
     if not isinstance(content, dict) or set(content) != {"record", "sha256"}:
         return _Sealed("not a record", False)
@@ -492,7 +492,7 @@ def _in_metadata(metadata: Mapping[str, str]) -> _Sealed | None:
     if metadata.get("format") != "ms" or "record" not in metadata:
         return None
     text = metadata["record"]
-    record = parsed_json(text) if len(text) <= _MOST_BYTES else None
+    record = parsed_json(text) if len(text) <= _MAX_RECORD_BYTES else None
     return _Sealed(record, _digest_with_crc(metadata, text) == metadata.get("record_sha256"))
 
 
@@ -529,7 +529,7 @@ def _digest_with_crc(metadata: Mapping[str, str], text: str) -> str:
 
 def copy_model(source: str, target: str) -> None:
     """Copy a model and its record; existing files are replaced."""
-    _put_both(source, target, shutil.copyfile)
+    _copy_both(source, target, shutil.copyfile)
 
 
 def keep_previous(path: str | os.PathLike[str]) -> str | None:
@@ -540,7 +540,7 @@ def keep_previous(path: str | os.PathLike[str]) -> str | None:
     path = os.fspath(path)
     if not os.path.isfile(path):
         return None
-    _put_both(path, previous_of(path), _link)
+    _copy_both(path, previous_of(path), _link)
     return previous_of(path)
 
 
@@ -557,10 +557,10 @@ def remove_model(path: str | os.PathLike[str]) -> None:
     _remove_sidecar(path)
 
 
-def _put_both(source: str, target: str, put: Callable[[str, str], Any]) -> None:
-    write_whole(target, os.path.getsize(source), partial(put, source))
+def _copy_both(source: str, target: str, copy: Callable[[str, str], Any]) -> None:
+    write_whole(target, os.path.getsize(source), partial(copy, source))
     if os.path.isfile(sidecar(source)):
-        write_whole(sidecar(target), os.path.getsize(sidecar(source)), partial(put, sidecar(source)))
+        write_whole(sidecar(target), os.path.getsize(sidecar(source)), partial(copy, sidecar(source)))
     else:
         _remove_sidecar(target)
 

@@ -91,14 +91,14 @@ def restore(
     from ..network.generators import set_random_state
     from ..network.parameters import as_array
 
-    on_one_side = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
-    left_out = {leave_out, *on_one_side.intersection(optional)}
-    arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in left_out}
-    parameters = {name: parameter for name, parameter in parameters.items() if _owner_of(name) not in left_out}
+    unmatched = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
+    excluded = {leave_out, *unmatched.intersection(optional)}
+    arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in excluded}
+    parameters = {name: parameter for name, parameter in parameters.items() if _owner_of(name) not in excluded}
     expected = {name: _kind_of(as_array(parameter)) for name, parameter in parameters.items()}
-    wrong = differences_of(expected, {name: _kind_of(array) for name, array in arrays.items()})
-    if wrong:
-        raise CheckpointError(f"'{source}' belongs to another run: {shortened(wrong)}.")
+    differing = differences_of(expected, {name: _kind_of(array) for name, array in arrays.items()})
+    if differing:
+        raise CheckpointError(f"'{source}' belongs to another run: {shortened(differing)}.")
     for name, parameter in parameters.items():
         if hasattr(parameter, "put"):  # sharded over the ranks
             parameter.put(arrays[name])
@@ -145,9 +145,9 @@ def read(path: str) -> TrainingState:
         CheckpointError: If the file is not a state, is damaged, of another version, or has facts that no run has.
     """
     state = open_state(path)
-    wrong = _wrong_facts(state.facts)
-    if wrong:
-        raise CheckpointError(f"'{path}' is not a training state that a run can resume: {shortened(wrong)}.")
+    faults = _faults_of(state.facts)
+    if faults:
+        raise CheckpointError(f"'{path}' is not a training state that a run can resume: {shortened(faults)}.")
     return state
 
 
@@ -195,9 +195,9 @@ def state_digest(arrays: Mapping[str, np.ndarray], facts: str) -> str:
     return digest.hexdigest()
 
 
-# The facts: a digest finds damage, but not what somebody has made up
+# The facts: a digest finds damage, but not crafted values
 
-_PLACE = range(2**31)  # MindSpore's data sets count in 32 bits
+_POSITION = range(2**31)  # MindSpore's data sets count in 32 bits
 _NUMBER = (float, COUNT)
 
 
@@ -219,16 +219,16 @@ _FACTS: dict[str, Any] = {
     "updated": bool,
     "skips": COUNT,
     "at": {
-        "first": (_PLACE, None),
+        "first": (_POSITION, None),
         "epoch": range(1, 2**31),
-        "batches": _PLACE,
+        "batches": _POSITION,
         "rows": COUNT,
-        "step": _PLACE,
+        "step": _POSITION,
         "windows": COUNT,
-        "size": (_PLACE, None),
-        "total": (_PLACE, None),
+        "size": (_POSITION, None),
+        "total": (_POSITION, None),
         "ranks": range(1, 2**31),
-        "held": _PLACE,
+        "held": _POSITION,
         "random": (_is_random_state, None),
     },
     "window": (_WINDOW, {**_WINDOW, "bad": [COUNT, ...]}),
@@ -250,12 +250,12 @@ _FACTS: dict[str, Any] = {
 }
 
 
-def _wrong_facts(facts: Mapping[str, Any]) -> list[str]:
-    """Return which facts are missing or invalid."""
-    wrong = [f"'{name}' is missing" for name in _FACTS if name not in facts]
-    wrong += [f"'{name}' is wrong" for name in _FACTS if name in facts and not has_shape(facts[name], _FACTS[name])]
-    if wrong:
-        return wrong
+def _faults_of(facts: Mapping[str, Any]) -> list[str]:
+    """Return one text for each fact that is missing or invalid."""
+    faults = [f"'{name}' is missing" for name in _FACTS if name not in facts]
+    faults += [f"'{name}' is wrong" for name in _FACTS if name in facts and not has_shape(facts[name], _FACTS[name])]
+    if faults:
+        return faults
     at = facts["at"]
     is_within_epoch = at["total"] is None or at["batches"] <= at["total"]
     is_within_run = at["step"] <= at["windows"] <= facts["updates"] + facts["skipped"]

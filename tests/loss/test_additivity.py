@@ -1,4 +1,4 @@
-"""Is a loss that is no mean over rows noticed, by arithmetic, without touching anything?"""
+"""Does the check detect losses that are not means over rows, and does it leave the network unchanged?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.modes
 
 
 class Masked(nn.Cell):
-    """Returns its loss: the mean over what a mask leaves, as language models do. Normed, so that a forward shows."""
+    """Returns its loss: the mean over the rows that a mask keeps. With BatchNorm a forward pass changes its state."""
 
     def __init__(self, per_row=False, normed=True):
         super().__init__()
@@ -31,7 +31,7 @@ class Masked(nn.Cell):
 
 
 def data(rng, rows=(6, 6)):
-    """A mask that leaves most of the first rows, and few of the others."""
+    """Return micro-batches with a mask that keeps the first third of the rows, and few others."""
     return [
         (
             Tensor(rng.randn(n, 4), ms.float32),
@@ -49,14 +49,14 @@ def warnings_of(model, batches, mini_steps=2):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(model, batches, mini_steps)
-    return [str(each.message) for each in caught if "the loss of a micro-batch" in str(each.message)]
+    return [str(warning.message) for warning in caught if "the loss of a micro-batch" in str(warning.message)]
 
 
-def test_a_masked_mean_is_noticed_once_and_with_its_figures(rng):
+def test_masked_mean_warns_once_with_its_losses(rng):
     model = driver(Masked())
-    (said,) = warnings_of(model, data(rng, [6] * 6))
-    assert said.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
-    assert "Give 'weight', what the loss divides by, or check='off'." in said
+    (message,) = warnings_of(model, data(rng, [6] * 6))
+    assert message.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
+    assert "Give 'weight', what the loss divides by, or check='off'." in message
     assert warnings_of(model, data(rng)) == []
 
 
@@ -71,22 +71,22 @@ def test_a_masked_mean_is_noticed_once_and_with_its_figures(rng):
     ],
     ids=["per row", "weighted", "off", "sum", "window of 1"],
 )
-def test_nothing_is_said_where_it_is_a_mean_or_nobody_asks(network, options, mini_steps, rng):
+def test_no_warning_for_weighted_means_or_without_the_check(network, options, mini_steps, rng):
     assert warnings_of(driver(network, **options), data(rng), mini_steps) == []
 
 
-def test_to_look_changes_nothing(rng):
-    """Statistics of BatchNorm, generators, modes: a run with it leaves the same bytes."""
-    left = []
+def test_check_changes_no_state(rng):
+    """BatchNorm's statistics, the random generator and the mode are the same with the check and without it."""
+    states = []
     for check in ("first", "off"):
         ms.set_seed(2)
         network = Masked()
         warnings_of(driver(network, check=check), data(np.random.RandomState(1)))
-        left.append([digest(network.get_parameters()), ms.get_rng_state().asnumpy().tolist(), ms.get_context("mode")])
-    assert left[0] == left[1]
+        states.append([digest(network.get_parameters()), ms.get_rng_state().asnumpy().tolist(), ms.get_context("mode")])
+    assert states[0] == states[1]
 
 
-def test_a_network_that_takes_whole_micro_batches_only_is_left_alone(rng):
+def test_network_with_fixed_batch_size_is_not_checked(rng):
     class Fixed(Masked):
         def construct(self, x, mask):
             if x.shape[0] != 6:
@@ -97,7 +97,7 @@ def test_a_network_that_takes_whole_micro_batches_only_is_left_alone(rng):
     assert warnings_of(model, data(rng)) == [] and model.updates == 1
 
 
-def test_a_loss_that_only_graphs_can_compute_is_looked_at_too(rng):
+def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
     """`mint`'s cross entropy, of a network that returns its loss, has no kernel in PyNative mode on CPU."""
 
     class Scored(nn.Cell):
@@ -114,13 +114,13 @@ def test_a_loss_that_only_graphs_can_compute_is_looked_at_too(rng):
     assert len(warnings_of(driver(Scored()), data)) == 1
 
 
-def test_one_row_can_not_be_cut(rng):
-    model = driver(Masked(normed=False))  # of one row statistics are no numbers
+def test_micro_batch_of_one_row_is_not_split(rng):
+    model = driver(Masked(normed=False))  # the statistics of one row are NaN
     assert warnings_of(model, data(rng, [1, 1])) == []
     assert len(warnings_of(model, data(rng, [6, 6]))) == 1
 
 
-def test_a_loss_that_is_no_mean_is_said(rng):
+def test_root_mean_square_loss_warns(rng):
     network = nn.Dense(4, 1)
     model = GradientAccumulation(network, nn.RMSELoss(), nn.SGD(network.trainable_params(), 0.1))
     batches = [(*micro_batch(1, 2, 3, 4, rows=2), Tensor(np.ones((2, 1)), ms.float32))] * 2
@@ -130,13 +130,13 @@ def test_a_loss_that_is_no_mean_is_said(rng):
         run(model, batches, 2)
 
 
-def test_a_choice_that_is_none():
+def test_unknown_check_option_is_rejected():
     with pytest.raises(ValueError, match="'check' must be one of 'first', 'off', but got 'always'"):
         driver(Masked(), check="always")
 
 
-def test_what_can_not_be_put_back_as_it_was_is(rng):
-    """A frozen Parameter in bfloat16; the mode and the generator, whatever else fails."""
+def test_frozen_bfloat16_parameter_is_restored(rng):
+    """NumPy has no bfloat16, so the check can't copy the parameter."""
 
     class Half(Masked):
         def __init__(self):
@@ -150,19 +150,19 @@ def test_what_can_not_be_put_back_as_it_was_is(rng):
     assert network.frozen.astype(ms.float32).asnumpy() == before
 
 
-def test_large_networks_that_are_not_trained_are_not_copied(rng, monkeypatch):
+def test_network_with_large_untrained_parameters_is_not_checked(rng, monkeypatch):
     monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 8)
     assert warnings_of(driver(Masked()), data(rng)) == []
 
 
-def test_rows_that_are_all_masked_say_nothing_and_the_next_do(rng):
+def test_part_without_unmasked_rows_is_checked_later(rng):
     mask = Tensor(np.r_[np.zeros(2), np.ones(6)], ms.float32)  # of the first quarter, nothing
     first = (Tensor(rng.randn(8, 4), ms.float32), mask)
     assert len(warnings_of(driver(Masked(normed=False)), [first, *data(rng, [6] * 3)])) == 1
 
 
-def test_a_loss_near_zero_is_no_loss_that_is_wrong(rng):
-    """Policy gradients begin there: parts of either sign."""
+def test_loss_near_zero_does_not_warn(rng):
+    """Losses of policy gradients are near 0 at first, and their parts have different signs."""
 
     class Advantage(nn.Cell):
         def __init__(self):
@@ -177,7 +177,7 @@ def test_a_loss_near_zero_is_no_loss_that_is_wrong(rng):
     assert warnings_of(driver(Advantage()), [batch] * 2) == []
 
 
-def test_columns_that_do_not_go_by_rows_are_not_cut(rng):
+def test_columns_with_different_row_counts_are_not_split(rng):
     class Shared(Masked):
         def construct(self, x, table):
             return super().construct(x, table[0, 0] * x[:, 0] ** 2)
@@ -186,8 +186,8 @@ def test_columns_that_do_not_go_by_rows_are_not_cut(rng):
     assert warnings_of(driver(Shared(normed=False)), [batch] * 2) == []
 
 
-def test_labels_of_other_lengths_are_said_once(rng):
-    """A plain function that averages over elements: nobody knows what it divides by."""
+def test_labels_of_different_lengths_warn_once(rng):
+    """The loss is a function that averages over elements, so its divisor is unknown."""
 
     def loss(output, label):
         return ops.square(output - label).mean()
@@ -195,21 +195,21 @@ def test_labels_of_other_lengths_are_said_once(rng):
     network = nn.Dense(1, 1)
     model = GradientAccumulation(network, loss, nn.SGD(network.trainable_params(), 0.1))
     batches = [tuple(Tensor(rng.rand(4, n, 1), ms.float32) for _ in range(2)) for n in (12, 3, 12, 3)]
-    with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) are weighted by") as seen:
+    with pytest.warns(RuntimeWarning, match=r"shapes \('rows', 12, 1\) and \('rows', 3, 1\) are weighted by") as caught:
         run(model, batches, 2)
-    assert len(seen) == 1
+    assert len(caught) == 1
 
 
-# A check that could not have failed proves nothing
+# A check gives a result only if it could have failed
 
 
 def of_labels(output, labels):
-    """A mean over the labels that are not ignored, of a function that nobody knows."""
+    """Return the mean over the labels that are not ignored; the library does not know this function."""
     return ops.cross_entropy(output, labels)
 
 
 def labelled(rng, *ignored, rows=8, classes=3):
-    """Micro-batches of which these rows have the label -100."""
+    """Return micro-batches in which the rows `ignored` have the label -100."""
     batches = []
     for without in ignored:
         labels = rng.randint(0, classes, rows).astype(np.int32)
@@ -234,46 +234,46 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_it_is_looked_until_something_is_proven(name, rng):
+def test_check_continues_until_it_has_a_result(name, rng):
     ignored, times = SEQUENCES[name]
     assert len(warnings_of(classifier(), labelled(rng, *ignored))) == times
 
 
 @pytest.mark.parametrize("first", [1.0, 2.0])
-def test_weights_that_begin_equal_are_noticed_when_they_differ(first, rng):
+def test_weights_that_differ_only_later_warn(first, rng):
     masks = [np.full(8, first), np.r_[np.full(3, 1.0), np.full(5, 4.0)]]
     batches = [(Tensor(rng.randn(8, 4), ms.float32), Tensor(mask, ms.float32)) for mask in masks]
     assert len(warnings_of(driver(Masked(normed=False)), batches)) == 1
 
 
-def test_parts_of_one_loss_prove_nothing(rng):
-    """A head of zeros: each row has the loss log(3), whatever it counts for."""
+def test_parts_with_equal_losses_give_no_result(rng):
+    """All weights are 0, so every row has the loss log(3), and every weighting gives the same mean."""
     network = nn.Dense(4, 3, weight_init="zeros", bias_init="zeros")
     model = GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 10.0))
     assert warnings_of(model, labelled(rng, LAST, LAST), 2) == []
     assert len(warnings_of(model, labelled(rng, LAST, LAST), 2)) == 1  # after an update
 
 
-def looks_of(model, batches, monkeypatch):
-    looks = []
-    real = additivity._losses
-    monkeypatch.setattr(additivity, "_losses", lambda *args: looks.append(args) or real(*args))
+def checks_of(model, batches, monkeypatch):
+    checks = []
+    original = additivity._losses
+    monkeypatch.setattr(additivity, "_losses", lambda *args: checks.append(args) or original(*args))
     assert warnings_of(model, batches) == []
-    return len(looks)
+    return len(checks)
 
 
-def test_a_mean_over_rows_is_soon_left_alone(rng, monkeypatch):
+def test_mean_over_rows_is_checked_at_most_three_times(rng, monkeypatch):
     network = nn.Dense(4, 3)
     model = GradientAccumulation(network, of_all, nn.SGD(network.trainable_params(), 0.1))
-    assert looks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
+    assert checks_of(model, labelled(rng, *[NONE] * 40, rows=16), monkeypatch) <= 3
 
 
 def of_all(output, labels):
     return ops.cross_entropy(output, labels, ignore_index=-1)
 
 
-def test_looks_get_rarer(rng, monkeypatch):
-    """Each micro-batch has a new highest label, as numbers of samples have: a reason to look, each time."""
+def test_checks_become_less_frequent(rng, monkeypatch):
+    """Each micro-batch has a new highest label, as sample numbers have, so each is a reason to check again."""
 
     class Numbered(Masked):
         def construct(self, x, number):
@@ -281,10 +281,10 @@ def test_looks_get_rarer(rng, monkeypatch):
 
     model = driver(Numbered(per_row=True, normed=False))
     batches = [(Tensor(rng.randn(4, 4), ms.float32), Tensor(np.arange(4) + 4 * n, ms.int32)) for n in range(64)]
-    assert looks_of(model, batches, monkeypatch) <= 7
+    assert checks_of(model, batches, monkeypatch) <= 7
 
 
-def test_labels_of_other_lengths_do_not_end_the_check(rng):
+def test_labels_of_different_lengths_do_not_end_the_check(rng):
     """Sequences of different lengths, and later a mask."""
 
     def loss(output, label):
@@ -298,16 +298,16 @@ def test_labels_of_other_lengths_do_not_end_the_check(rng):
     batches += [(Tensor(rng.rand(4, 6, 1), ms.float32), Tensor(mask, ms.float32))] * 2
     with pytest.warns(RuntimeWarning) as caught:
         run(model, batches, 2)
-    of_shapes, of_loss = (str(each.message) for each in caught)
+    of_shapes, of_loss = (str(warning.message) for warning in caught)
     assert "are weighted by their rows only" in of_shapes and "the loss of a micro-batch" in of_loss
 
 
-def test_numbers_of_rows_are_numbered_again_in_parts(rng):
+def test_row_numbers_are_renumbered_in_parts(rng):
     def compared(output, labels):
         return ops.cross_entropy(ops.matmul(output, output.T), labels)
 
     network = nn.Dense(4, 3)
     model = GradientAccumulation(network, compared, nn.SGD(network.trainable_params(), 0.1))
     batch = (Tensor(rng.randn(8, 4), ms.float32), Tensor(np.arange(8)[::-1].copy(), ms.int32))
-    (said,) = warnings_of(model, [batch] * 2)
-    assert "A loss that compares the rows of a batch needs CoupledLoss." in said
+    (message,) = warnings_of(model, [batch] * 2)
+    assert "A loss that compares the rows of a batch needs CoupledLoss." in message

@@ -1,4 +1,4 @@
-"""Are micro-batches that the network or the loss does not take rejected in one line, and all others taken?"""
+"""Are only those micro-batches rejected, in one line, that the network or the loss does not accept?"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def driver(network=None, loss_fn="sparse", **options):
 
 
 def rejected(model, batch, error=ValueError):
-    """Return the error's text: one line, of a driver that has left no file and no line of MindSpore's behind."""
+    """Return the text of the error, which is one line; no file is left behind."""
     with pytest.raises(error) as caught:
         run(model, [batch] * 2, 2)
     text = str(caught.value)
@@ -69,14 +69,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("batch", "loss_fn", "rule", "remedy"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_reported_in_one_line(batch, loss_fn, rule, remedy, capfd):
-    said = rejected(driver(loss_fn=loss_fn), batch)
-    assert said.startswith("For 'train_process', 'train_dataset' must be one whose columns ") and "MindSpore's" in said
-    assert rule in said and remedy in said
+def test_invalid_batch_is_reported_in_one_line(batch, loss_fn, rule, remedy, capfd):
+    message = rejected(driver(loss_fn=loss_fn), batch)
+    assert message.startswith("For 'train_process', 'train_dataset' must be one whose columns ")
+    assert "MindSpore's" in message and rule in message and remedy in message
     assert capfd.readouterr().err == ""
 
 
-def test_a_mistake_is_said_where_stderr_is_closed(monkeypatch):
+def test_invalid_batch_is_reported_with_closed_stderr(monkeypatch):
     def closed(number):
         raise OSError("Bad file descriptor")
 
@@ -88,23 +88,23 @@ def test_a_mistake_is_said_where_stderr_is_closed(monkeypatch):
 
 
 @pytest.mark.host
-def test_a_mistake_is_said_in_pynative_mode_too():
+def test_invalid_batch_is_reported_in_pynative_mode():
     assert "Yield the data as Float32." in rejected(driver(), MISTAKES["float64"][0])
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "batch", "error", "said"),
+    ("loss_fn", "batch", "error", "message"),
     [
         (None, (IMAGES,), ValueError, "the loss must be a scalar, but got shape (8, 3)"),
         (None, (IMAGES, LABELS), ValueError, "Without a 'loss_fn' the network gets all columns and returns the loss"),
         (lambda output, label: None, (IMAGES, LABELS), TypeError, "the loss must be a scalar, but got None"),
         (ops.square, (IMAGES,), ValueError, "must be one that yields 2 columns"),
     ],
-    ids=["no loss", "no loss for two columns", "a loss of nothing", "one column"],
+    ids=["no scalar", "no loss function for two columns", "None", "one column"],
 )
 @pytest.mark.host
-def test_what_is_no_loss_is_rejected(loss_fn, batch, error, said):
-    assert said in rejected(driver(loss_fn=loss_fn), batch, error)
+def test_missing_or_non_scalar_loss_is_rejected(loss_fn, batch, error, message):
+    assert message in rejected(driver(loss_fn=loss_fn), batch, error)
 
 
 SEVERAL = "'loss_fn' must return only the loss, a scalar, but got several values. Leave the others out"
@@ -132,14 +132,14 @@ def losses_of_rows(output, label):
 )
 @pytest.mark.parametrize("check", ["first", "off"])
 @pytest.mark.host
-def test_a_loss_function_that_returns_more_is_told_to_return_one(loss_fn, error, said, check):
-    """The remedy must not be to give a loss function: one was given."""
+def test_loss_function_with_several_values_is_rejected(loss_fn, error, said, check):
+    """The remedy must not be to give a loss function, because there is one."""
     message = rejected(driver(loss_fn=loss_fn, check=check), (IMAGES, ONE_HOT), error)
     assert said in message and "the driver a 'loss_fn'" not in message
 
 
 @pytest.mark.host
-def test_a_network_that_returns_more_is_told_of_the_loss_function():
+def test_network_with_several_values_is_rejected():
     class Two(Small):
         def construct(self, x):
             return super().construct(x).sum(), x
@@ -147,7 +147,7 @@ def test_a_network_that_returns_more_is_told_of_the_loss_function():
     assert "the network must return only its loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
 
 
-def test_a_mistake_in_the_network_is_the_error_itself():
+def test_error_in_the_network_is_raised_unchanged():
     class Mistaken(Small):
         def construct(self, x):
             return self.dens(x)
@@ -155,7 +155,7 @@ def test_a_mistake_in_the_network_is_the_error_itself():
     assert "object has no attribute 'dens'" in rejected(driver(Mistaken()), (IMAGES, LABELS), AttributeError)
 
 
-# Lambdas: MindSpore compiles the line on which one stands
+# Lambdas: MindSpore compiles the line that contains one
 
 alone = lambda output, label: ops.mse_loss(output, label)  # noqa: E731
 on_two_lines = lambda output, label: ops.mse_loss(  # noqa: E731
@@ -167,13 +167,13 @@ def returned():
     return lambda output, label: ops.mse_loss(output, label)
 
 
-inside = [("a call", dict(given=lambda output, label: ops.mse_loss(output, label))["given"])]  # noqa: C408
+inside = [("a call", dict(loss=lambda output, label: ops.mse_loss(output, label))["loss"])]  # noqa: C408
 inside += [("a list", [lambda output, label: ops.mse_loss(output, label), 3][0])]
 WORKING = {"alone": alone, "on two lines": on_two_lines, "returned": returned()}
 
 
-@pytest.mark.parametrize("loss_fn", [*WORKING.values(), *(each for _, each in inside)])
-def test_lambdas_are_rejected_if_and_only_if_mindspore_can_not_compile_them(loss_fn):
+@pytest.mark.parametrize("loss_fn", [*WORKING.values(), *(loss_fn for _, loss_fn in inside)])
+def test_only_lambdas_that_mindspore_can_not_compile_are_rejected(loss_fn):
     class Compiled(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -193,15 +193,15 @@ def test_lambdas_are_rejected_if_and_only_if_mindspore_can_not_compile_them(loss
         check_compiles(loss_fn)
 
 
-def test_the_driver_looks_at_lambdas():
+def test_driver_checks_lambdas():
     assert "a lambda inside a larger" in rejected(driver(loss_fn=inside[0][1], check="first"), (IMAGES, ONE_HOT))
 
 
-# What is taken
+# Micro-batches that are accepted
 
 
 class OnlyInTraining(Small):
-    """Its output in evaluation mode is not for the loss: the classes themselves."""
+    """Returns classes in evaluation mode, which the loss does not accept."""
 
     def construct(self, x):
         scores = super().construct(x)
@@ -218,7 +218,7 @@ class OnlyEight(Small):
 
 
 class ClassPerRow(Small):
-    """Which of the micro-batch's rows is it?"""
+    """Has one class for each row of the micro-batch."""
 
     def construct(self, x):
         scores = super().construct(x)
@@ -235,9 +235,9 @@ ROWS = np.arange(8, dtype=np.int32)
         (OnlyEight(), "sparse", LABELS),
         (Small(), mint.nn.CrossEntropyLoss(), LABELS),
     ],
-    ids=["an evaluation of its own", "one size of micro-batch", "a kernel that only graphs have"],
+    ids=["another output in evaluation mode", "fixed batch size", "no PyNative kernel"],
 )
-def test_what_trains_is_not_rejected(network, loss_fn, labels, capfd):
+def test_networks_that_train_are_accepted(network, loss_fn, labels, capfd):
     model = driver(network, loss_fn)
     run(model, [(IMAGES, labels)] * 2, 2)
     assert model.updates == 1 and capfd.readouterr().err == "" and os.listdir() == []
@@ -247,46 +247,47 @@ def compared(output, labels):
     return ops.cross_entropy(ops.matmul(output, output.T), labels)
 
 
-TELLS = "compares the rows of each micro-batch only|A loss that compares the rows of a batch needs CoupledLoss"
+WARNING = "compares the rows of each micro-batch only|A loss that compares the rows of a batch needs CoupledLoss"
 COMPARING = {"classes": (ClassPerRow, "sparse"), "a function": (Small, compared)}
 
 
 @pytest.mark.parametrize("loss", COMPARING)
 @pytest.mark.parametrize("labels", [ROWS, ROWS[::-1].copy()], ids=["in order", "mixed"])
-def test_a_loss_whose_labels_are_numbers_of_rows_trains_with_a_warning(loss, labels):
+def test_loss_with_row_numbers_as_labels_warns(loss, labels):
     make, loss_fn = COMPARING[loss]
     model = driver(make(), loss_fn)
-    with pytest.warns(RuntimeWarning, match=TELLS) as caught:
+    with pytest.warns(RuntimeWarning, match=WARNING) as caught:
         run(model, [(IMAGES, labels)] * 2, 2)
     assert model.updates == 1 and len(caught) == 1
 
 
 @pytest.mark.parametrize("loss", COMPARING)
-def test_numbers_of_rows_of_a_larger_batch_are_rejected_in_a_line(loss):
+def test_row_numbers_of_a_larger_batch_are_rejected(loss):
     make, loss_fn = COMPARING[loss]
     model = driver(make(), loss_fn)
-    with pytest.warns(RuntimeWarning, match=TELLS), pytest.raises(ValueError, match="to 7, but got 15. .* CoupledLoss"):
+    error = "to 7, but got 15. .* CoupledLoss"
+    with pytest.warns(RuntimeWarning, match=WARNING), pytest.raises(ValueError, match=error):
         run(model, [(IMAGES, ROWS), (IMAGES, ROWS + 8)], 2)
-    said = rejected(driver(make(), loss_fn), (IMAGES, ROWS + 8))
+    message = rejected(driver(make(), loss_fn), (IMAGES, ROWS + 8))
     if loss == "classes":
-        assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15. The loss compares" in said
-    else:  # what the numbers are is not known before one micro-batch was accepted
-        assert "with the network's output, Float32 [8, 3], but got Float32 [8, 1, 6, 6] and Int" in said
+        assert "labels are numbers of rows of the micro-batch, from 0 to 7, but got 15. The loss compares" in message
+    else:  # what the labels mean is unknown until a micro-batch is accepted
+        assert "with the network's output, Float32 [8, 3], but got Float32 [8, 1, 6, 6] and Int" in message
 
 
-def test_a_label_that_is_none_is_no_number_of_a_row():
+def test_invalid_class_is_not_taken_for_a_row_number():
     assert "3 classes, but got 9" in rejected(driver(), (IMAGES, np.where(LABELS == 1, 9, LABELS)))
     assert "CoupledLoss" not in rejected(driver(loss_fn=ops.cross_entropy), (IMAGES, LABELS + 7))
 
 
-def test_a_window_of_one_is_the_batch():
+def test_row_numbers_in_windows_of_one_are_accepted():
     model = driver(ClassPerRow())
     run(model, [(IMAGES, ROWS)], 1)
     assert model.updates == 1
 
 
 @pytest.mark.host
-def test_labels_of_a_window_are_not_tried_with_a_micro_batch():
+def test_row_numbers_of_a_coupled_window_are_accepted():
     model = driver(Small(), CoupledLoss(compared))
     order = np.random.RandomState(1).permutation(8).astype(np.int32)
     run(model, [(IMAGES, order)], micro_batch_size=2)
@@ -303,35 +304,35 @@ class Random(nn.Cell):
 
 
 @pytest.mark.modes
-def test_to_look_changes_nothing():
-    left = []
+def test_check_changes_no_state():
+    states = []
     for check in ("first", "off"):
         ms.set_seed(2)
         model = driver(Random(), check=check)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of BatchNorm
             records = run(model, [(IMAGES, LABELS)] * 4, 2).records
-        left.append([digest(model._network.get_parameters()), ms.get_rng_state().asnumpy().tolist()])
-        left[-1] += [[record.loss for record in records], [cell.training for cell in model._network.cells()]]
-    assert left[0] == left[1]
+        states.append([digest(model._network.get_parameters()), ms.get_rng_state().asnumpy().tolist()])
+        states[-1] += [[record.loss for record in records], [cell.training for cell in model._network.cells()]]
+    assert states[0] == states[1]
 
 
 @pytest.mark.host
-def test_each_type_of_column_is_looked_at_once(monkeypatch):
-    looks = []
-    monkeypatch.setattr(ColumnsCheck, "check", lambda self, data, columns, *others: looks.append(columns[0].dtype))
+def test_each_column_type_is_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(ColumnsCheck, "check", lambda self, data, columns, *arguments: checked.append(columns[0].dtype))
     images = [IMAGES, IMAGES[:5], IMAGES.astype(np.float16).astype(np.float32), IMAGES]
     run(driver(), [(image, LABELS[: len(image)]) for image in images], 2)
-    assert looks == [ms.float32]
+    assert checked == [ms.float32]
     model = driver()
     with pytest.raises(TypeError):
         run(model, [(IMAGES, LABELS), (IMAGES.astype(np.float16), LABELS)], 2)
-    assert looks == [ms.float32, ms.float32, ms.float16]
+    assert checked == [ms.float32, ms.float32, ms.float16]
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["nobody asks", "what is not trained is large"])
-def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
+@pytest.mark.parametrize("options", [{"check": "off"}, {}], ids=["check is off", "large untrained parameters"])
+def test_without_the_check_mindspores_error_is_raised(options, monkeypatch):
     monkeypatch.setattr("ms_accum.network.restoring._LIMIT", 64 if options else -1)
     with pytest.raises(TypeError, match=r"(?s)For primitive\[Conv2D\].*Call Stack"):
         run(driver(**options), [MISTAKES["float64"][0]], 1)
@@ -342,27 +343,27 @@ def test_without_a_look_the_error_is_mindspores(options, monkeypatch):
 
 @pytest.mark.host
 @pytest.mark.parametrize("loss_fn", ["sparse", nn.CrossEntropyLoss()], ids=["sparse", "CrossEntropyLoss"])
-@pytest.mark.parametrize("strange", [3, 7, -1])
-@pytest.mark.parametrize("place", [0, 7])
-def test_labels_of_no_class_are_rejected(loss_fn, strange, place):
+@pytest.mark.parametrize("label", [3, 7, -1])
+@pytest.mark.parametrize("position", [0, 7])
+def test_labels_out_of_range_are_rejected(loss_fn, label, position):
     labels = LABELS.copy()
-    labels[place] = strange
-    said = rejected(driver(loss_fn=loss_fn), (IMAGES, labels))
+    labels[position] = label
+    message = rejected(driver(loss_fn=loss_fn), (IMAGES, labels))
     assert (
-        f"must be one that yields labels from 0 to 2, the network's 3 classes, but got {strange}. Should this" in said
+        f"must be one that yields labels from 0 to 2, the network's 3 classes, but got {label}. Should this" in message
     )
 
 
 @pytest.mark.host
-def test_labels_that_are_ignored_are_of_no_class():
+def test_ignored_labels_are_accepted():
     model = driver(loss_fn=nn.CrossEntropyLoss(ignore_index=-1))
     run(model, [(IMAGES, np.r_[LABELS[:7], -1].astype(np.int32))] * 2, 2)
     assert model.updates == 1
 
 
 @pytest.mark.host
-def test_the_last_class_is_not_label_minus_one():
-    """MindSpore's loss takes it for that, also in a later micro-batch."""
+def test_label_minus_one_is_rejected_in_a_later_micro_batch():
+    """MindSpore's loss takes label -1 for the last class."""
     later = np.r_[LABELS[:7], -1].astype(np.int32)
     with pytest.raises(ValueError, match="labels >= 0, but got -1. Should this be its 'ignore_index'"):
         run(driver(loss_fn=nn.CrossEntropyLoss()), [(IMAGES, LABELS), (IMAGES, later)], 2)
@@ -370,14 +371,14 @@ def test_the_last_class_is_not_label_minus_one():
 
 @pytest.mark.host
 @pytest.mark.parametrize(("label", "warned"), [(np.ones(8), True), (np.ones((8, 1)), False)], ids=["(8,)", "(8, 1)"])
-def test_outputs_and_labels_that_broadcast_are_warned_about(label, warned):
+def test_broadcasting_outputs_and_labels_warn(label, warned):
     network = nn.Dense(4, 1)
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     batch = (np.ones((8, 4), np.float32), label.astype(np.float32))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(model, [batch] * 4, 2)
-    said = [str(each.message) for each in caught if "MSELoss broadcasts" in str(each.message)]
-    assert len(said) == warned
-    assert not warned or "output ('rows', 1) and the labels ('rows',)" in said[0]
+    messages = [str(warning.message) for warning in caught if "MSELoss broadcasts" in str(warning.message)]
+    assert len(messages) == warned
+    assert not warned or "output ('rows', 1) and the labels ('rows',)" in messages[0]
     assert np.isfinite(values(network.trainable_params())[0]).all()

@@ -1,4 +1,4 @@
-"""Do the known losses divide by what is said of them, and average or sum?"""
+"""Do the known losses divide by the documented number, and is their reduction right?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scores(rng, more=()):
 
 
 def classes(rng, more=()):
-    """Labels, of which the ignored ones are all in the first rows."""
+    """Return labels; only in the first rows they are ignored."""
     labels = rng.randint(0, CLASSES, (ROWS, *more)).astype(np.int32)
     labels[:2] = -100
     return labels
@@ -53,7 +53,7 @@ def unit_numbers(rng):
 
 
 def early_bits(rng):
-    """All in the first rows, and few later: parts that are cut there differ."""
+    """Return bits that are 1 in the first rows and rarely in others, so that the two parts differ."""
     raw = (rng.rand(ROWS, CLASSES) < 0.1).astype(np.float32)
     raw[:CUT] = 1
     return raw
@@ -130,7 +130,7 @@ NOT_ON_CPU = {
 
 
 def miss_of(loss_fn, output, labels, count):
-    """Return by how much the weighted mean of two parts' losses misses that of both."""
+    """Return the relative error of the weighted mean of the losses of two parts."""
 
     def compute(output, labels):
         return loss_fn(output, labels)
@@ -138,16 +138,16 @@ def miss_of(loss_fn, output, labels, count):
     # PyNative mode has no kernel for this one.
     loss = ms.jit(compute) if isinstance(loss_fn, mint.nn.CrossEntropyLoss) else compute
     parts = [(Tensor(output[rows]), Tensor(labels[rows])) for rows in (slice(None), slice(CUT), slice(CUT, None))]
-    whole, *losses = [float(loss(*part).asnumpy()) for part in parts]
-    return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / whole - 1)
+    total, *losses = [float(loss(*part).asnumpy()) for part in parts]
+    return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / total - 1)
 
 
 @pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
-def test_the_weighted_mean_of_parts_is_the_whole(loss_fn, output, labels, rng):
+def test_weighted_mean_of_parts_equals_the_loss(loss_fn, output, labels, rng):
     assert miss_of(loss_fn, output(rng), labels(rng), divisor_of(loss_fn)) < 1e-5
 
 
-def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
+def test_partial_of_a_cell_has_the_cells_divisor():
     loss_fn, columns = nn.CrossEntropyLoss(ignore_index=0), (Tensor([[0.0]] * 4), Tensor([0, 1, 0, 2], ms.int32))
     assert divisor_of(partial(partial(loss_fn)))(*columns) == divisor_of(loss_fn)(*columns) == 2
     assert divisor_of(partial(loss_fn)) is not None and divisor_of(partial(loss_fn, 1)) is None
@@ -155,26 +155,26 @@ def test_a_partial_of_a_cell_divides_by_what_the_cell_does():
 
 @pytest.mark.parametrize(("loss_fn", "like"), NOT_ON_CPU.values(), ids=NOT_ON_CPU)
 @pytest.mark.parametrize("labels", [classes, numbers])
-def test_what_has_no_kernel_here_divides_by_the_same(loss_fn, like, labels, rng):
+def test_losses_without_cpu_kernel_have_the_same_divisor(loss_fn, like, labels, rng):
     columns = (Tensor(scores(rng)), Tensor(labels(rng)))
     assert divisor_of(loss_fn)(*columns) == divisor_of(like)(*columns)
 
 
 @pytest.mark.parametrize("loss_fn", [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")])
-def test_where_time_comes_first_labels_are_counted(loss_fn):
+def test_labels_are_counted_if_the_first_axis_is_time(loss_fn):
     columns = (Tensor(np.zeros((7, 3, 2)), ms.float32), Tensor(np.zeros(21), ms.int32))
     assert divisor_of(loss_fn)(*columns) == 21
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         (np.zeros(4, np.float32), "must get integer labels, or a distribution"),
         ([1, 255, 0], "labels >= 0 and < 5, the number of class weights, but got 255"),
     ],
 )
-def test_labels_that_are_none_are_refused_in_a_line(labels, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_labels_are_rejected(labels, message):
+    with pytest.raises(ValueError, match=message):
         divisor_of(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS))(Tensor(np.zeros((4, 5))), Tensor(labels))
 
 
@@ -183,7 +183,7 @@ def by_rows(data, label):
 
 
 @pytest.mark.parametrize("name", ["nn cross entropy plain", "mint cross entropy weighted", "ops nll weighted"])
-def test_rows_are_missed(name, rng):
+def test_weighting_by_rows_gives_another_loss(name, rng):
     loss_fn, output, labels = KNOWN[name]
     assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
 
@@ -193,12 +193,12 @@ def test_rows_are_missed(name, rng):
     [nn.MSELoss(), mint.nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), ops.mse_loss],
     ids=["nn mse", "mint smooth l1", "nn bce", "ops mse"],
 )
-def test_sequences_count_by_their_elements(loss_fn, rng):
-    """Of different lengths; what they are together is one row of all elements."""
+def test_sequences_are_weighted_by_their_elements(loss_fn, rng):
+    """Two micro-batches of sequences of different lengths equal one row of all elements."""
     parts = [(rng.rand(4, length).astype(np.float32), rng.rand(4, length).astype(np.float32)) for length in (3, 17)]
-    whole = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
+    joined = [Tensor(np.concatenate([column.ravel() for column in columns])) for columns in zip(*parts)]
     parts = [tuple(map(Tensor, part)) for part in parts]
-    losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*whole).asnumpy())
+    losses, expected = [float(loss_fn(*part).asnumpy()) for part in parts], float(loss_fn(*joined).asnumpy())
     weights = [divisor_of(loss_fn)(*part) for part in parts]
     assert np.average(losses, weights=weights) == pytest.approx(expected, rel=1e-5)
     assert np.average(losses) != pytest.approx(expected, rel=1e-3)
@@ -213,25 +213,25 @@ def test_sequences_count_by_their_elements(loss_fn, rng):
     ],
     ids=["RMSELoss", "DiceLoss", "MultiClassDiceLoss"],
 )
-def test_what_is_no_mean_is_said(loss_fn, output, labels, rng):
+def test_losses_that_are_not_additive(loss_fn, output, labels, rng):
     assert why_not_additive(loss_fn) and divisor_of(loss_fn) is None
     assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
     assert why_not_additive(nn.MSELoss()) is None
 
 
 class Squares(nn.MSELoss):
-    """Not what it inherits from."""
+    """Overrides `construct`, so that it is another loss than its base class."""
 
     def construct(self, logits, labels):
         return ops.square(logits - labels).sum() / len(labels)
 
 
 @pytest.mark.parametrize("loss_fn", [None, Squares(), lambda output, label: output.sum(), abs])
-def test_the_divisor_of_other_losses_is_not_known(loss_fn):
+def test_divisor_of_unknown_losses_is_none(loss_fn):
     assert divisor_of(loss_fn) is None and why_not_additive(loss_fn) is None
 
 
-def test_options_of_functions():
+def test_options_of_partials_and_functions():
     outer = partial(partial(ops.cross_entropy, ignore_index=3, reduction="sum"), ignore_index=4)
     assert [option_of(outer, name) for name in ("ignore_index", "reduction", "weight", "nothing")] == [
         4,
@@ -267,11 +267,11 @@ def test_options_of_functions():
         (None, None),
     ],
 )
-def test_the_reduction_of_a_loss(loss, reduction):
+def test_loss_reduction(loss, reduction):
     assert loss_reduction(loss) == reduction
 
 
-def test_losses_that_go_with_the_reduction():
+def test_check_reduction():
     assert check_reduction("X", nn.CrossEntropyLoss(), "mean") == "mean"
     assert check_reduction("X", nn.CrossEntropyLoss(), "sum") == "mean"  # the tutorial's sum of means
     assert check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "sum") == "sum"
@@ -281,5 +281,5 @@ def test_losses_that_go_with_the_reduction():
 
 @pytest.mark.parametrize("loss", [nn.KLDivLoss, nn.MultiMarginLoss, nn.SoftMarginLoss, nn.MSELoss, nn.CrossEntropyLoss])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses_that_tell_it_in_different_places(loss, reduction):
+def test_loss_reduction_of_each_kind_of_loss(loss, reduction):
     assert loss_reduction(loss(reduction=reduction)) == reduction

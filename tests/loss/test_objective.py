@@ -1,11 +1,11 @@
-"""What does a micro-batch count for, and what does keeping that ready cost?"""
+"""Are the tensors of weights cached, and is the cache limited?"""
 
 from __future__ import annotations
 
 from ms_accum.loss.objective import Weight
 
 
-def test_tensors_of_weights_are_made_once_and_not_kept_without_end():
+def test_weight_tensors_are_cached_up_to_a_limit():
     weight = Weight("test", lambda *columns: 1.0, "mean")
     assert weight.as_tensor(3.0) is weight.as_tensor(3.0)
     for number in range(1, 3000):

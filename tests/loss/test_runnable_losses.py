@@ -1,4 +1,4 @@
-"""Does MindSpore run each loss function right: a `functools.partial` in graphs, BCEWithLogitsLoss outside of them?"""
+"""Are these losses computed correctly: a `functools.partial` in graphs, BCEWithLogitsLoss in PyNative mode?"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def expected(name):
 
 
 def miss(name):
-    """Return by how much the driver misses the gradient, after another shape has been differentiated."""
+    """Return the relative error of the driver's gradient, after another shape has been differentiated."""
     ms.grad(of_logits)(Tensor(np.zeros((5, 2), np.float32)), Tensor(np.zeros((5, 2), np.float32)))
     right = expected(name)
     return np.abs(trained(LOSSES[name](), pieces(BITS)) - right).max() / np.abs(right - dense().weight.asnumpy()).max()
@@ -72,18 +72,18 @@ def miss(name):
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", LOSSES)
-def test_uneven_micro_batches_outside_graphs_are_exact(name):
+def test_uneven_micro_batches_are_exact_in_pynative_mode(name):
     assert miss(name) < 1e-5
 
 
 @pytest.mark.host
-def test_as_mindspore_has_it_the_gradient_is_wrong(monkeypatch):
+def test_gradient_is_wrong_without_the_correction(monkeypatch):
     monkeypatch.setattr("ms_accum.loss.known_losses._has_stale_mean", lambda function: False)
     assert miss("nn") > 0.1
 
 
 @pytest.mark.parametrize("name", ["nn", "weighted partial"])
-def test_graphs_give_the_same(name):
+def test_uneven_micro_batches_are_exact_in_graph_mode(name):
     assert miss(name) < 1e-5
 
 
@@ -104,29 +104,29 @@ class Compiled(WithInner):
         return self.loss(self.dense(x), y)
 
 
-REFUSED = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use graph mode, or reduction="
+ERROR = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use graph mode, or reduction="
 
 
 @pytest.mark.host
-def test_a_network_with_the_loss_inside_is_refused_outside_graphs():
+def test_network_that_contains_the_loss_is_rejected_in_pynative_mode():
     network = WithInner()
     optimizer = nn.SGD(network.trainable_params(), 1.0)
-    with pytest.raises(ValueError, match="For 'GradientAccumulation', " + REFUSED.format("network")):
+    with pytest.raises(ValueError, match="For 'GradientAccumulation', " + ERROR.format("network")):
         GradientAccumulation(network, None, optimizer)
-    with pytest.raises(ValueError, match="For 'TrainForwardBackward', " + REFUSED.format("network")):
+    with pytest.raises(ValueError, match="For 'TrainForwardBackward', " + ERROR.format("network")):
         TrainForwardBackward(network, optimizer, optimizer.parameters.clone("sums", "zeros"))
-    with pytest.raises(ValueError, match="For 'CoupledLoss', " + REFUSED.format("loss_fn")):
+    with pytest.raises(ValueError, match="For 'CoupledLoss', " + ERROR.format("loss_fn")):
         CoupledLoss(network)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("make", [lambda: WithInner(partial(nn.BCEWithLogitsLoss, "sum")), Compiled])
-def test_what_mindspore_computes_right_is_taken_outside_graphs(make):
+def test_networks_with_right_gradients_are_accepted_in_pynative_mode(make):
     network = make()
     GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), reduction="sum", check="off")
 
 
-def test_in_graph_mode_it_is_taken():
+def test_network_that_contains_the_loss_is_accepted_in_graph_mode():
     network = WithInner()
     GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), check="off")
 
@@ -152,7 +152,7 @@ def known(data, labels, ignored):
     return (labels != ignored).sum()
 
 
-def test_a_partial_trains_in_the_driver():
+def test_partial_in_the_driver():
     one_batch = [(Tensor(X), Tensor(CLASSES))]
     right = trained(nn.CrossEntropyLoss(ignore_index=0), one_batch, 1)
     assert np.abs(trained(ignoring, pieces(CLASSES)) - right).max() < 1e-6
@@ -160,21 +160,21 @@ def test_a_partial_trains_in_the_driver():
 
 
 @pytest.mark.slow
-def test_a_partial_is_evaluated():
-    found = []
+def test_partial_in_an_evaluation():
+    results = []
 
-    class See(ms.train.Callback):
+    class Results(ms.train.Callback):
         def on_eval_end(self, run_context):
-            found.append(run_context.original_args().eval_results)
+            results.append(run_context.original_args().eval_results)
 
     for loss_fn in (ignoring, nn.CrossEntropyLoss(ignore_index=0)):
         data = pieces(CLASSES)
-        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[See()])
-    assert found[0] == pytest.approx(found[1], rel=1e-5) and 0 < found[0]["eval_loss"]
+        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[Results()])
+    assert results[0] == pytest.approx(results[1], rel=1e-5) and 0 < results[0]["eval_loss"]
 
 
 @pytest.mark.parametrize("weight", [None, partial(known, ignored=0)], ids=["its own weight", "a partial as weight"])
-def test_a_partial_trains_in_the_step(weight):
+def test_partial_in_a_train_step(weight):
     network = dense()
     step = AccumulatedTrainStep((network, ignoring), nn.SGD(network.trainable_params(), 1.0), 2, weight=weight)
     data = [tuple(column.asnumpy() for column in piece) for piece in pieces(CLASSES)]
@@ -184,13 +184,13 @@ def test_a_partial_trains_in_the_step(weight):
     assert np.abs(network.weight.asnumpy() - right).max() < 1e-6
 
 
-def test_a_partial_couples_rows():
+def test_partial_in_a_coupled_loss():
     right = trained(CoupledLoss(doubled), pieces(CLASSES))
     assert np.abs(trained(CoupledLoss(partial(similar, scale=2.0)), pieces(CLASSES)) - right).max() < 1e-6
     assert np.abs(trained(CoupledLoss(partial(similar, scale=1.0)), pieces(CLASSES)) - right).max() > 1e-3
 
 
-def test_parameters_of_a_partial_that_couples_rows_are_found():
+def test_partial_with_parameters_in_a_coupled_loss_is_rejected():
     network, head = dense(), nn.SequentialCell(nn.Dense(3, 3))  # with a prefix in the names of its parameters
     loss_fn = CoupledLoss(partial(after, head))
     model = GradientAccumulation(network, loss_fn, nn.SGD([*network.trainable_params(), *head.trainable_params()]))
@@ -199,11 +199,11 @@ def test_parameters_of_a_partial_that_couples_rows_are_found():
 
 
 @pytest.mark.slow
-def test_verify_takes_a_partial():
+def test_partial_in_verify():
     assert verify(dense(), ignoring, (Tensor(X), Tensor(CLASSES)), 3).ok
 
 
-def test_a_partial_of_a_cell_keeps_the_names_of_its_parameters():
+def test_partial_of_a_cell_keeps_parameter_names():
     class Scaled(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -214,9 +214,9 @@ def test_a_partial_of_a_cell_keeps_the_names_of_its_parameters():
 
     network, loss_fn = dense(), Scaled()
     parameters = [*network.trainable_params(), *loss_fn.trainable_params()]
-    before = [each.name for each in parameters]
+    names = [parameter.name for parameter in parameters]
     model = GradientAccumulation(network, partial(loss_fn, factor=2.0), nn.SGD(parameters, 1.0))
     start = values(parameters)
     run(model, pieces(CLASSES), 2)
-    assert [each.name for each in parameters] == before
-    assert all((now != then).any() for now, then in zip(values(parameters), start))
+    assert [parameter.name for parameter in parameters] == names
+    assert all((new != old).any() for new, old in zip(values(parameters), start))

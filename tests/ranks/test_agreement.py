@@ -1,4 +1,4 @@
-"""Is nothing trained where ranks would train different things, and do ranks of uneven shards train together?"""
+"""Are ranks with different settings rejected, and do ranks with uneven shards train together?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ms_accum.training.state import trained_parameters
 
 SAME = "all ranks must have the same"
 DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"
-REFUSED = {
+ERRORS = {
     "clip_norm": f"For {DRIVER}, {SAME} 'clip_norm', but got 1.0 on rank 0, None on rank 1",
     "nonfinite": f"For {DRIVER}, {SAME} 'nonfinite', but got skip_micro on rank 0, skip_window on rank 1",
     "loss_scale": f"For {DRIVER}, {SAME} 'loss_scale', but got 8 on rank 0, 16 on rank 1",
@@ -47,56 +47,56 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def each(job):
-    """What each rank has seen."""
+def results(job):
+    """The results of each rank."""
     return [rank["agreement"] for rank in job[0]]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_ranks_have_different_is_refused_on_all_of_them(each, name):
-    for rank in each:
-        said = rank["settings"][name]
-        assert said.startswith("RuntimeError: ") and REFUSED[name] in said and "\n" not in said
+@pytest.mark.parametrize("name", ERRORS)
+def test_different_settings_are_rejected_on_all_ranks(results, name):
+    for rank in results:
+        message = rank["settings"][name]
+        assert message.startswith("RuntimeError: ") and ERRORS[name] in message and "\n" not in message
 
 
-def test_every_difference_that_was_tried_is_one_of_these(each):
-    for rank in each:
-        assert set(rank["settings"]) == {*REFUSED, "equal"} and rank["settings"]["equal"] is None
+def test_all_tried_settings_are_checked(results):
+    for rank in results:
+        assert set(rank["settings"]) == {*ERRORS, "equal"} and rank["settings"]["equal"] is None
 
 
 @pytest.mark.parametrize("name", ["first driver", "first loop", "each driver", "each loop"])
-def test_ranks_resume_from_one_state(each, name):
-    for rank in each:
-        said = rank["folders"][name]
-        assert f"{SAME} state to resume from, but got one after" in said
-        assert ("None on rank 1" in said) == name.startswith("first")
+def test_different_states_to_resume_from_are_rejected(results, name):
+    for rank in results:
+        message = rank["folders"][name]
+        assert f"{SAME} state to resume from, but got one after" in message
+        assert ("None on rank 1" in message) == name.startswith("first")
 
 
 @pytest.mark.parametrize("way", ["driver", "accumulator", "model"])
-def test_a_rate_that_one_rank_changes_is_found_within_an_epoch(each, way):
-    for rank in each:
-        said, updates = rank["drifted"][f"{way} rate"]
-        assert "have drifted apart: 'learning_rate' of the optimizer is 0.5 on rank 0, 0.05 on rank 1" in said
+def test_changed_rate_of_one_rank_is_detected_within_an_epoch(results, way):
+    for rank in results:
+        message, updates = rank["drifted"][f"{way} rate"]
+        assert "have drifted apart: 'learning_rate' of the optimizer is 0.5 on rank 0, 0.05 on rank 1" in message
         assert updates == (4 if way == "accumulator" else 2)
 
 
-def test_weights_that_one_rank_changes_are_found(each):
-    others = " and ".join(f"rank {rank}" for rank in range(1, len(each)))
-    for rank in each:
-        found = {name: seen for name, seen in rank["drifted"].items() if name.endswith("weights")}
-        assert len(found) == (3 if len(each) > 2 else 1)
-        assert all(f"the weights of {others} are no longer those of rank 0" in said for said, _ in found.values())
+def test_changed_weights_of_one_rank_are_detected(results):
+    ranks = " and ".join(f"rank {rank}" for rank in range(1, len(results)))
+    for rank in results:
+        errors = {name: error for name, error in rank["drifted"].items() if name.endswith("weights")}
+        assert len(errors) == (3 if len(results) > 2 else 1)
+        assert all(f"the weights of {ranks} are no longer those of rank 0" in message for message, _ in errors.values())
 
 
-def test_weights_that_are_rounded_otherwise_are_not_refused(each):
-    assert all(rank["drifted"]["rounding"] == [None, 6] for rank in each)
+def test_weights_with_rounding_differences_are_accepted(results):
+    assert all(rank["drifted"]["rounding"] == [None, 6] for rank in results)
 
 
 # Loops of ranks with other numbers of micro-batches
 
 
 def windows_of(ranks, name):
-    """The micro-batches of each window of an epoch, as (rank, number): each rank's own windows, side by side."""
+    """Return the micro-batches of each window of an epoch, as (rank, number), of all ranks."""
     shards = ranks_agreement.SHARDS[name][:ranks]
     starts = range(0, max(shards), ranks_agreement.N)
     return [
@@ -109,13 +109,13 @@ def expected_of(ranks, name, *, bad=0, sums=False, skip=False, epochs=2):
     """Return the weight, the average and the counts, by their definition: x is the gradient of a row."""
     weight, average, updates, skipped, left_out, norm = 0.0, 0.0, 0, 0, 0, 0.0
     for window in windows_of(ranks, name) * epochs:
-        lost = [each for each in window if each[0] == 1 and each[1] < bad]
-        kept = [each for each in window if each not in lost]
-        left_out += len(lost) if not skip else 0
-        if skip and lost:
+        bad_micro_batches = [micro_batch for micro_batch in window if micro_batch[0] == 1 and micro_batch[1] < bad]
+        kept = [micro_batch for micro_batch in window if micro_batch not in bad_micro_batches]
+        left_out += len(bad_micro_batches) if not skip else 0
+        if skip and bad_micro_batches:
             skipped += 1
             continue
-        terms = [(ranks_agreement.rows(*each), ranks_agreement.value(*each)) for each in kept]
+        terms = [(ranks_agreement.rows(*micro_batch), ranks_agreement.value(*micro_batch)) for micro_batch in kept]
         gradient = sum(value for _, value in terms)
         if not sums:
             gradient = sum(rows * value for rows, value in terms) / sum(rows for rows, _ in terms)
@@ -142,119 +142,119 @@ MORE = {
 }
 
 
-def check_uneven(each, case, name, how):
-    weight, average, counts, left_out, norm = expected_of(len(each), name, **how)
-    for rank in each:
-        found = rank["uneven"][case]
-        assert found["weights"] == pytest.approx([weight] * 2, rel=1e-5)
-        assert found["average"] == pytest.approx([average] * 2, rel=1e-5)
-        assert found["counts"] == counts and found["left out"] == left_out
-        assert found["step"] in (counts[0], None) and found["norms"][1] == pytest.approx(norm, rel=1e-5)
-        assert not any(again for _, again in found["flushed"])
+def check_uneven(results, case, name, options):
+    weight, average, counts, left_out, norm = expected_of(len(results), name, **options)
+    for rank in results:
+        result = rank["uneven"][case]
+        assert result["weights"] == pytest.approx([weight] * 2, rel=1e-5)
+        assert result["average"] == pytest.approx([average] * 2, rel=1e-5)
+        assert result["counts"] == counts and result["left out"] == left_out
+        assert result["step"] in (counts[0], None) and result["norms"][1] == pytest.approx(norm, rel=1e-5)
+        assert not any(updated for _, updated in result["flushed"])
         # A scale of 8 that grows after every second update; closing exchanges neither count nor lower it.
-        assert found["scale"] == [8.0 * 2 ** (counts[0] // 2) if case.startswith("scaled") else 1.0, 0]
+        assert result["scale"] == [8.0 * 2 ** (counts[0] // 2) if case.startswith("scaled") else 1.0, 0]
 
 
 @pytest.mark.parametrize("case", UNEVEN)
-def test_ranks_with_fewer_micro_batches_take_part_in_the_windows_of_the_others(each, case):
-    check_uneven(each, case, *UNEVEN[case])
+def test_ranks_with_fewer_micro_batches_take_part_in_all_windows(results, case):
+    check_uneven(results, case, *UNEVEN[case])
 
 
 @tried_with_3
 @pytest.mark.parametrize("case", MORE)
-def test_in_all_ways_to_sum(each, case):
-    check_uneven(each, case, *MORE[case])
+def test_uneven_ranks_in_all_ways_to_sum(results, case):
+    check_uneven(results, case, *MORE[case])
 
 
-def test_a_window_of_one_rank_alone_is_noticed(each):
-    """The mutant: rank 1 leaves its tail to a window of its own."""
-    name, how = UNEVEN["tail plain"]
-    short = {**each[0], "uneven": {"tail plain": {**each[0]["uneven"]["tail plain"], "counts": [6, 0, 0, 6]}}}
+def test_window_of_a_single_rank_is_detected(results):
+    """A planted fault: rank 1 updates with its tail in a window of its own."""
+    name, options = UNEVEN["tail plain"]
+    short = {**results[0], "uneven": {"tail plain": {**results[0]["uneven"]["tail plain"], "counts": [6, 0, 0, 6]}}}
     with pytest.raises(AssertionError):
-        check_uneven([short, each[1]], "tail plain", name, how)
+        check_uneven([short, results[1]], "tail plain", name, options)
     with pytest.raises(AssertionError):
-        check_uneven(each, "tail plain", "equal", how)
+        check_uneven(results, "tail plain", "equal", options)
 
 
-def test_gradients_are_summed_once_for_each_window(each):
-    """In step once for each micro-batch, and the rest at the window's end."""
+def test_number_of_reductions_per_window(results):
+    """In step, gradients are summed for each micro-batch, the rest at the window's end."""
     n = ranks_agreement.N
-    assert all(rank["reductions"] == [[2, 2], [2 * n + 2, 2]] for rank in each)
+    assert all(rank["reductions"] == [[2, 2], [2 * n + 2, 2]] for rank in results)
 
 
-def test_windows_that_one_rank_resizes_are_found(each):
-    for rank in each:
+def test_changed_window_size_of_one_rank_is_detected(results):
+    for rank in results:
         (at_the_end, _), (in_step, updates) = rank["resized"]
-        for said in (at_the_end, in_step):
-            assert "drifted apart: 'accumulate_step' is 2 on rank 0, 3 on rank 1" in said
+        for message in (at_the_end, in_step):
+            assert "drifted apart: 'accumulate_step' is 2 on rank 0, 3 on rank 1" in message
         assert updates == 2  # together: the window of 2, and the rest
 
 
-def test_a_loop_of_uneven_ranks_is_resumed(each):
-    weight, _, counts, *_ = expected_of(len(each), "more windows")
-    for rank in each:
-        found = rank["uneven and resumed"]
-        assert found["weights"] == pytest.approx([weight] * 2, rel=1e-5) and found["updates"] == counts[0]
+def test_loop_of_uneven_ranks_is_resumed(results):
+    weight, _, counts, *_ = expected_of(len(results), "more windows")
+    for rank in results:
+        result = rank["uneven and resumed"]
+        assert result["weights"] == pytest.approx([weight] * 2, rel=1e-5) and result["updates"] == counts[0]
         # Stopped at the end of the epoch: inside it rank 1 had no more micro-batches.
-        assert found["begun"] == [[1, 0, 0], [2, 0, 3]]
+        assert result["begun"] == [[1, 0, 0], [2, 0, 3]]
 
 
 # A stop in Model, left out micro-batches, what is sent
 
 
-def check_stopped(each, *names):
-    for rank in each:
+def check_stopped(results, *names):
+    for rank in results:
         for name in names:
             error, updates, weights, *_ = rank["model"][name]
-            assert error is None and updates == 2 and weights == each[0]["model"]["inside"][2]
+            assert error is None and updates == 2 and weights == results[0]["model"]["inside"][2]
 
 
-def test_a_stop_of_one_rank_ends_the_epoch_of_all_in_model(each):
-    check_stopped(each, "inside", "at the end")
+def test_stop_of_one_rank_ends_the_epoch_on_all_ranks(results):
+    check_stopped(results, "inside", "at the end")
 
 
-def test_a_callback_that_evaluates_averages_changes_nothing_in_model(each):
-    expected = each[0]["model evaluated"]["nobody, first"]
+def test_callback_that_evaluates_averages_does_not_change_training(results):
+    expected = results[0]["model evaluated"]["nobody, first"]
     assert expected[0] is None
-    for rank in each:
+    for rank in results:
         assert rank["model evaluated"] == dict.fromkeys(rank["model evaluated"], expected)
 
 
-def test_a_stopped_model_is_resumed(each, job):
-    for rank, whole in zip(each, job[0]):
+def test_stopped_model_is_resumed(results, job):
+    for rank, uninterrupted in zip(results, job[0]):
         error, updates, weights, begun = rank["model"]["resumed"]
         assert (error, updates, begun) == (None, 4, 1)
         if "never" in rank["model"]:
             assert rank["model"]["never"] == [None, 4, weights]
         else:
-            assert whole["in model"]["trained"]["digest"] == weights
+            assert uninterrupted["in model"]["trained"]["digest"] == weights
 
 
 @tried_with_3
-def test_a_stop_is_one_of_all_in_any_order_of_the_callbacks(each):
-    check_stopped(each, "inside, after")
+def test_stop_is_independent_of_the_order_of_callbacks(results):
+    check_stopped(results, "inside, after")
 
 
-def test_micro_batches_that_another_rank_left_out_are_counted_and_reported(each):
+def test_micro_batches_left_out_on_another_rank_are_reported(results):
     line = "For 'train_process', 8 micro-batches were left out, because not finite: 8 on rank 1."
-    assert [rank["left out"]["left out"] for rank in each] == [8] * len(each)
-    assert [rank["left out"]["lines"] for rank in each] == [[line]] + [[]] * (len(each) - 1)
-    assert {rank["left out"]["updates"] for rank in each} == {4}
+    assert [rank["left out"]["left out"] for rank in results] == [8] * len(results)
+    assert [rank["left out"]["lines"] for rank in results] == [[line]] + [[]] * (len(results) - 1)
+    assert {rank["left out"]["updates"] for rank in results} == {4}
 
 
-def test_parameters_are_sent_once_and_together(each):
-    """3,000 + 5 + 50 + 10 of them, if ranks made other ones; after that nothing is sent."""
-    for rank in each:
+def test_parameters_are_sent_once_in_one_message(results):
+    """There are 3,000 + 5 + 50 + 10 elements; they are sent only if the ranks' values differ."""
+    for rank in results:
         assert rank["sent"] == [[], [], [], [2**14], [], []]
 
 
-def test_only_rank_0_reads_the_state_that_it_writes(each):
-    assert each[0]["copied"] > 5 and all(rank["copied"] == 0 for rank in each[1:])
+def test_only_rank_0_copies_the_state_to_the_host(results):
+    assert results[0]["copied"] > 5 and all(rank["copied"] == 0 for rank in results[1:])
 
 
-def test_texts_of_any_length_are_exchanged_only_if_they_differ(each):
-    sizes = [5 + 70_000 * rank for rank in range(len(each))]
-    assert [rank["texts"] for rank in each] == [[sizes, None]] * len(each)
+def test_texts_are_exchanged_only_if_they_differ(results):
+    sizes = [5 + 70_000 * rank for rank in range(len(results))]
+    assert [rank["texts"] for rank in results] == [[sizes, None]] * len(results)
 
 
 # In one process
@@ -263,13 +263,13 @@ def test_texts_of_any_length_are_exchanged_only_if_they_differ(each):
 @pytest.mark.host
 @pytest.mark.parametrize("counts", [[-1], [3, 2**60], [2**61], [0, -(2**40)]])
 @pytest.mark.parametrize("group", [None, Group(0, 2)])
-def test_counts_out_of_range_are_refused(counts, group):
+def test_counts_out_of_range_are_rejected(counts, group):
     with pytest.raises(ValueError, match="^For 'total', 'counts' must be ints >= 0 and < 2\\*\\*60, but got"):
         total(counts, group)
 
 
 @pytest.mark.host
-def test_counts_that_are_no_ints_are_refused():
+def test_counts_that_are_not_ints_are_rejected():
     with pytest.raises(TypeError, match="'counts' must be ints >= 0 and < 2\\*\\*60, but got 0.5"):
         total([1, 0.5], None)
     assert total([True, np.int64(3), 2**60 - 1], None) == [1, 3, 2**60 - 1]
@@ -277,7 +277,7 @@ def test_counts_that_are_no_ints_are_refused():
 
 @pytest.mark.host
 @pytest.mark.parametrize("size", [1, 4096, 4097, 2**20, 2**20 + 1, 3 * 2**20 + 5000])
-def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
+def test_chunks_have_few_sizes_and_contain_all_bytes(size):
     sent = bytes(range(256)) * (size // 256 + 1)
     chunks = list(collectives._chunks(sent[:size]))
     assert b"".join(chunk.tobytes() for chunk in chunks)[:size] == sent[:size]
@@ -286,25 +286,25 @@ def test_chunks_are_of_few_sizes_and_hold_all_bytes(size):
 
 
 @pytest.mark.host
-def test_many_parameters_are_sent_in_several_groups(monkeypatch):
-    """What rank 0 sends comes back: each parameter gets its own bytes."""
+def test_many_parameters_are_sent_in_batches(monkeypatch):
+    """The broadcast returns what was sent, so each parameter must keep its values."""
     monkeypatch.setattr(collectives, "_broadcast", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
-    monkeypatch.setattr(collectives, "_TOGETHER", 100)
+    monkeypatch.setattr(collectives, "_BATCH_BYTES", 100)
     arrays = [np.arange(size, dtype=np.float32) + size for size in (3, 0, 40, 1, 9)]
     parameters = [Parameter(Tensor(array)) for array in arrays if array.size]
-    before = [each.asnumpy().copy() for each in parameters]
+    values = [parameter.asnumpy().copy() for parameter in parameters]
     collectives.broadcast(parameters)
-    assert all((each.asnumpy() == array).all() for each, array in zip(parameters, before))
+    assert all((parameter.asnumpy() == array).all() for parameter, array in zip(parameters, values))
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("tail", ["flush", "carry", "drop"])
 @pytest.mark.parametrize("sizes", [3, {0: 1, 2: 3, 4: 2}])
 @pytest.mark.parametrize("held", [0, 1])
-def test_windows_of_epochs_add_up(tail, sizes, held):
-    found = windows_by_epoch(7, sizes_of("test", "sizes", sizes), tail, 4, held=held, updates=1)
-    assert sum(found) == planned("test", 7, sizes, tail, 4, held=held, updates=1)
-    assert len(found) == 4
+def test_windows_by_epoch_add_up_to_planned(tail, sizes, held):
+    windows = windows_by_epoch(7, sizes_of("test", "sizes", sizes), tail, 4, held=held, updates=1)
+    assert sum(windows) == planned("test", 7, sizes, tail, 4, held=held, updates=1)
+    assert len(windows) == 4
 
 
 class Counting(nn.Momentum):
@@ -315,12 +315,12 @@ class Counting(nn.Momentum):
 
 
 @pytest.mark.host
-def test_settings_of_an_optimizer_are_read_without_running_it():
+def test_optimizer_settings_are_read_without_running_it():
     parameters = program.network_of().trainable_params()
-    made = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
-    settings = hyper_parameters(made)
+    optimizer = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
+    settings = hyper_parameters(optimizer)
     assert settings["learning_rate.decay_steps"] == "7" and "init_learning_rate" not in settings
-    assert rates_of(made) == {"'momentum'": "0.9", "'global_step'": "0"}
+    assert rates_of(optimizer) == {"'momentum'": "0.9", "'global_step'": "0"}
     groups = [{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:]}]
     assert {**rates_of(nn.SGD(groups, 0.1))} == {
         "'learning_rate_group_0'": "0.2",
@@ -333,31 +333,31 @@ def test_settings_of_an_optimizer_are_read_without_running_it():
 
 
 @pytest.mark.host
-def test_long_tables_of_rates_are_compared_by_their_digest():
+def test_long_lists_of_rates_are_compared_by_digest():
     parameters = program.network_of().trainable_params()
     first, second = (rates_of(nn.SGD(parameters, [0.1] * 99 + [last]))["'learning_rate'"] for last in (0.1, 0.2))
     assert first != second and first.startswith("100 numbers with the digest ")
 
 
 @pytest.mark.host
-def test_outlines_of_weights_show_one_element():
+def test_projection_changes_with_one_element():
     weights = np.random.RandomState(1).randn(50, 40).astype(np.float32)
     other = weights.copy()
     other[3, 3] += 0.01
-    first, second = (agreement._outline(array, np.random.RandomState(0)) for array in (weights, other))
+    first, second = (agreement._projection(array, np.random.RandomState(0)) for array in (weights, other))
     assert abs(first[0] - second[0]) == pytest.approx(0.01, rel=1e-3) and first[1] == pytest.approx(44.7, rel=0.1)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
-def test_a_sharded_state_has_the_names_and_shapes_of_the_whole_one(kind):
+def test_sharded_state_has_the_names_and_shapes_of_the_unsharded(kind):
     def make(parameters):
         return kind(parameters, 0.1, 0.9) if kind is nn.Momentum else kind(parameters)
 
     network = program.network_of()
     plain = trained_parameters(network, make(network.trainable_params()))
     sharded = ZeroOptimizer(make, network.trainable_params(), group=Group(0, 2))
-    found = trained_parameters(network, sharded)
-    assert {name: tuple(each.shape) for name, each in found.items()} == {
-        name: tuple(each.shape) for name, each in plain.items()
+    state = trained_parameters(network, sharded)
+    assert {name: tuple(parameter.shape) for name, parameter in state.items()} == {
+        name: tuple(parameter.shape) for name, parameter in plain.items()
     }

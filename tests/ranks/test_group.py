@@ -1,4 +1,4 @@
-"""Do several processes train as one would?"""
+"""Do several processes train like a single one?"""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from runs import Run, numbers, stop_after
 
 
 def same(seen, name):
-    """Return what all ranks have seen alike."""
-    found = [rank[name] for rank in seen[0]]
-    assert all(each["digest"] == found[0]["digest"] for each in found)
-    return found[0]
+    """Return the result of rank 0, after checking that all ranks have the same."""
+    results = [rank[name] for rank in seen[0]]
+    assert all(result["digest"] == results[0]["digest"] for result in results)
+    return results[0]
 
 
-def check_close(found, expected):
-    arrays = [np.array(array, np.float32) for array in found["parameters"]]
+def check_close(result, expected):
+    arrays = [np.array(array, np.float32) for array in result["parameters"]]
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
 
 
@@ -52,23 +52,23 @@ def alone(reduction, mini_steps, rows):
 
 @pytest.mark.host
 @pytest.mark.parametrize(("reduction", "mini_steps"), [("mean", 1), ("mean", 3), ("sum", 3)])
-def test_ranks_are_one_process(seen, reduction, mini_steps):
+def test_ranks_train_like_one_process(seen, reduction, mini_steps):
     ranks = len(seen[0])
-    found = same(seen, f"{reduction} {mini_steps}")
+    result = same(seen, f"{reduction} {mini_steps}")
     records, expected = alone(reduction, mini_steps * ranks, program.ROWS[ranks])
-    check_close(found, expected)
+    check_close(result, expected)
     # Those of rank 0, which alone reports: of all rows, with the loss over all ranks.
-    assert [record[:3] for record in found["records"]] == [list(record[:3]) for record in records]
-    assert [record[6] for record in found["records"]] == [record.samples for record in records]
+    assert [record[:3] for record in result["records"]] == [list(record[:3]) for record in records]
+    assert [record[6] for record in result["records"]] == [record.samples for record in records]
     for column in (3, 4, 5):  # loss, lr, norm
         expected = [record[column] for record in records]
-        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
+        assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
     assert all(not rank[f"{reduction} {mini_steps}"]["records"] for rank in seen[0][1:])
 
 
 @pytest.mark.host
-def test_other_weights_of_micro_batches_are_noticed(seen, monkeypatch):
-    """The mutant: windows that are not divided by what they hold."""
+def test_windows_without_division_are_detected(seen, monkeypatch):
+    """A planted fault: windows are not divided by their weights."""
     ranks = len(seen[0])
     mutate(monkeypatch, "no division")
     _, expected = alone("mean", 3 * ranks, program.ROWS[ranks])
@@ -76,57 +76,57 @@ def test_other_weights_of_micro_batches_are_noticed(seen, monkeypatch):
         check_close(same(seen, "mean 3"), expected)
 
 
-def test_again_is_the_same(seen):
-    first, again = zip(*(rank["twice"] for rank in seen[0]))
-    assert len({each["digest"] for each in (*first, *again)}) == 1
+def test_training_is_reproducible(seen):
+    first, second = zip(*(rank["twice"] for rank in seen[0]))
+    assert len({result["digest"] for result in (*first, *second)}) == 1
 
 
 @tried_with_3
 @pytest.mark.parametrize("mini_steps", [1, 3])
-def test_accumulators_of_ranks_are_one(seen, mini_steps):
+def test_accumulators_on_ranks_train_like_one_process(seen, mini_steps):
     ranks = len(seen[0])
-    found = same(seen, f"functional {mini_steps}")
+    result = same(seen, f"functional {mini_steps}")
     model = program.driver_of(program.network_of())
     program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
-    check_close(found, [parameter.asnumpy() for parameter in model._window.optimizer.parameters])
-    assert found["updates"] == model.updates
+    check_close(result, [parameter.asnumpy() for parameter in model._window.optimizer.parameters])
+    assert result["updates"] == model.updates
 
 
-def test_all_start_from_the_weights_of_rank_0(seen):
-    found = [rank["own weights"] for rank in seen[0]]
+def test_all_ranks_start_from_the_weights_of_rank_0(seen):
+    results = [rank["own weights"] for rank in seen[0]]
     for cell in (0, 1):
-        before, after = zip(*(each[cell] for each in found))
-        assert len(set(before)) == len(found) and set(after) == {before[0]}
+        before, after = zip(*(result[cell] for result in results))
+        assert len(set(before)) == len(results) and set(after) == {before[0]}
 
 
-def test_a_flush_is_one_of_all_ranks(seen):
-    found = [rank["flushed"] for rank in seen[0]]
-    assert [each["held"] for each in found] == [1] + [0] * (len(found) - 1)
-    assert all(each["updated"] == [True, False] and each["sum"] == [7 * len(found)] for each in found)
+def test_flush_updates_all_ranks(seen):
+    results = [rank["flushed"] for rank in seen[0]]
+    assert [result["held"] for result in results] == [1] + [0] * (len(results) - 1)
+    assert all(result["updated"] == [True, False] and result["sum"] == [7 * len(results)] for result in results)
     same(seen, "flushed")
 
 
-def test_all_stop_at_a_tail(seen):
+def test_all_ranks_stop_at_a_tail(seen):
     assert [rank["tails"] for rank in seen[0]] == [2] * len(seen[0])
 
 
-def test_all_skip_what_is_bad_on_one(seen):
-    found = [rank["bad"] for rank in seen[0]]
-    assert all(each == found[0] for each in found)
-    first, bad, third, end = found[0]["digests"]
+def test_all_ranks_skip_a_nonfinite_window_of_one_rank(seen):
+    results = [rank["bad"] for rank in seen[0]]
+    assert all(result == results[0] for result in results)
+    first, bad, third, end = results[0]["digests"]
     assert first != bad == third != end
-    assert (found[0]["skipped"], found[0]["updates"]) == (1, 2)
+    assert (results[0]["skipped"], results[0]["updates"]) == (1, 2)
 
 
-def test_another_number_of_windows_is_an_error_on_all(seen):
-    said = [rank["windows"] for rank in seen[0]]
-    counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(said))]
-    assert set(said) == {
+def test_different_numbers_of_windows_raise_on_all_ranks(seen):
+    messages = [rank["windows"] for rank in seen[0]]
+    counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(messages))]
+    assert set(messages) == {
         f"For 'train_process', all ranks must have the same number of windows, but got {', '.join(counts)}."
     }
 
 
-def test_what_ranks_cannot_do_is_refused(seen):
+def test_settings_that_ranks_do_not_support_are_rejected(seen):
     for rank in seen[0]:
         size, tail = rank["refused"]
         assert "'train_dataset' must be one with a known size if several processes train" in size
@@ -134,7 +134,7 @@ def test_what_ranks_cannot_do_is_refused(seen):
 
 
 @pytest.mark.host
-def test_each_row_is_on_one_rank_and_counted_once(seen):
+def test_each_row_is_on_exactly_one_rank(seen):
     shards = [rank["shards"] for rank in seen[0]]
     rows = [row for shard in shards for row in shard["rows"]]
     dataset = program.create_dataset(batch_size=32, image_size=8, seed=5)
@@ -147,23 +147,23 @@ def test_each_row_is_on_one_rank_and_counted_once(seen):
     assert all(shard["right"] == right and shard["sums"] == sums for shard in shards)
 
 
-def test_ranks_stop_together_and_go_on(seen):
-    found = [rank["resumed"] for rank in seen[0]]
-    whole, resumed = found[0]["digests"]
-    assert whole == resumed
-    assert all(each["updates"] == [2, 6] and each["digests"] == [whole, whole] for each in found)
-    assert "state-00000001.safetensors" in found[0]["said"]
+def test_ranks_stop_together_and_resume(seen):
+    results = [rank["resumed"] for rank in seen[0]]
+    uninterrupted, resumed = results[0]["digests"]
+    assert uninterrupted == resumed
+    assert all(result["updates"] == [2, 6] and result["digests"] == results[0]["digests"] for result in results)
+    assert "state-00000001.safetensors" in results[0]["said"]
 
 
 @pytest.mark.host
-def test_one_process_goes_on_where_several_stopped(seen):
+def test_one_process_resumes_from_a_state_of_several_ranks(seen):
     ranks, folder = len(seen[0]), seen[1]
     state = folder / "states" / "state-00000001.safetensors"
     data = program.Batches(program.all_data([8] * 8 * ranks))
     model = program.driver_of(program.network_of(seed=9))
-    refused = Checkpointer(folder / "one", resume=state)
+    rejected = Checkpointer(folder / "one", resume=state)
     with pytest.raises(CheckpointError, match=f"ranks was {ranks} and is 1"):
-        program.train(model, data, 3 * ranks, checkpointer=refused)
+        program.train(model, data, 3 * ranks, checkpointer=rejected)
     allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
     program.train(model, data, 3 * ranks, checkpointer=allowed)
     check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()])
@@ -172,15 +172,15 @@ def test_one_process_goes_on_where_several_stopped(seen):
 # In one process
 
 
-def test_a_process_that_nobody_launched_is_alone():
+def test_group_of_a_process_without_launcher_is_single():
     assert own_group() == (0, 1)
     assert total([3, 4], own_group()) == total([3, 4], None) == [3, 4]
     assert group_of("test", own_group()) is group_of("test", "auto") is None
 
 
 @pytest.mark.parametrize("variable", ["RANK_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_one_of_several_that_joined_no_group_is_no_single_process(variable, monkeypatch):
-    """Started by a rank table or by mpirun; such processes would write the same files."""
+def test_process_of_several_without_a_group_is_rejected(variable, monkeypatch):
+    """A rank table or mpirun started it; such processes would write the same files."""
     for size in ("1", "", "x"):
         monkeypatch.setenv(variable, size)
         assert own_group() == (0, 1)
@@ -191,7 +191,7 @@ def test_one_of_several_that_joined_no_group_is_no_single_process(variable, monk
 
 
 @pytest.mark.parametrize("make", [lambda o: Accumulator(o, 2, group=2), lambda o: driver(o, group="all")])
-def test_a_group_that_is_none_is_refused(make):
+def test_invalid_group_is_rejected(make):
     network = program.network_of()
     optimizer = ms.nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(TypeError, match="'group' must be 'auto', None or what 'own_group' returns"):
@@ -213,46 +213,46 @@ def driver(optimizer, **options):
         ([1] * 10, ((0, 10),)),
     ],
 )
-def test_pieces_are_few_and_hold_everything_once(sizes, expected):
+def test_pieces(sizes, expected):
     assert reduction.pieces(sizes, 10) == expected
 
 
-def test_where_ranks_go_on_needs_the_size_of_batches():
-    place = Position(batches=3, rows=24, size=8, total=9, ranks=2)
-    assert Data(program.Batches(numbers([8] * 9)), 2).place(place) is place
-    assert Data(program.Batches(numbers([8] * 18))).place(place).batches == 6
-    assert Data(program.Batches(numbers([16] * 9))).place(place).batches == 3
-    assert Data(program.Batches(numbers([8] * 6)), 3).place(place).batches == 2
+def test_position_for_other_ranks_needs_the_batch_size():
+    position = Position(batches=3, rows=24, size=8, total=9, ranks=2)
+    assert Data(program.Batches(numbers([8] * 9)), 2).place(position) is position
+    assert Data(program.Batches(numbers([8] * 18))).place(position).batches == 6
+    assert Data(program.Batches(numbers([16] * 9))).place(position).batches == 3
+    assert Data(program.Batches(numbers([8] * 6)), 3).place(position).batches == 2
     with pytest.raises(
         ValueError, match="must provide the size of its batches with 'get_batch_size', because 2 .* and 1 resume"
     ):
-        Data(numbers([8] * 18)).place(place)
+        Data(numbers([8] * 18)).place(position)
 
 
 @pytest.mark.host
-def test_half_a_window_of_one_process_is_not_for_several(tmp_path):
+def test_open_window_of_one_process_is_rejected_by_ranks(tmp_path):
     run = Run()
     with pytest.raises(Exception, match="state-00000001"):
         run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
     state = RunState(run.model._network, run.model._window)
-    found, parameters = StateFolder("test", tmp_path).newest(), state.parameters()
+    saved, parameters = StateFolder("test", tmp_path).newest(), state.parameters()
     run.model._window.group = Group(0, 2)
     with pytest.raises(
         CheckpointError,
         match="holds 2 micro-batches of an open window, which several ranks or a CoupledLoss can't continue",
     ):
-        state.restore(found, parameters, 2, Data(numbers(), 2))
+        state.restore(saved, parameters, 2, Data(numbers(), 2))
     run.model._window.group = None
-    assert state.restore(found, parameters, 2, Data(numbers())).batches == 2
+    assert state.restore(saved, parameters, 2, Data(numbers())).batches == 2
 
 
-def test_counts_are_exact():
+def test_digits_of_counts_are_exact():
     counts = [0, 1, 4095, 4096, 2**24 + 1, 2**60 - 1]
     assert collectives._from_digits(collectives._to_digits(counts)) == counts
 
 
-def test_recorders_of_other_ranks_are_not_asked(monkeypatch):
-    """What rank 1 of 2 says, without the other one."""
+def test_other_ranks_do_not_report_or_save(monkeypatch):
+    """This process takes itself for rank 1."""
     monkeypatch.setattr("ms_accum.driver.is_first", lambda group: False)
     monkeypatch.setattr("ms_accum.training.run.is_first", lambda group: False)
     recorder = Recorder()

@@ -1,4 +1,4 @@
-"""Are temporary folders of killed processes removed by the next one, and no other folder?"""
+"""Does a process remove the temporary folders of killed processes, and no others?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.stdin.readline()
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """A folder for temporary files, as another process sees it."""
+    """A folder for temporary files, for this and other processes."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -47,44 +47,44 @@ def end(process):
     assert process.returncode == 0
 
 
-def test_a_process_removes_its_own():
+def test_process_removes_its_own_folder():
     process, folder = start()
     assert folder.is_dir() and folder.name.startswith(PREFIX)
     end(process)
     assert not folder.exists()
 
 
-def test_the_next_one_removes_that_of_a_killed_one_and_no_other(temporary):
+def test_only_folders_of_killed_processes_are_removed(temporary):
     (temporary / "ms_accum-mine").mkdir()  # not made by this package: it has no lock
     (temporary / "ms_accum-file").touch()
     (temporary / "other").mkdir()
     elsewhere = temporary / "elsewhere"
     (elsewhere / "kept").mkdir(parents=True)
     os.symlink(elsewhere, temporary / "ms_accum-link")
-    living, of_living = start()
-    killed, of_killed = start()
+    running, folder_of_running = start()
+    killed, folder_of_killed = start()
     (elsewhere / ".in-use").touch()  # behind a link
     killed.kill()
     killed.communicate(timeout=60)
-    assert of_killed.is_dir() and os.listdir(of_killed) == [".in-use"]
-    another, of_another = start()
-    assert of_living.is_dir() and of_another.is_dir() and not of_killed.exists()
-    end(living)
+    assert folder_of_killed.is_dir() and os.listdir(folder_of_killed) == [".in-use"]
+    another, folder_of_another = start()
+    assert folder_of_running.is_dir() and folder_of_another.is_dir() and not folder_of_killed.exists()
+    end(running)
     end(another)
-    left = {"ms_accum-mine", "ms_accum-file", "other", "elsewhere", "ms_accum-link"}
-    assert {path.name for path in temporary.iterdir()} == left and (elsewhere / "kept").is_dir()
+    kept = {"ms_accum-mine", "ms_accum-file", "other", "elsewhere", "ms_accum-link"}
+    assert {path.name for path in temporary.iterdir()} == kept and (elsewhere / "kept").is_dir()
 
 
-def test_without_the_lock_that_of_a_living_one_would_be_removed(monkeypatch):
-    """The twin of the test above."""
-    living, folder = start()
+def test_without_the_lock_a_folder_in_use_would_be_removed(monkeypatch):
+    """A planted fault for the test above."""
+    running, folder = start()
     monkeypatch.setattr(lifetime.fcntl, "flock", lambda *arguments: None)
     scratch_folder()
     assert not folder.exists()
-    end(living)
+    end(running)
 
 
-def test_folders_of_other_users_stay(temporary, monkeypatch):
+def test_folders_of_other_users_are_kept(temporary, monkeypatch):
     killed, folder = start()
     killed.kill()
     killed.communicate(timeout=60)
@@ -93,15 +93,15 @@ def test_folders_of_other_users_stay(temporary, monkeypatch):
     assert folder.is_dir()
 
 
-def test_a_block_has_one(temporary):
+def test_scratch_folder_is_removed_after_its_block(temporary):
     with scratch() as folder:
         (folder / "x").touch()
         assert folder.parent == temporary
     assert os.listdir(temporary) == []
 
 
-def test_without_locks_nothing_is_cleaned_up(temporary, monkeypatch):
-    """On Windows."""
+def test_without_file_locks_nothing_is_removed(temporary, monkeypatch):
+    """As on Windows."""
     monkeypatch.setattr(lifetime, "fcntl", None)
     (temporary / "ms_accum-a").mkdir()
     (temporary / "ms_accum-a" / ".in-use").touch()

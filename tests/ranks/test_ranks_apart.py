@@ -1,4 +1,4 @@
-"""Do ranks have alike what nobody trains, and does each draw random numbers of its own?"""
+"""Do ranks have equal untrained Parameters, and different random numbers?"""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from reference import miss
 
 
 @pytest.fixture
-def each(job):
-    """What each rank has seen."""
+def results(job):
+    """The results of each rank."""
     return [rank["apart"] for rank in job[0]]
 
 
-@pytest.mark.parametrize("how", ["cells", "driver", "accumulator"])
-def test_a_backbone_is_that_of_rank_0(each, how):
-    assert len({rank["backbones"][how] for rank in each}) == 1
-    assert len(each[0]["backbones"][how]) == 64
+@pytest.mark.parametrize("way", ["cells", "driver", "accumulator"])
+def test_frozen_parameters_are_those_of_rank_0(results, way):
+    assert len({rank["backbones"][way] for rank in results}) == 1
+    assert len(results[0]["backbones"][way]) == 64
 
 
-def test_what_may_differ_is_left_alone(each):
-    assert [rank["may differ"] for rank in each] == [[0, 2, number] for number in range(len(each))]
+def test_private_optimizer_settings_may_differ(results):
+    assert [rank["may differ"] for rank in results] == [[0, 2, number] for number in range(len(results))]
 
 
-def test_each_rank_drops_other_neurons_and_the_same_ones_again(each):
+def test_dropout_masks_differ_by_rank_and_are_reproducible(results):
     for mode in range(2):
-        drawn = [rank["masks"][mode] for rank in each]
-        assert all(first == second for first, second in drawn)
-        layers, numbers = zip(*(first for first, _ in drawn))
-        assert all(len({str(rank) for rank in what}) == len(each) for what in (layers, numbers))
+        pairs = [rank["masks"][mode] for rank in results]
+        assert all(first == second for first, second in pairs)
+        layers, numbers = zip(*(first for first, _ in pairs))
+        assert all(len({str(rank) for rank in draws}) == len(results) for draws in (layers, numbers))
 
 
-def test_with_one_seed_all_would_drop_the_same(each):
-    assert all(rank["masks of one seed"] == each[0]["masks of one seed"] for rank in each)
+def test_dropout_masks_of_one_seed_are_equal(results):
+    assert all(rank["masks of one seed"] == results[0]["masks of one seed"] for rank in results)
 
 
-def test_dropout_with_a_counter_too_and_the_counters_are_alike(each):
-    for first, second in (rank["counted masks"] for rank in each):
+def test_counted_dropout_masks_differ_by_rank_with_equal_counters(results):
+    for first, second in (rank["counted masks"] for rank in results):
         assert first == second and first[1] == 1
-    assert len({str(rank["counted masks"][0][0]) for rank in each}) == len(each)
+    assert len({str(rank["counted masks"][0][0]) for rank in results}) == len(results)
 
 
-def test_pooled_statistics_are_those_of_all_ranks(each):
-    rows = np.concatenate([part for rank in range(len(each)) for part in rows_of(rank)])
+def test_pooled_statistics_are_those_of_all_ranks(results):
+    rows = np.concatenate([part for rank in range(len(results)) for part in rows_of(rank)])
     expected = [0.1 * rows.mean(0), 0.9 + 0.1 * rows.var(0, ddof=1)]
-    for rank in each:
-        assert all(miss(found, expected, 1e-5) <= 1 for found in rank["pooled"])
+    for rank in results:
+        assert all(miss(statistics, expected, 1e-5) <= 1 for statistics in rank["pooled"])
         assert miss(rank["not pooled"], expected, 1e-5) >= 100
 
 
-test_three = tried_with_3(test_each_rank_drops_other_neurons_and_the_same_ones_again)
+test_three = tried_with_3(test_dropout_masks_differ_by_rank_and_are_reproducible)
 
 
 @pytest.mark.host
-def test_rank_0_draws_what_a_process_alone_does():
+def test_seeds_of_rank_0_are_those_of_a_single_process():
     ms.manual_seed(5)
     ms.set_seed(3)
     layer = nn.Dropout(p=0.5)
@@ -74,8 +74,8 @@ def test_rank_0_draws_what_a_process_alone_does():
 
 
 @pytest.mark.host
-def test_layers_without_a_seed_stay_without():
-    """Zeros stand for a seed that the kernel makes up."""
+def test_layers_without_a_seed_are_unchanged():
+    """Zeros mean that the kernel chooses a seed."""
     layer = nn.Dropout(p=0.5)
     for name in ("Seed0", "Seed1"):
         layer.dropout.add_prim_attr(name, 0)
@@ -84,13 +84,13 @@ def test_layers_without_a_seed_stay_without():
 
 
 @pytest.mark.host
-def test_a_state_of_rank_0_becomes_each_ones_own():
-    """How far the generator has come stays; no operator that MindSpore's CPU has draws from it."""
+def test_random_state_of_rank_0_is_offset_by_rank():
+    """The offset of the generator is kept. No operator on MindSpore's CPU uses this generator."""
     ms.set_rng_state(Tensor(np.array([5, 12], np.uint64).view(np.uint8)))
     state = random_state()
     for rank in (0, 1, 0, 1):
         ms.manual_seed(9)
         set_random_state(state)
         offset_seeds_by_rank([], rank)
-        left = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
-        assert left == [5 + (rank << generators._GENERATORS), 12]
+        numbers = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
+        assert numbers == [5 + (rank << generators._GENERATORS), 12]

@@ -1,4 +1,4 @@
-"""Does a loss that compares rows compare those of all ranks, as one process would?"""
+"""Does a loss that compares rows compare the rows of all ranks, as in a single process?"""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def big_batches(size, alone=False):
     """Train with big batches of all ranks' rows in one process; `alone` leaves out the other ranks."""
     ms.set_seed(1)
     network, loss_fn = towers.Towers(), towers.Tempered()
-    whole = towers.Whole(network, loss_fn)
+    forward = towers.Whole(network, loss_fn)
     trained = [*network.trainable_params(), *loss_fn.trainable_params()]
-    each = [program.windows(rank) for rank in range(1 if alone else size)]
-    data = [joined([columns for windows in each for columns in windows[number]]) for number in (0, 1)]
-    model = GradientAccumulation(whole, None, nn.SGD(trained, 1.0), check="off")
+    shards = [program.windows(rank) for rank in range(1 if alone else size)]
+    data = [joined([columns for windows in shards for columns in windows[number]]) for number in (0, 1)]
+    model = GradientAccumulation(forward, None, nn.SGD(trained, 1.0), check="off")
     return ranks.train(model, data, 1), [parameter.asnumpy() for parameter in trained]
 
 
 @pytest.mark.parametrize("name", ["trained", "in step", "zero"])
-def test_ranks_are_one_process(coupled, name):
-    """And no rank by itself, which is the planted fault."""
-    found = [rank[name] for rank in coupled]
-    assert all(each["digest"] == found[0]["digest"] for each in found)
-    records, expected = big_batches(len(found))
-    arrays = [np.array(array, np.float32) for array in found[0]["parameters"]]
+def test_coupled_ranks_train_like_one_process(coupled, name):
+    """Training with the rows of one rank only, the planted fault, has another result."""
+    results = [rank[name] for rank in coupled]
+    assert all(result["digest"] == results[0]["digest"] for result in results)
+    records, expected = big_batches(len(results))
+    arrays = [np.array(array, np.float32) for array in results[0]["parameters"]]
     assert towers.miss(arrays, expected) < 1
-    assert towers.miss(arrays, big_batches(len(found), alone=True)[1]) > 100
-    assert found[0]["losses"] == pytest.approx([record.loss for record in records], rel=1e-5)
-    assert found[0]["samples"] == [record.samples for record in records]
+    assert towers.miss(arrays, big_batches(len(results), alone=True)[1]) > 100
+    assert results[0]["losses"] == pytest.approx([record.loss for record in records], rel=1e-5)
+    assert results[0]["samples"] == [record.samples for record in records]
 
 
-def test_rows_of_any_type_are_put_together(coupled):
+def test_rows_of_any_type_are_gathered(coupled):
     size = len(coupled)
-    for rank, found in enumerate(each["gathered"] for each in coupled):
+    for rank, gathered in enumerate(result["gathered"] for result in coupled):
         first = sum(range(2, 2 + rank))
         rows = sum(range(2, 2 + size))
         owners = [owner for owner in range(size) for _ in range(2 + owner)]
-        assert found == [[[[-1] * 3] * rows, "int32", first], [[[owner] * 3 for owner in owners], "uint8", first]]
+        assert gathered == [[[[-1] * 3] * rows, "int32", first], [[[owner] * 3 for owner in owners], "uint8", first]]

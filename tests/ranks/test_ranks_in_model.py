@@ -1,4 +1,4 @@
-"""Do several processes train with MindSpore's Model, and with its callbacks, as one would?"""
+"""Do several processes train with MindSpore's Model and its callbacks like a single one?"""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ def in_model(job):
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", ["trained", "zero"])
-def test_ranks_are_one_process(in_model, name):
-    found = [rank[name] for rank in in_model]
-    ranks = len(found)
-    assert all(each["digest"] == found[0]["digest"] for each in found)
+def test_ranks_in_model_train_like_one_process(in_model, name):
+    results = [rank[name] for rank in in_model]
+    ranks = len(results)
+    assert all(result["digest"] == results[0]["digest"] for result in results)
     model = program.driver_of(program.network_of(), clip_norm=0.5)
     records = program.train(model, program.all_data(program.ROWS[ranks]), program.N * ranks)
-    arrays = [np.array(array, np.float32) for array in found[0]["parameters"]]
+    arrays = [np.array(array, np.float32) for array in results[0]["parameters"]]
     expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
-    assert found[0]["updates"] == len(records)
-    for rank in found:  # at a window's end all see the loss of all rows: callbacks decide alike
+    assert results[0]["updates"] == len(records)
+    for rank in results:  # at a window's end all see the loss of all rows: callbacks decide alike
         assert [rank["losses"][end] for end in (2, 4, 7, 9)] == pytest.approx([r.loss for r in records], rel=1e-5)
-    assert found[0]["losses"][0] != found[1]["losses"][0]
+    assert results[0]["losses"][0] != results[1]["losses"][0]
 
 
-def test_other_numbers_of_micro_batches_are_refused(in_model):
+def test_different_numbers_of_micro_batches_are_rejected(in_model):
     assert all("the same number of micro-batches in an epoch" in rank["another number"] for rank in in_model)
 
 
-def test_a_stopped_run_is_resumed(in_model):
+def test_stopped_run_is_resumed(in_model):
     digests = {rank["trained"]["digest"] for rank in in_model} if in_model[0]["mode"] == "host" else set()
     assert len({rank["resumed"]["digest"] for rank in in_model} | digests) == 1
     assert {rank["resumed"]["micro-batches"] for rank in in_model} == {10}
 
 
-def test_one_ranks_callback_stops_all(in_model):
-    found = [rank["stopped"] for rank in in_model]
-    assert [each["updates"] for each in found] == [2] * len(found)
-    assert all(each["results"] == found[0]["results"] for each in found) and len(found[0]["results"]) == 1
+def test_callback_of_one_rank_stops_all_ranks(in_model):
+    results = [rank["stopped"] for rank in in_model]
+    assert [result["updates"] for result in results] == [2] * len(results)
+    assert all(result["results"] == results[0]["results"] for result in results) and len(results[0]["results"]) == 1

@@ -1,4 +1,4 @@
-"""Are sums over ranks the same whenever, and in whatever parts, they are made?"""
+"""Are sums over the ranks the same for each way to compute them?"""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KINDS = ("plain", "in step", "zero 1", "zero 2")
 
 
 def same(ranks, *keys):
-    """Return what all ranks have seen alike."""
-    found = []
+    """Return the result of rank 0, after checking that all ranks have the same state."""
+    results = []
     for rank in ranks:
         for key in keys:
             rank = rank[key]
-        found.append(rank)
-    assert all(each["state"] == found[0]["state"] for each in found)
-    return found[0]
+        results.append(rank)
+    assert all(result["state"] == results[0]["state"] for result in results)
+    return results[0]
 
 
-def check_close(found, expected, rtol=1e-6, atol=1e-7):
-    assert sorted(found) == sorted(expected)
-    arrays = [[np.array(state[name], np.float32) for name in sorted(state)] for state in (found, expected)]
+def check_close(state, expected, rtol=1e-6, atol=1e-7):
+    assert sorted(state) == sorted(expected)
+    arrays = [[np.array(values[name], np.float32) for name in sorted(values)] for values in (state, expected)]
     assert miss(*arrays, rtol=rtol, atol=atol) <= 1
 
 
@@ -40,43 +40,44 @@ def alone(ranks, **options):
     """Train one process with the data of all ranks."""
     shards = [ranks_in_step.even(Group(number, ranks)) for number in range(ranks)]
     model = ranks_in_step.driver_of(zero=False)
-    data = [each for together in zip(*shards) for each in together]
+    data = [batch for of_ranks in zip(*shards) for batch in of_ranks]
     return model, program.train(model, data, program.N * ranks, **options)
 
 
 @pytest.mark.host
-def test_one_process_would_train_so(in_step):
+def test_ranks_train_like_one_process(in_step):
     model, records = alone(len(in_step))
-    found = same(in_step, "plain")
-    check_close(found["state"], program.complete_state_of(model), rtol=1e-5)
-    assert [record[5] for record in found["records"]] == pytest.approx([each.grad_norm for each in records], rel=1e-5)
+    result = same(in_step, "plain")
+    check_close(result["state"], program.complete_state_of(model), rtol=1e-5)
+    norms = [record.grad_norm for record in records]
+    assert [record[5] for record in result["records"]] == pytest.approx(norms, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_when_and_in_which_parts_makes_no_difference(in_step, kind):
-    found, plain = same(in_step, kind), same(in_step, "plain")
-    check_close(found["state"], plain["state"])
+def test_all_ways_to_sum_train_alike(in_step, kind):
+    result, plain = same(in_step, kind), same(in_step, "plain")
+    check_close(result["state"], plain["state"])
     for column in (3, 5):  # loss, norm
         expected = [record[column] for record in plain["records"]]
-        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
-    assert all(record[5] > 0.05 for record in found["records"]), "nothing was clipped"
+        assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
+    assert all(record[5] > 0.05 for record in result["records"]), "nothing was clipped"
 
 
 def kinds_of(in_step):
-    """Return those whose graphs were looked into."""
+    """Return the kinds whose graphs were inspected."""
     kinds = KINDS if len(in_step) > 2 else ("zero 2",)
     assert all(tuple(rank["graphs"]) == kinds for rank in in_step)
     return kinds
 
 
-def test_what_is_sent_is_in_an_order(in_step):
-    """No two collectives of a graph may go in either order: ranks could take different ones."""
+def test_collectives_are_ordered(in_step):
+    """Two collectives without an order could be sent in different orders by two ranks."""
     for kind in kinds_of(in_step):
         assert [rank["graphs"][kind]["unordered"] for rank in in_step] == [[0, 0]] * len(in_step)
 
 
-def test_all_skip_what_one_part_can_not_hold(in_step):
-    """The sums of one rank's part leave float16. The mutant, where each asks its own part only, waits in vain."""
+def test_all_ranks_skip_an_overflow_in_one_part(in_step):
+    """The sums of one rank's part exceed float16. If ranks checked their own parts only, they would wait forever."""
     for rank in in_step:
         for kind in KINDS:
             overflows, fits = rank["narrow"][kind]
@@ -84,18 +85,18 @@ def test_all_skip_what_one_part_can_not_hold(in_step):
             assert fits[2] == rank["narrow"]["plain"][1][2] != [0.0] * 4
 
 
-def test_a_run_in_step_goes_on_to_the_same_bytes(in_step):
-    found = same(in_step, "resumed")
-    assert found["state"] == same(in_step, "again")["state"]
-    assert found["updates"] == 1  # it really was stopped
+def test_resumed_run_in_step_is_byte_identical(in_step):
+    result = same(in_step, "resumed")
+    assert result["state"] == same(in_step, "again")["state"]
+    assert result["updates"] == 1  # it really was stopped
 
 
-def test_again_is_the_same(in_step):
+def test_training_is_reproducible(in_step):
     assert same(in_step, "again") == same(in_step, "zero 2")
 
 
-def test_who_sends_what_and_when(in_step):
-    """Operators of a micro-batch, an update and an emptying, outside of branches. Parts have a norm of all ranks."""
+def test_collectives_of_each_graph(in_step):
+    """Collectives of a micro-batch, an update and a clear, outside of branches. The norm of parts needs one, too."""
     gradients, figures, norm = 1, 1, 1
     expected = {
         "plain": [{}, {"AllReduce": gradients}, {}],
@@ -108,58 +109,59 @@ def test_who_sends_what_and_when(in_step):
         assert {kind: rank["graphs"][kind]["operators"] for kind in kinds} == {kind: expected[kind] for kind in kinds}
 
 
-def test_accumulators_hold_what_is_said(in_step):
+def test_accumulators_contain_full_or_partial_sums(in_step):
     ranks = len(in_step)
     for kind in kinds_of(in_step):
-        found = [rank["graphs"][kind] for rank in in_step]
-        assert all(each["updated"] and [same for same, _ in each["held"]] == [True, True] for each in found)
-        assert all(each["emptied"] and each["moved"] for each in found)
-        assert len({each["after"] for each in found}) == 1
-        assert {each["norm"] for each in found} == {found[0]["norm"]}
-        for micro_batch_ in (0, 1):
-            held = {each["held"][micro_batch_][1] for each in found}
-            assert len(held) == (1 if kind == "in step" else ranks)  # all sums on all ranks, or own ones
-        whole, parts = 95, sum(-(-size // ranks) for size in (30, 5, 50, 10))
-        assert [each["elements"] for each in found] == [parts if kind == "zero 2" else whole] * ranks
+        results = [rank["graphs"][kind] for rank in in_step]
+        assert all(result["updated"] and [equal for equal, _ in result["held"]] == [True, True] for result in results)
+        assert all(result["emptied"] and result["moved"] for result in results)
+        assert len({result["after"] for result in results}) == 1
+        assert {result["norm"] for result in results} == {results[0]["norm"]}
+        for number in (0, 1):
+            digests = {result["held"][number][1] for result in results}
+            assert len(digests) == (1 if kind == "in step" else ranks)  # the same sums on all ranks, or each rank's own
+        full_size, part_size = 95, sum(-(-size // ranks) for size in (30, 5, 50, 10))
+        assert [result["elements"] for result in results] == [part_size if kind == "zero 2" else full_size] * ranks
 
 
 @tried_with_3
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_accumulators_of_ranks_are_one(in_step, kind):
-    found = [rank["functional"][kind] for rank in in_step]
-    assert all(each == found[0] for each in found)
+def test_accumulators_on_ranks_train_like_one_process(in_step, kind):
+    results = [rank["functional"][kind] for rank in in_step]
+    assert all(result == results[0] for result in results)
     model, records = alone(len(in_step), epochs=1)
     expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
-    assert miss([np.array(each, np.float32) for each in found[0]["parameters"]], expected, rtol=1e-5, atol=1e-7) <= 1
-    assert found[0]["updates"] == model.updates
-    assert found[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
+    arrays = [np.array(array, np.float32) for array in results[0]["parameters"]]
+    assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
+    assert results[0]["updates"] == model.updates
+    assert results[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
 
 
-def test_what_counts_for_nothing_takes_part(in_step):
+def test_micro_batches_of_weight_0_take_part(in_step):
     at_the_end, each_time = (same([rank["passed over"] for rank in in_step], number) for number in (0, 1))
     assert all(math.isfinite(record[3]) for record in each_time["records"])
     check_close(each_time["state"], at_the_end["state"])
     assert each_time["state"] != same(in_step, "plain")["state"]
 
 
-def test_all_skip_what_is_bad_on_one(in_step):
+def test_all_ranks_skip_a_nonfinite_window_of_one_rank(in_step):
     for number in (0, 1):
         assert same([rank["bad"] for rank in in_step], number)["counts"] == [1, 1]
 
 
-def test_micro_batches_that_one_rank_has_more_of_are_refused(in_step):
+def test_different_numbers_of_micro_batches_are_rejected(in_step):
     ranks = len(in_step)
     for rank in in_step:
         number, split, windows, resumed = rank["refused"]
-        counts = ", ".join(f"{3 if each == 0 else 4} on rank {each}" for each in range(ranks))
+        counts = ", ".join(f"{3 if index == 0 else 4} on rank {index}" for index in range(ranks))
         assert f"all ranks must have the same number of batches in an epoch, but got {counts}." in number
         assert resumed == number
-        counts = ", ".join(f"{3 if each == 0 else 2} on rank {each}" for each in range(ranks))
+        counts = ", ".join(f"{3 if index == 0 else 2} on rank {index}" for index in range(ranks))
         assert f"all ranks must have the same number of micro-batches in a window, but got {counts}." in windows
         assert "'mini_steps' must be given, with the same number of micro-batches on all ranks" in split
 
 
-def test_misuse_is_an_error_on_all_ranks(in_step):
+def test_misuse_raises_on_all_ranks(in_step):
     expected = [
         "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batches",
         "'accumulate_step' can't change inside a window, which holds 1 micro-batches",
@@ -168,24 +170,24 @@ def test_misuse_is_an_error_on_all_ranks(in_step):
         "'grad_sum' must have the shapes of the optimizer's parameters",
     ]
     for rank in in_step:
-        said = rank["misused"]["said"]
-        assert len(said) == len(expected) and all(words in each for words, each in zip(expected, said))
+        messages = rank["misused"]["said"]
+        assert len(messages) == len(expected) and all(words in message for words, message in zip(expected, messages))
         assert rank["misused"]["held"] == [0, 0] and not rank["misused"]["flushed"]
 
 
-def test_weights_of_any_size_are_exact(in_step):
-    found = same(in_step, "tiny")
+def test_tiny_weights_are_exact(in_step):
+    result = same(in_step, "tiny")
     plain = same(in_step, "plain")
-    check_close(found["state"], plain["state"])
+    check_close(result["state"], plain["state"])
     for column in (3, 5):  # loss, norm
         expected = [record[column] for record in plain["records"]]
-        assert [record[column] for record in found["records"]] == pytest.approx(expected, rel=1e-5)
-    assert found["updates"] == plain["records"][-1][2]
+        assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
+    assert result["updates"] == plain["records"][-1][2]
 
 
-def test_all_begin_with_what_rank_0_has(in_step):
-    found = [rank["sent"] for rank in in_step]
-    assert all(each == found[0] for each in found) and len(found[0]) == 4
+def test_all_ranks_begin_with_the_parameters_of_rank_0(in_step):
+    digests = [rank["sent"] for rank in in_step]
+    assert all(digest == digests[0] for digest in digests) and len(digests[0]) == 4
 
 
 def check_all_ways(in_step, name):
@@ -194,11 +196,11 @@ def check_all_ways(in_step, name):
         check_close(same(in_step, name, number)["state"], plain["state"])
 
 
-def test_in_pieces(in_step):
+def test_sums_in_pieces_are_the_same(in_step):
     check_all_ways(in_step, "pieces")
 
 
-def test_where_sums_are_scattered(in_step):
+def test_reduce_scatter_gives_the_same_sums(in_step):
     assert same(in_step, "scattered") == same(in_step, "again")
 
 
@@ -206,19 +208,19 @@ def test_where_sums_are_scattered(in_step):
 
 
 @pytest.mark.host
-def test_alone_there_is_nothing_to_sum():
+def test_single_process_trains_alike_with_sync_every_micro_batch():
     batches = [micro_batch(1.0), micro_batch(2.0), micro_batch(6.0)]
-    seen = []
-    for in_every in (False, True):
-        model = slope_driver(sync_every_micro_batch=in_every)
+    weights = []
+    for every_micro_batch in (False, True):
+        model = slope_driver(sync_every_micro_batch=every_micro_batch)
         model.train_process(1, batches, 3, report=(), ckpt_path=None)
-        seen.append(model._network.w.asnumpy().tolist())
-    assert seen == [[-3.0], [-3.0]]
+        weights.append(model._network.w.asnumpy().tolist())
+    assert weights == [[-3.0], [-3.0]]
 
 
-def test_parts_that_are_gathered_are_summed_over_the_same_ranks():
+def test_zero_optimizer_with_another_group_is_rejected():
     network = program.network_of()
-    optimizer = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
+    optimizer = ZeroOptimizer(lambda parts: nn.SGD(parts, 0.1), network.trainable_params(), group=Group(0, 2))
     makers = (
         lambda: GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, group=None),
         lambda: Accumulator(optimizer, 2, group=None),
@@ -242,16 +244,16 @@ def cells(first, second):
 
 @pytest.mark.parametrize("in_every", [False, True])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_cells_that_differ_are_refused(in_every, order):
+def test_cells_with_different_sync_settings_are_rejected(in_every, order):
     makers = cells(in_every, not in_every)
     makers[order[0]]()
-    said = f"'sync_every_micro_batch' must be {in_every if order[0] == 0 else not in_every}, as in the other Cell"
-    with pytest.raises(ValueError, match=said):
+    message = f"'sync_every_micro_batch' must be {in_every if order[0] == 0 else not in_every}, as in the other Cell"
+    with pytest.raises(ValueError, match=message):
         makers[order[1]]()
 
 
 @pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
-def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch):
+def test_cells_with_different_groups_are_rejected(first, second, monkeypatch):
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     monkeypatch.setattr("ms_accum.ranks.agreement._exchanged", lambda text, group: None)
     network = program.network_of()
@@ -265,7 +267,7 @@ def test_cells_that_differ_in_their_group_are_refused(first, second, monkeypatch
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])
-def test_what_is_neither_true_nor_false_is_refused(value):
+def test_sync_every_micro_batch_must_be_a_bool(value):
     network = program.network_of()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
@@ -274,26 +276,27 @@ def test_what_is_neither_true_nor_false_is_refused(value):
         Accumulator(optimizer, 2, sync_every_micro_batch=value)
 
 
-def test_accumulators_of_parts_are_for_optimizers_in_parts():
+def test_accumulators_of_the_wrong_shapes_are_rejected():
     network = program.network_of()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
-    parts = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
-    grad_sum = parts.inner.parameters.clone(prefix="grad_sum", init="zeros")
+    sharded = ZeroOptimizer(lambda own: nn.SGD(own, 0.1), network.trainable_params(), group=Group(0, 2))
+    grad_sum = sharded.inner.parameters.clone(prefix="grad_sum", init="zeros")
     with pytest.raises(ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.parameters'."):
         TrainForwardBackward(network, optimizer, grad_sum)
-    whole, in_step = parts.parameters.clone("sum", "zeros"), {"group": Group(0, 2), "sync_every_micro_batch": True}
+    full_sums = sharded.parameters.clone("sum", "zeros")
+    in_step = {"group": Group(0, 2), "sync_every_micro_batch": True}
     with pytest.raises(
         ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.inner.parameters'."
     ):
-        TrainForwardBackward(network, parts, whole, **in_step)
+        TrainForwardBackward(network, sharded, full_sums, **in_step)
 
 
 @pytest.mark.parametrize(("weight", "unit"), [(1, 1.0), (48, 32.0), (0.3, 0.25), (1e-40, 2.0**-133), (0, None)])
-def test_a_unit_is_a_power_of_two_near_the_first_weight(weight, unit):
+def test_unit_near_is_a_power_of_two(weight, unit):
     assert unit_near(weight, None) == unit
 
 
-def test_a_group_of_one_is_a_process_alone():
+def test_group_of_one_is_a_single_process():
     optimizer = nn.SGD(program.network_of().trainable_params(), 0.1)
     update = TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), group=Group(0, 1))
     assert update.window.boundary.sums is None

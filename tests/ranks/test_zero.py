@@ -1,4 +1,4 @@
-"""Does an optimizer whose state is sharded train as the whole one does?"""
+"""Does an optimizer with a sharded state train like the unsharded one?"""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from ms_accum.training.state import trained_parameters
 from reference import miss
 
 
-def check_same(found, expected):
-    """ZeRO is the plain optimizer up to the last bit: kernels take a part's elements in other groups."""
-    assert sorted(found) == sorted(expected)
-    arrays = [[np.array(state[name], np.float32) for name in sorted(state)] for state in (found, expected)]
+def check_same(state, expected):
+    """Check for equal values up to rounding: kernels process the elements of a part in other groups."""
+    assert sorted(state) == sorted(expected)
+    arrays = [[np.array(values[name], np.float32) for name in sorted(values)] for values in (state, expected)]
     assert miss(*arrays, rtol=1e-6, atol=1e-7) <= 1
 
 
-def test_ranks_train_as_with_the_whole_state(seen):
-    found = [rank["zero"] for rank in seen[0]]
-    for each in found:
-        check_same(each["sharded"], found[0]["plain"])
-        assert each["again"] and each["sharded"] == found[0]["sharded"]
+def test_sharded_optimizer_trains_like_the_unsharded(seen):
+    results = [rank["zero"] for rank in seen[0]]
+    for result in results:
+        check_same(result["sharded"], results[0]["plain"])
+        assert result["again"] and result["sharded"] == results[0]["sharded"]
 
 
-def test_another_optimizer_is_noticed(seen):
-    """The mutant: moments of one update less."""
-    found = seen[0][0]["zero"]
-    later = found["more"][0]
+def test_another_optimizer_is_detected(seen):
+    """A planted fault: the moments of another number of updates."""
+    result = seen[0][0]["zero"]
+    later = result["more"][0]
     with pytest.raises(AssertionError):
-        check_same(found["sharded"], later)
+        check_same(result["sharded"], later)
 
 
-def test_each_rank_keeps_its_part(seen):
+def test_each_rank_stores_its_part(seen):
     ranks = len(seen[0])
-    wholes = [30, 5, 50, 10]
+    full_sizes = [30, 5, 50, 10]
     for rank in seen[0]:
-        assert rank["zero"]["kept"] == [-(-whole // ranks) for whole in wholes]
+        assert rank["zero"]["kept"] == [-(-full_size // ranks) for full_size in full_sizes]
 
 
-def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
-    found = seen[0][0]["zero"]
-    check_same(found["resumed"], found["plain"])
-    check_same(found["more"][1], found["more"][0])
+def test_states_can_be_exchanged_with_the_unsharded_optimizer(seen):
+    result = seen[0][0]["zero"]
+    check_same(result["resumed"], result["plain"])
+    check_same(result["more"][1], result["more"][0])
 
 
 # In one process
@@ -57,12 +57,13 @@ def test_a_state_goes_from_one_kind_to_the_other_and_back(seen):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
-def test_parts_are_equal_and_together_the_whole(ranks, size):
-    whole = np.arange(1, size + 1, dtype=np.float32)
-    parts = [Part(Parameter(Tensor(whole)), rank, ranks) for rank in range(ranks)]
-    own = [part.of(whole) for part in parts]
-    assert {len(each) for each in own} == {parts[0].size} and parts[0].size - 1 < size / ranks <= parts[0].size
-    assert np.concatenate(own).tolist() == [*whole, *[0] * (ranks * parts[0].size - size)]
+def test_parts_have_equal_sizes_and_are_complete(ranks, size):
+    array = np.arange(1, size + 1, dtype=np.float32)
+    parts = [Part(Parameter(Tensor(array)), rank, ranks) for rank in range(ranks)]
+    arrays = [part.of(array) for part in parts]
+    part_size = parts[0].size
+    assert {len(part) for part in arrays} == {part_size} and part_size - 1 < size / ranks <= part_size
+    assert np.concatenate(arrays).tolist() == [*array, *[0] * (ranks * part_size - size)]
 
 
 def trained(make):
@@ -74,9 +75,9 @@ def trained(make):
 
 
 def groups(parameters):
-    """Return groups whose order is not the network's."""
-    biases = [each for each in parameters if "bias" in each.name]
-    weights = [each for each in parameters if "weight" in each.name]
+    """Return groups whose order differs from the network's."""
+    biases = [parameter for parameter in parameters if "bias" in parameter.name]
+    weights = [parameter for parameter in parameters if "weight" in parameter.name]
     return [{"params": biases, "lr": 0.1}, {"params": weights, "weight_decay": 0.2}]
 
 
@@ -90,12 +91,12 @@ def groups(parameters):
     ],
     ids=["groups", "schedule", "scale"],
 )
-def test_alone_it_is_the_optimizer(make):
+def test_single_process_trains_like_the_optimizer(make):
     plain = trained(lambda network: make(network.trainable_params()))
     check_same(trained(lambda network: ZeroOptimizer(make, network.trainable_params())), plain)
 
 
-def test_without_a_group_nothing_is_gathered(monkeypatch):
+def test_without_a_group_the_state_is_complete(monkeypatch):
     """Also in a process that a launcher started."""
     monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
     network = program.network_of()
@@ -103,9 +104,9 @@ def test_without_a_group_nothing_is_gathered(monkeypatch):
     assert trained_parameters(network, optimizer)["optimizer.moment1.1.weight"].asnumpy().shape == (5, 6)
 
 
-def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
-    wholes = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
-    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), wholes, group=Group(0, 2))
+def test_moments_belong_to_the_longest_matching_name():
+    parameters = [Parameter(Tensor(np.zeros(4, np.float32)), name=name) for name in ("weight", "a.weight")]
+    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), parameters, group=Group(0, 2))
     state = optimizer.complete_state()
     assert sorted(name for name in state if "weight" in name) == [
         "a.weight",
@@ -117,12 +118,12 @@ def test_a_name_that_ends_as_another_one_is_not_taken_for_it():
 
 
 @pytest.mark.modes
-def test_groups_may_be_given_too():
+def test_parameter_groups():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
-    found = trained(
+    sharded = trained(
         lambda network: ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.05, 0.9), groups(network.trainable_params()))
     )
-    check_same(found, plain)
+    check_same(sharded, plain)
 
 
 @pytest.mark.parametrize(
@@ -133,16 +134,16 @@ def test_groups_may_be_given_too():
         lambda parts: nn.SGD([{"params": parts, "grad_centralization": True}], 0.1),
     ],
 )
-def test_what_needs_whole_parameters_is_refused(make):
+def test_optimizers_that_are_not_elementwise_are_rejected(make):
     with pytest.raises(ValueError, match="'make' must be an optimizer that updates each element independently"):
         ZeroOptimizer(make, program.network_of().trainable_params())
 
 
-def test_what_makes_nothing_is_refused():
+def test_make_must_be_a_function():
     with pytest.raises(TypeError, match="'make' must be a function from parts to an optimizer"):
         ZeroOptimizer(nn.Dense(2, 2).trainable_params(), nn.Adam)
 
 
-def test_optimizers_that_look_at_more_than_an_element_are_not_on_the_list():
+def test_elementwise_list_has_no_layerwise_optimizers():
     assert not {nn.Lamb, nn.LARS, nn.AdaFactor} & set(ELEMENTWISE)
     assert ms.get_context("mode") == ms.GRAPH_MODE

@@ -1,4 +1,4 @@
-"""Is a saved model whole, and one that does not fit refused before anything is touched?"""
+"""Are saved models complete, and are invalid ones rejected before anything is changed?"""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def saved(tmp_path):
 
 
 def fail_to_write(network, path, **options):
-    """Fail as a full disk does: after a part of the file."""
+    """Fail like a full disk, after writing a part of the file."""
     with open(path, "wb") as file:
         file.write(b"a part")
     raise OSError(28, "No space left on device", path)
@@ -67,7 +67,7 @@ def fail_to_write(network, path, **options):
 # Saving
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_saved_model_is_loaded(tmp_path):
     network, other = LeNet5(), LeNet5()
     assert not same(arrays(network), arrays(other))
     save_model(network, str(tmp_path / "a.ckpt"))
@@ -75,21 +75,21 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert same(arrays(network), arrays(other))
 
 
-def test_mindspore_reads_it(saved):
+def test_mindspore_reads_a_saved_model(saved):
     network = LeNet5()
     load_model(network, saved)
     plain = {name: parameter.asnumpy() for name, parameter in ms.load_checkpoint(saved).items()}
     assert same(plain, arrays(network))
 
 
-def test_a_checkpoint_of_mindspore_is_loaded(tmp_path):
+def test_checkpoint_of_mindspore_is_loaded(tmp_path):
     network, other = LeNet5(), LeNet5()
     ms.save_checkpoint(network, str(tmp_path / "plain.ckpt"))
     load_model(other, str(tmp_path / "plain.ckpt"))
     assert same(arrays(network), arrays(other))
 
 
-def test_saving_again_replaces_the_file_and_leaves_nothing_else(saved, tmp_path):
+def test_saving_again_replaces_the_file(saved, tmp_path):
     network, other = LeNet5(), LeNet5()
     save_model(network, saved)
     load_model(other, saved)
@@ -97,7 +97,7 @@ def test_saving_again_replaces_the_file_and_leaves_nothing_else(saved, tmp_path)
     assert os.listdir(tmp_path) == ["model.ckpt"]
 
 
-def test_the_old_checkpoint_survives_a_failing_save(saved, tmp_path, monkeypatch):
+def test_old_checkpoint_survives_a_failing_save(saved, tmp_path, monkeypatch):
     with open(saved, "rb") as file:
         before = file.read()
     monkeypatch.setattr(ms, "save_checkpoint", fail_to_write)
@@ -108,7 +108,7 @@ def test_the_old_checkpoint_survives_a_failing_save(saved, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == ["model.ckpt"]
 
 
-def test_what_another_process_is_writing_is_no_leftover(tmp_path):
+def test_recent_temporary_folders_are_not_removed(tmp_path):
     new, old = tmp_path / ".saving-new", tmp_path / ".saving-old"
     new.mkdir(), old.mkdir()
     hour_ago = old.stat().st_mtime - 3600
@@ -121,21 +121,21 @@ def test_what_another_process_is_writing_is_no_leftover(tmp_path):
 
 @pytest.fixture
 def little_room():
-    """Let no file grow beyond 50,000 bytes; a LeNet5 takes 247,000."""
+    """Limit files to 50,000 bytes; a LeNet5 needs 247,000."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_old_checkpoint_survives_a_full_disk(saved, little_room):
+def test_old_checkpoint_survives_a_full_disk(saved, little_room):
     before = {name: parameter.asnumpy() for name, parameter in load_parameters(saved).items()}
     with pytest.raises(OSError, match="File too large"):
         save_model(LeNet5(), saved)
     assert same(before, {name: parameter.asnumpy() for name, parameter in load_parameters(saved).items()})
 
 
-def test_a_full_disk_leaves_no_part_of_a_file_and_is_reported_with_its_name(saved, little_room, tmp_path):
+def test_full_disk_leaves_no_partial_file_and_names_the_file(saved, little_room, tmp_path):
     with pytest.raises(OSError, match=r"model.ckpt' \(2\d\d,\d{3} bytes\) can't be written: .*File too large"):
         save_model(LeNet5(), saved)
     assert os.listdir(tmp_path) == ["model.ckpt"]
@@ -153,7 +153,7 @@ def test_names_with_spaces_and_chinese_characters(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["new.ckpt", "folder/new.ckpt", Path("folder") / "new.ckpt", "old.ckpt"], ids=str)
-def test_what_passes_the_checks_is_saved(path, tmp_path):
+def test_paths_that_pass_the_checks_can_be_saved(path, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "old.ckpt").touch()
     check_name("train_process", path)
@@ -163,7 +163,7 @@ def test_what_passes_the_checks_is_saved(path, tmp_path):
     assert len(load_parameters(str(path))) == 8
 
 
-def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
+def test_path_objects_are_saved_and_loaded(tmp_path):
     save_model(LeNet5(), tmp_path / "a.ckpt")
     load_model(LeNet5(), tmp_path / "a.ckpt")
 
@@ -178,14 +178,14 @@ def test_a_path_object_is_loaded_as_it_is_saved(tmp_path):
         (check_folder, "file/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'file'"),
     ],
 )
-def test_a_target_that_will_not_do_is_refused(check, path, message, tmp_path):
+def test_invalid_paths_are_rejected(check, path, message, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.ckpt").mkdir()
     with pytest.raises(ValueError, match=f"^For 'train_process', {message}"):
         check("train_process", path)
 
 
-def test_a_folder_that_is_read_only_is_refused(monkeypatch):
+def test_read_only_folder_is_rejected(monkeypatch):
     # Asked of the system, because tests may run as root, to whom no folder is read-only.
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(ValueError, match="the folder of 'ckpt_path' must be writable, but got 'model.ckpt'"):
@@ -206,7 +206,7 @@ def test_a_folder_that_is_read_only_is_refused(monkeypatch):
     ],
     ids=["other network", "other classes", "other channels", "other type", "other names"],
 )
-def test_another_architecture_is_refused_and_nothing_touched(saved, network, names):
+def test_another_architecture_is_rejected_and_nothing_is_changed(saved, network, names):
     network = network()
     before = arrays(network)
     with pytest.raises(CheckpointError) as error:
@@ -215,15 +215,15 @@ def test_another_architecture_is_refused_and_nothing_touched(saved, network, nam
     assert same(before, arrays(network))
 
 
-def test_differences_are_named_one_by_one():
+def test_each_difference_is_listed():
     network = nn.Dense(2, 3)
-    given = {"weight": ms.Parameter(np.zeros((3, 4), np.float32)), "gamma": ms.Parameter(np.zeros(1, np.float32))}
-    assert differences(network, given) == [
+    parameters = {"weight": ms.Parameter(np.zeros((3, 4), np.float32)), "gamma": ms.Parameter(np.zeros(1, np.float32))}
+    assert differences(network, parameters) == [
         "missing bias",
         "unexpected gamma",
         "weight is Float32 (3, 4) instead of Float32 (3, 2)",
     ]
-    assert differences(network, {p.name: p for p in network.get_parameters()}) == []
+    assert differences(network, {parameter.name: parameter for parameter in network.get_parameters()}) == []
 
 
 # What is no checkpoint
@@ -253,7 +253,7 @@ def as_npz(path):
     ],
     ids=["empty", "text", "bytes", "pickle", "zip", "npz", "folder", "missing"],
 )
-def test_what_is_no_checkpoint_is_refused(write, tmp_path):
+def test_files_of_other_kinds_are_rejected(write, tmp_path):
     write(tmp_path / "bad.ckpt")
     network = LeNet5()
     before = arrays(network)
@@ -263,10 +263,10 @@ def test_what_is_no_checkpoint_is_refused(write, tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(saved, part, tmp_path):
+def test_truncated_file_is_rejected(saved, part, tmp_path):
     with open(saved, "rb") as file:
-        whole = file.read()
-    (tmp_path / "cut.ckpt").write_bytes(whole[: int(len(whole) * part)])
+        content = file.read()
+    (tmp_path / "cut.ckpt").write_bytes(content[: int(len(content) * part)])
     network = LeNet5()
     before = arrays(network)
     with pytest.raises(CheckpointError, match="cut.ckpt"):
@@ -274,8 +274,8 @@ def test_a_truncated_file_is_refused(saved, part, tmp_path):
     assert same(before, arrays(network))
 
 
-def check_refused(path, data, network=None):
-    """Refuse a file with this content, whoever reads it, and leave the network as it was."""
+def check_rejected(path, data, network=None):
+    """Check that a file with this content is rejected, and the network is not changed."""
     path.write_bytes(data)
     network = network or nn.Dense(2, 3)
     before = arrays(network)
@@ -293,34 +293,34 @@ def small(request, tmp_path):
     return path
 
 
-def test_every_truncation_is_refused(small):
-    whole = small.read_bytes()
+def test_every_truncation_is_rejected(small):
+    content = small.read_bytes()
     # Without all of its checksum a `.ckpt` is one that MindSpore wrote without, and whole.
-    harmless = len(whole) - 17 if small.suffix == ".ckpt" else None
-    for length in range(len(whole)):
+    harmless = len(content) - 17 if small.suffix == ".ckpt" else None
+    for length in range(len(content)):
         if length != harmless:
-            check_refused(small, whole[:length])
+            check_rejected(small, content[:length])
 
 
 def flip_bits(path, count, seed):
-    whole, rng = path.read_bytes(), random.Random(seed)
-    for bit in rng.sample(range(8 * len(whole)), count):
-        changed = bytearray(whole)
+    content, rng = path.read_bytes(), random.Random(seed)
+    for bit in rng.sample(range(8 * len(content)), count):
+        changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
-        check_refused(path, bytes(changed))
+        check_rejected(path, bytes(changed))
 
 
-def test_flipped_bits_are_refused(small):
+def test_flipped_bits_are_rejected(small):
     flip_bits(small, 60, seed=1)
 
 
 @pytest.mark.slow
-def test_flipped_bits_are_refused_400_times(small):
+def test_400_flipped_bits_are_rejected(small):
     flip_bits(small, 400, seed=2)
 
 
-def test_what_follows_is_refused(small):
-    check_refused(small, small.read_bytes() + b"\x12\x00")
+def test_trailing_bytes_are_rejected(small):
+    check_rejected(small, small.read_bytes() + b"\x12\x00")
 
 
 def crafted(*values):
@@ -353,19 +353,19 @@ WEIGHT = ("weight", [3, 2], "Float32", bytes(24))
     ],
     ids=["too few bytes", "2**40", "overflow", "negative", "unknown kind", "text", "twice", "slices that differ"],
 )
-def test_a_crafted_file_never_reaches_the_loader(values, tmp_path, monkeypatch):
+def test_crafted_file_does_not_reach_the_loader(values, tmp_path, monkeypatch):
     monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
-    check_refused(tmp_path / "crafted.ckpt", crafted(*values))
+    check_rejected(tmp_path / "crafted.ckpt", crafted(*values))
 
 
-def test_a_map_instead_of_a_tensor_never_reaches_the_loader(tmp_path, monkeypatch):
+def test_value_without_a_tensor_does_not_reach_the_loader(tmp_path, monkeypatch):
     monkeypatch.setattr(ms, "load_checkpoint", lambda *arguments, **options: pytest.fail("it was loaded"))
     message = Checkpoint()
     message.value.add().tag = "weight"
-    check_refused(tmp_path / "crafted.ckpt", message.SerializeToString())
+    check_rejected(tmp_path / "crafted.ckpt", message.SerializeToString())
 
 
-def test_a_parameter_in_slices_is_loaded(tmp_path):
+def test_parameter_in_slices_is_loaded(tmp_path):
     (tmp_path / "sliced.ckpt").write_bytes(
         crafted(("weight", [3, 2], "Float32", bytes(8)), ("weight", [3, 2], "Float32", bytes(16)), BIAS)
     )
@@ -375,15 +375,15 @@ def test_a_parameter_in_slices_is_loaded(tmp_path):
 
 
 class Payload:
-    """What a pickle would run."""
+    """Creates a folder when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("executed",)
 
 
 @pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
-def test_a_pickle_is_not_executed(suffix, tmp_path):
-    check_refused(tmp_path / f"bad.{suffix}", pickle.dumps(Payload()))
+def test_pickle_is_not_executed(suffix, tmp_path):
+    check_rejected(tmp_path / f"bad.{suffix}", pickle.dumps(Payload()))
     assert not os.path.exists("executed")
 
 
@@ -394,21 +394,21 @@ def test_safetensors_are_saved_and_loaded(tmp_path):
     assert same(arrays(network), arrays(other))
 
 
-def test_a_link_stays_one(tmp_path):
+def test_saving_to_a_link_keeps_the_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "real" / "model.ckpt")
     save_model(LeNet5(), tmp_path / "link.ckpt")
     assert (tmp_path / "link.ckpt").is_symlink() and os.listdir(tmp_path / "real") == ["model.ckpt"]
 
 
-def test_the_name_given_says_the_format_whatever_a_link_leads_to(tmp_path):
+def test_name_of_a_link_determines_the_format(tmp_path):
     (tmp_path / "link.ckpt").symlink_to("model.bin")  # which is not there yet
     check_name("f", tmp_path / "link.ckpt")
     save_model(LeNet5(), tmp_path / "link.ckpt")
     assert os.path.isfile(tmp_path / "model.bin") and len(load_parameters(str(tmp_path / "link.ckpt"))) == 8
 
 
-def test_what_can_not_be_written_is_refused_before_the_work(tmp_path):
+def test_dangling_links_and_pipes_are_rejected(tmp_path):
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "missing" / "model.ckpt")
     with pytest.raises(ValueError, match="the folder of 'ckpt_path' must exist"):
         check_folder("f", tmp_path / "link.ckpt")
@@ -418,7 +418,7 @@ def test_what_can_not_be_written_is_refused_before_the_work(tmp_path):
 
 
 @pytest.mark.parametrize(("umask", "permissions"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_file_has_the_permissions_of_any_new_one(tmp_path, umask, permissions):
+def test_permissions_follow_the_umask(tmp_path, umask, permissions):
     before = os.umask(umask)
     try:
         save_model(LeNet5(), tmp_path / "model.ckpt")
@@ -431,34 +431,34 @@ def test_a_file_has_the_permissions_of_any_new_one(tmp_path, umask, permissions)
 
 
 def survivors(folder, kills):
-    """Kill so many processes while they save, and return what each left."""
+    """Kill `kills` processes while they save, and return what they left."""
     command = [sys.executable, str(ROOT / "tests" / "save_runs.py"), str(folder), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_survivors(found, kills):
-    assert found["kills"] == kills and found["bad"] == []
+def check_survivors(result, kills):
+    assert result["kills"] == kills and result["bad"] == []
     # Some of them have to hit a save in its middle, or nothing was tried.
-    assert found["leftovers"] > kills / 10
+    assert result["leftovers"] > kills / 10
 
 
-def test_a_whole_checkpoint_is_there_after_every_kill(tmp_path):
+def test_checkpoint_is_complete_after_every_kill(tmp_path):
     check_survivors(survivors(tmp_path, 15), 15)
 
 
 @pytest.mark.slow
-def test_a_whole_checkpoint_is_there_after_200_kills(tmp_path):
+def test_checkpoint_is_complete_after_200_kills(tmp_path):
     check_survivors(survivors(tmp_path, 200), 200)
 
 
-def test_another_ending_is_refused(saved, tmp_path):
+def test_another_extension_is_rejected(saved, tmp_path):
     os.rename(saved, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="model.pt"):
         load_parameters(str(tmp_path / "model.pt"))
 
 
-def test_parameters_come_by_name(saved):
+def test_parameters_are_loaded_by_name(saved):
     parameters = load_parameters(saved)
     assert list(parameters) == list(arrays(LeNet5())) and parameters["fc3.bias"].shape == (10,)

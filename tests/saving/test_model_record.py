@@ -1,4 +1,4 @@
-"""Is the record of a model bound to it, and one that is damaged or crafted refused?"""
+"""Does a record belong to its model only, and are damaged or crafted records rejected?"""
 
 from __future__ import annotations
 
@@ -78,29 +78,30 @@ def saved(request, tmp_path):
     return path
 
 
-def test_what_is_recorded_is_read_and_mindspore_reads_the_model(saved):
+def test_record_is_read_and_mindspore_reads_the_model(saved):
     assert read_record(saved) == {"version": 1, **RECORD}
     plain = ms.load_checkpoint(str(saved), format=saved.suffix[1:], crc_check=True)
     network = small()
     load_model(network, saved)
-    assert [(plain[each.name].asnumpy() == each.asnumpy()).all() for each in network.get_parameters()] == [True, True]
+    assert len(plain) == 2
+    assert all((plain[name].asnumpy() == value.asnumpy()).all() for name, value in network.parameters_dict().items())
 
 
-def test_a_record_is_replaced_and_the_weights_stay(saved):
-    before = {name: each.asnumpy() for name, each in load_parameters(str(saved)).items()}
+def test_replacing_a_record_keeps_the_weights(saved):
+    before = {name: parameter.asnumpy() for name, parameter in load_parameters(str(saved)).items()}
     write_record(saved, {**RECORD, "correct": 1})
     assert read_record(saved)["correct"] == 1
-    after = {name: each.asnumpy() for name, each in load_parameters(str(saved)).items()}
+    after = {name: parameter.asnumpy() for name, parameter in load_parameters(str(saved)).items()}
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert {path.name for path in saved.parent.iterdir()} <= {saved.name, f"{saved.name}.json"}
 
 
-def test_a_model_that_is_saved_without_one_has_none(saved):
+def test_model_saved_without_a_record_has_none(saved):
     save_model(small(), saved)
     assert read_record(saved) is None and os.listdir(saved.parent) == [saved.name]
 
 
-def test_the_record_of_another_file_is_noticed(tmp_path):
+def test_record_of_another_file_is_rejected(tmp_path):
     path = tmp_path / "model.ckpt"
     save_model(small(), path, RECORD)
     ms.save_checkpoint(small(), str(path))
@@ -108,15 +109,15 @@ def test_the_record_of_another_file_is_noticed(tmp_path):
         read_record(path)
 
 
-def test_flipped_bits_of_a_record_are_refused(saved):
-    """In the metadata of safetensors, by whoever loads the model; in the file beside a `.ckpt`, by who reads it."""
-    where = saved if saved.suffix == ".safetensors" else Path(sidecar(saved))
-    whole = where.read_bytes()
-    begin = whole.index(b"lenet5")
+def test_flipped_bits_of_a_record_are_rejected(saved):
+    """In safetensors by loading the model as well, as the record is in the metadata; else by reading the record."""
+    path = saved if saved.suffix == ".safetensors" else Path(sidecar(saved))
+    content = path.read_bytes()
+    begin = content.index(b"lenet5")
     for byte in range(begin, begin + 60):
-        changed = bytearray(whole)
+        changed = bytearray(content)
         changed[byte] ^= 1
-        where.write_bytes(changed)
+        path.write_bytes(changed)
         with pytest.raises(CheckpointError):
             read_record(saved)
             load_parameters(str(saved))
@@ -145,7 +146,7 @@ def test_flipped_bits_of_a_record_are_refused(saved):
     ],
     ids=str,
 )
-def test_a_record_that_is_none_is_not_written_nor_read(changed, saved, monkeypatch):
+def test_invalid_record_is_neither_written_nor_read(changed, saved, monkeypatch):
     record = {name: value for name, value in {**RECORD, **changed}.items() if value is not ...}
     with pytest.raises(ValueError, match="For 'write_record', 'record' must have the fields of a record, but "):
         write_record(saved, record)
@@ -161,7 +162,7 @@ def test_a_record_that_is_none_is_not_written_nor_read(changed, saved, monkeypat
     [b"", b"{", b"[" * 60_000, b"[]", b'{"record": {}}', b'{"record": [], "sha256": 1}', b"9" * 9999, b"\xff" * 9],
     ids=lambda content: repr(content[:20]),
 )
-def test_a_file_that_is_no_record_is_refused(content, tmp_path):
+def test_invalid_record_file_is_rejected(content, tmp_path):
     path = tmp_path / "model.ckpt"
     save_model(small(), path)
     Path(sidecar(path)).write_bytes(content)
@@ -169,7 +170,7 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path):
         read_record(path)
 
 
-def test_a_huge_file_and_a_folder_are_not_read(tmp_path):
+def test_huge_files_and_folders_are_not_read(tmp_path):
     path = tmp_path / "model.ckpt"
     save_model(small(), path)
     with open(sidecar(path), "wb") as file:
@@ -182,7 +183,7 @@ def test_a_huge_file_and_a_folder_are_not_read(tmp_path):
         read_record(path)
 
 
-def test_a_copy_has_the_record_too(saved, tmp_path):
+def test_copy_includes_the_record(saved, tmp_path):
     target = tmp_path / f"copy{saved.suffix}"
     for _ in range(2):
         copy_model(str(saved), str(target))
@@ -192,7 +193,7 @@ def test_a_copy_has_the_record_too(saved, tmp_path):
     assert read_record(target) is None
 
 
-def test_the_module_imports_neither_mindspore_nor_numpy():
+def test_module_imports_neither_mindspore_nor_numpy():
     code = "import sys, ms_accum.saving.model_file; print({'mindspore', 'numpy'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
@@ -203,7 +204,7 @@ def test_the_module_imports_neither_mindspore_nor_numpy():
 # The model that is replaced
 
 
-def test_the_previous_model_is_kept_with_its_record(tmp_path):
+def test_previous_model_is_kept_with_its_record(tmp_path):
     path = tmp_path / "a.b.ckpt"
     assert keep_previous(path) is None
     save_model(small(), path, RECORD)
@@ -217,12 +218,12 @@ def test_the_previous_model_is_kept_with_its_record(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.b.ckpt", "a.b.previous.ckpt"]
 
 
-def test_it_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
+def test_previous_model_is_copied_if_links_are_not_supported(tmp_path, monkeypatch):
     def fail(*arguments):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", fail)
-    test_the_previous_model_is_kept_with_its_record(tmp_path)
+    test_previous_model_is_kept_with_its_record(tmp_path)
 
 
 def trained(path=None, **options):
@@ -233,17 +234,17 @@ def trained(path=None, **options):
     return Path(path or DEFAULT).read_bytes()
 
 
-def test_train_process_keeps_the_model_that_its_default_name_had(caplog):
+def test_train_process_keeps_the_previous_model_of_the_default_name(caplog):
     with caplog.at_level(logging.WARNING, logger="ms_accum"):
         first = trained()
         assert caplog.messages == [] and os.listdir() == [DEFAULT]
         second = trained()
-    said = f"'{DEFAULT}' is replaced; the model that it held is kept as 'gradient_accumulation.previous.ckpt'."
-    assert caplog.messages == [said]
+    message = f"'{DEFAULT}' is replaced; the model that it held is kept as 'gradient_accumulation.previous.ckpt'."
+    assert caplog.messages == [message]
     assert Path("gradient_accumulation.previous.ckpt").read_bytes() == first and Path(DEFAULT).read_bytes() == second
 
 
-def test_a_model_is_saved_before_the_state_for_which_the_disk_may_be_too_full(monkeypatch):
+def test_model_is_saved_before_the_training_state(monkeypatch):
     def fail(state, path):
         raise OSError(28, "No space left on device")
 
@@ -253,18 +254,18 @@ def test_a_model_is_saved_before_the_state_for_which_the_disk_may_be_too_full(mo
     assert len(load_parameters("model.ckpt")) == 2
 
 
-def test_the_default_name_is_that_of_train_process():
+def test_default_name_is_that_of_train_process():
     assert inspect.signature(GradientAccumulation.train_process).parameters["ckpt_path"].default == DEFAULT
 
 
-def test_a_name_that_was_chosen_is_replaced_as_asked(caplog):
+def test_model_under_a_chosen_name_is_replaced(caplog):
     trained("model.ckpt")
     trained("model.ckpt")
     assert caplog.messages == [] and os.listdir() == ["model.ckpt"]
 
 
-def test_a_program_without_logging_says_it_on_stderr(tmp_path):
-    """And leaves stdout alone, which other programs may read."""
+def test_without_logging_the_warning_is_on_stderr(tmp_path):
+    """Nothing is printed to stdout, which other programs may read."""
     code = (
         "import mindspore.nn as nn\nfrom ms_accum.saving.model_file import save_trained\n"
         "for _ in range(2): save_trained(nn.Dense(2, 3), 'gradient_accumulation.ckpt')"

@@ -1,4 +1,4 @@
-"""Does a run that was stopped go on as if it had not been?"""
+"""Does a run that was stopped resume as if it had not been stopped?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.host
 
 @pytest.fixture(scope="module")
 def uninterrupted(mode):
-    """What a run with windows of 3 leaves."""
+    """The result of a run with windows of 3."""
     ms.set_context(mode=mode)
     return Run().train(numbers(), 3).left
 
@@ -70,35 +70,35 @@ def test_stopping_in_graph_mode_changes_no_byte(tmp_path, stop, reduction, tail)
     ],
 )
 def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
-    """One run stops after each of its micro-batches; another one goes on from each of its states to the end."""
+    """One run stops after each of its micro-batches; another resumes from each of these states to the end."""
 
     def make():
         return Run(adam_with_schedule, tail=tail, clip_norm=0.5)
 
     bytes_left, records, counts, losses = make().train(numbers(), window).left
-    stopping, going_on, positions = make(), make(), range(1, 2 * len(ROWS))
+    stopping, resuming, positions = make(), make(), range(1, 2 * len(ROWS))
     for stop in positions:
         states = Checkpointer(tmp_path, keep=99, resume=None if stop == 1 else "auto", stop=stop_after(1))
         with pytest.raises(Stopped):
             stopping.train(numbers(), window, states=states)
     for stop in positions:
-        going_on.spoil()
+        resuming.spoil()
         state = tmp_path / f"state-{stop:08}.safetensors"
         states = Checkpointer(tmp_path / "more", resume=state)
-        found = going_on.train(numbers(), window, states=states).left
+        result = resuming.train(numbers(), window, states=states).left
         done = training_state.read(str(state)).facts["updates"]
-        check_same(found, (bytes_left, records[done:], counts, losses[done:]))
+        check_same(result, (bytes_left, records[done:], counts, losses[done:]))
 
 
 @pytest.mark.modes
-def test_stopping_again_and_again(tmp_path):
+def test_stopping_several_times(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
-    found = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
-    check_same(found, expected)
+    result = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
+    check_same(result, expected)
 
 
 @pytest.mark.modes
-def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
+def test_stopping_inside_a_split_batch(tmp_path):
     def data():
         return numbers([20, 20, 9])
 
@@ -108,7 +108,7 @@ def test_in_the_middle_of_a_batch_that_is_split(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize("stop", [12, 16])
-def test_with_shuffled_digits(tmp_path, stop):
+def test_stopping_with_shuffled_digits(tmp_path, stop):
     def make():
         return Run(features=64)
 
@@ -121,7 +121,7 @@ def test_with_shuffled_digits(tmp_path, stop):
 
 @pytest.mark.slow
 @pytest.mark.graph
-def test_with_images_that_are_moved_at_random(tmp_path):
+def test_stopping_with_random_augmentation(tmp_path):
     write_cifar10(tmp_path / "data", train=8)
 
     def make():
@@ -136,7 +136,7 @@ def test_with_images_that_are_moved_at_random(tmp_path):
     assert make().train(another, 3).left[0] != expected[0]
 
 
-def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):
+def test_stopping_with_a_shuffling_mindspore_dataset(tmp_path):
     def data():
         ms.dataset.config.set_seed(7)
         rng = np.random.RandomState(3)
@@ -147,7 +147,7 @@ def test_with_a_dataset_of_mindspore_that_shuffles(tmp_path):
     check_same(stopped_and_resumed(tmp_path, [7], Run, data, 3), expected)
 
 
-def test_the_random_number_generators_go_on(tmp_path):
+def test_random_number_generators_are_restored(tmp_path):
     drawn = []
 
     def data():
@@ -185,7 +185,7 @@ class Shuffled:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_with_an_iterable_that_shuffles(tmp_path, own):
+def test_stopping_with_a_shuffling_iterable(tmp_path, own):
     def data():
         return Shuffled(own)
 
@@ -196,7 +196,7 @@ def test_with_an_iterable_that_shuffles(tmp_path, own):
 
 
 @pytest.mark.parametrize("stop", [None, 24])
-def test_a_run_that_is_over_is_over(tmp_path, stop):
+def test_resuming_a_finished_run_trains_nothing(tmp_path, stop):
     def digits():
         return create_dataset(batch_size=128, image_size=8, seed=5)
 
@@ -209,12 +209,12 @@ def test_a_run_that_is_over_is_over(tmp_path, stop):
             return run
 
     expected = Run(features=64).train(digits(), 4).left
-    first, again = train(None), train("auto")
-    assert again.left[0] == expected[0]
-    assert again.model.updates == 6 and first.recorder.records[-1].update + len(again.recorder.records) == 6
+    first, resumed = train(None), train("auto")
+    assert resumed.left[0] == expected[0]
+    assert resumed.model.updates == 6 and first.recorder.records[-1].update + len(resumed.recorder.records) == 6
 
 
-def test_what_another_run_left_stays(tmp_path):
+def test_states_of_another_run_are_kept(tmp_path):
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
     before = (tmp_path / "state-00000001.safetensors").read_bytes()
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1))
@@ -222,15 +222,15 @@ def test_what_another_run_left_stays(tmp_path):
     assert (tmp_path / "state-00000001.safetensors").read_bytes() == before
 
 
-def test_a_driver_that_was_used_weighs_as_a_new_one(saved, tmp_path, uninterrupted):
-    """Inside a window its unit of weights is the state's: 16 rows made it 16, the run that was stopped has 8."""
+def test_used_driver_resumes_with_the_unit_of_the_state(saved, tmp_path, uninterrupted):
+    """Its own unit is that of 16 rows, the state's that of 8. The open window's weights are in the state's unit."""
     used = Run().train(numbers([16, 8, 5, 3]), 4, epochs=1)
     used.train(numbers(), 3, states=Checkpointer(tmp_path / "more", resume=saved))
     assert used.left[0] == uninterrupted[0]
 
 
 @pytest.mark.both
-def test_rates_of_newer_optimizers_are_saved(tmp_path):
+def test_rates_of_experimental_optimizers_are_saved(tmp_path):
     def make():
         return Run(lambda network: nn_experimental.SGD(network.trainable_params(), 0.1))
 
@@ -242,7 +242,7 @@ def test_rates_of_newer_optimizers_are_saved(tmp_path):
     assert [record.lr for record in second.recorder.records] == pytest.approx([0.025] * 7)
 
 
-def test_a_state_of_more_epochs_is_refused_before_anything_is_changed(tmp_path):
+def test_state_of_a_later_epoch_is_rejected_and_nothing_is_changed(tmp_path):
     Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path))
     run = Run()
     before = digest(run.optimizer.get_parameters())
@@ -254,17 +254,17 @@ def test_a_state_of_more_epochs_is_refused_before_anything_is_changed(tmp_path):
     assert Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto")).model.updates == 21
 
 
-def test_the_end_of_a_run_is_scored_and_saved_once(tmp_path):
-    """Where a state is due with the last update anyway; the mutant forgets that it is."""
-    asked = []
+def test_end_of_a_run_is_scored_and_saved_once(tmp_path):
+    """A state is due at the last update, which is also the end of the run."""
+    calls = []
     Run().train(
-        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: asked.append(1) or 0.0)
+        even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: calls.append(1) or 0.0)
     )
-    assert len(asked) == len(names(tmp_path)) == 7
+    assert len(calls) == len(names(tmp_path)) == 7
 
 
 @pytest.mark.modes
-def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
+def test_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
     run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
     assert run.model.micro_batches == 2
@@ -274,7 +274,7 @@ def test_a_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
 
 
 @pytest.mark.graph
-def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
+def test_finished_run_resumes_for_more_epochs(tmp_path):
     expected = Run().train(even(), 1, epochs=3).left
     first = Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path))
     more = Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto"))
@@ -283,11 +283,11 @@ def test_a_run_that_is_over_goes_on_for_more_epochs(tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["window.grad_sum.1.weight", "optimizer.moments.1.weight"])
-def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted):
-    """The mutant: a state without one of its parts."""
+def test_incomplete_state_changes_the_result(tmp_path, lost, monkeypatch, uninterrupted):
+    """A planted fault: one of the state's arrays is not saved."""
 
-    def incomplete(parameters, facts, **how):
-        state = training_state.capture(parameters, facts, **how)
+    def incomplete(parameters, facts, **options):
+        state = training_state.capture(parameters, facts, **options)
         if lost in state.arrays:
             state.arrays[lost] = np.zeros_like(state.arrays[lost])
         return state
@@ -296,7 +296,7 @@ def test_what_is_not_saved_is_missed(tmp_path, lost, monkeypatch, uninterrupted)
     assert stopped_and_resumed(tmp_path, [5], Run, numbers, 3)[0] != uninterrupted[0]
 
 
-# What ends a run by itself
+# Errors that end a run
 
 
 class Broken(Recorder):
@@ -309,7 +309,7 @@ class Broken(Recorder):
 
 
 @pytest.mark.modes
-def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
+def test_state_is_saved_if_a_callback_raises(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
     first.recorder = Broken()
@@ -320,7 +320,7 @@ def test_a_callback_that_raises_leaves_the_state_and_its_error(tmp_path):
     check_same(second.left, expected)
 
 
-def test_data_that_raises_leaves_the_state(tmp_path):
+def test_state_is_saved_if_the_data_raise(tmp_path):
     class Data:
         def __iter__(self):
             yield from numbers()[:4]
@@ -335,7 +335,7 @@ def test_data_that_raises_leaves_the_state(tmp_path):
     check_same(second.left, expected)
 
 
-def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
+def test_no_state_is_saved_if_a_micro_batch_fails(tmp_path):
     states = Checkpointer(tmp_path, every=1, keep=9)
     bad = [*numbers()[:3], (*numbers()[3][:1], ms.Tensor([0, 1], ms.int32))]
     with pytest.raises(Exception, match="."):
@@ -344,7 +344,7 @@ def test_a_micro_batch_that_fails_leaves_the_last_state_as_it_was(tmp_path):
 
 
 @pytest.mark.host
-def test_random_layers_are_warned_about(tmp_path):
+def test_random_layers_warn(tmp_path):
     def make():
         ms.set_seed(1)
         network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.5), nn.Dropout(keep_prob=0.9), nn.Dropout(p=0.0))
@@ -358,7 +358,7 @@ def test_random_layers_are_warned_about(tmp_path):
         make().train_process(2, numbers(), checkpointer=Checkpointer(tmp_path, resume="auto"), **options)
 
 
-# When, and how many
+# When states are saved, and which are kept
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def stopped(tmp_path_factory, mode):
 
 @pytest.fixture
 def saved(stopped, tmp_path):
-    """The same in a folder of the test's own."""
+    """A copy of this state in the test's folder."""
     return Path(shutil.copy(stopped, tmp_path))
 
 
@@ -381,15 +381,15 @@ def names(folder):
     return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
 
 
-def test_every_so_many_updates_and_the_newest_are_kept(tmp_path):
+def test_every_and_keep(tmp_path):
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
     assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
-    found = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
-    assert found == [6, 7]
+    updates = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
+    assert updates == [6, 7]
 
 
-def test_a_resumed_run_removes_what_its_run_has_kept(tmp_path):
-    """And nothing else: neither what another run has left there, nor what came after the resumed state."""
+def test_resumed_run_removes_old_states_of_its_run(tmp_path):
+    """It removes neither the states of another run nor those that are newer than the resumed one."""
     other = tmp_path / "state-00000001.safetensors"
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path / "other", every=9))
     other.write_bytes(max((tmp_path / "other").glob("state-*")).read_bytes())
@@ -403,8 +403,8 @@ def test_a_resumed_run_removes_what_its_run_has_kept(tmp_path):
         assert len(list(tmp_path.glob("state-*"))) == 3 and other.exists()
 
 
-def test_a_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
-    """The user has removed one, and made a folder of the name of another."""
+def test_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
+    """The user has removed a state, and created a folder under the name of another one."""
 
     def meddle():
         newest = max(tmp_path.glob("state-*"))
@@ -420,39 +420,39 @@ def test_a_state_that_can_not_be_removed_does_not_end_the_run(tmp_path):
     assert before and (tmp_path / names(tmp_path)[-1]).is_file()
 
 
-def test_what_the_run_has_not_written_stays(tmp_path):
-    """States of an earlier run, one of another version and a damaged one, whatever they are newer than."""
+def test_files_that_the_run_has_not_written_are_kept(tmp_path):
+    """These are states of an earlier run, of another version, and damaged ones, older or newer."""
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=9))
     older, newer = sorted(tmp_path.glob("state-*"))[1:3]
     (tmp_path / "state-00000077.safetensors").write_bytes(b"of a version to come")
-    there = names(tmp_path)
+    old_names = names(tmp_path)
     Run().train(even(), 1, states=Checkpointer(tmp_path, every=1, resume=str(older)))
-    left = names(tmp_path)
-    assert set(there) - set(left) == {older.name} and newer.name in left
-    assert len(left) == len(there)  # one more, one less
+    new_names = names(tmp_path)
+    assert set(old_names) - set(new_names) == {older.name} and newer.name in new_names
+    assert len(new_names) == len(old_names)  # one more, one less
     resumed = Checkpointer(tmp_path, resume="auto")
-    (tmp_path / left[-1]).write_bytes(b"damaged")
+    (tmp_path / new_names[-1]).write_bytes(b"damaged")
     Run().train(even(), 1, epochs=3, states=resumed)
-    assert left[-1] in names(tmp_path) and "not a training state" in resumed.resumed[0]
+    assert new_names[-1] in names(tmp_path) and "not a training state" in resumed.resumed[0]
 
 
-def test_tails_are_updates_too(tmp_path):
-    """Also of one micro-batch each, and of a run whose windows never fill."""
+def test_tails_count_as_updates(tmp_path):
+    """No window of this run is full."""
     Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
     assert len(names(tmp_path)) == 4  # the last one is the end, too
 
 
 @pytest.mark.modes
-def test_a_stop_while_a_window_ends_is_one_between_windows(tmp_path):
+def test_stop_at_a_windows_end_is_between_windows(tmp_path):
     run = Run()
-    window, asked = run.model._window.end, []
-    run.model._window.end = lambda requests: asked.append(1) or window(requests)
+    end, ended = run.model._window.end, []
+    run.model._window.end = lambda requests: ended.append(1) or end(requests)
     with pytest.raises(Stopped):
-        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(asked) == 2))
+        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: len(ended) == 2))
     assert (run.model.updates, run.model.micro_batches) == (2, 0)
 
 
-def test_every_so_many_minutes(tmp_path):
+def test_minutes(tmp_path):
     """At the ends of windows, and at the end of the run."""
     Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path, minutes=1e-9, keep=9))
     assert len(names(tmp_path)) == 4  # the last one is the end, too
@@ -461,9 +461,9 @@ def test_every_so_many_minutes(tmp_path):
 
 
 def scores(*values):
-    """Return what says so of one model after the other."""
-    left = iter(values)
-    return lambda: next(left)
+    """Return a function that returns these scores one after the other."""
+    remaining = iter(values)
+    return lambda: next(remaining)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def scores(*values):
         ((-5, -4, -6, -7, -8), ["2", "4", "5"], -4),
     ],
 )
-def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, best):
+def test_best_state_is_kept_in_addition_to_the_newest(tmp_path, stopped, values, kept, best):
     state = training_state.read(str(stopped))
     with Checkpointer(tmp_path, every=1, keep=2, score=scores(*values)) as states:
         for updates in range(1, 6):
@@ -487,8 +487,8 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, stopped, values, kept, bes
     assert names(tmp_path) == [f"state-0000000{number}.safetensors" for number in kept]
 
 
-def test_the_best_survives_a_stop(tmp_path):
-    """It is what it would be without one, and the moments that are scored are the same."""
+def test_best_state_survives_a_stop(tmp_path):
+    """The best state and the scored updates are the same as without a stop."""
     stopped = Checkpointer(tmp_path, every=2, score=scores(3, 9, 2), stop=stop_after(5))
     with pytest.raises(Stopped):
         Run().train(even(), 1, states=stopped)
@@ -497,102 +497,95 @@ def test_the_best_survives_a_stop(tmp_path):
     Run().train(even(), 1, states=resumed)
     assert resumed.best == 9
     assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
-    found = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
-    assert [facts["updates"] for facts in found] == [4, 14]
-    assert found[1]["best"] == [9, "state-00000002.safetensors"]
+    saved_facts = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
+    assert [facts["updates"] for facts in saved_facts] == [4, 14]
+    assert saved_facts[1]["best"] == [9, "state-00000002.safetensors"]
 
 
 def scored_updates(folder, stop=None):
     """Train two epochs of 7 windows, scored every 2, stopped at a micro-batch and resumed; return what was scored."""
-    found = []
+    updates = []
     for requests in (None if stop is None else stop_after(stop), None)[stop is None :]:
         run = Run()
-        score = lambda run=run: found.append(run.model.updates) or float(run.model.updates == 4)  # noqa: E731
+        score = lambda run=run: updates.append(run.model.updates) or float(run.model.updates == 4)  # noqa: E731
         states = Checkpointer(folder, every=2, score=score, resume="auto", stop=requests)
         with contextlib.suppress(Stopped):
             run.train(even(), 1, states=states)
-    return found, states.best, run.left[0]
+    return updates, states.best, run.left[0]
 
 
-def test_a_stop_changes_nothing_about_what_is_scored(tmp_path):
-    """The model of update 4 is the best: it has to be seen, also if the stop comes in its window or at the very end."""
+def test_stop_does_not_change_which_updates_are_scored(tmp_path):
+    """The model of update 4 is the best; it must be scored, also if the run stops in its window or at the end."""
     expected = scored_updates(tmp_path / "whole")
     assert expected[:2] == ([2, 4, 6, 8, 10, 12, 14], 1.0)
     for stop in range(1, 15):
         assert scored_updates(tmp_path / str(stop), stop) == expected, stop
 
 
-def test_the_end_of_a_run_is_scored_if_it_stopped_there(tmp_path):
+def test_end_of_a_run_is_scored_after_a_stop_there(tmp_path):
     """Update 14 is not planned by `every`, but it is the last."""
 
     def train(**options):
-        run, found = Run(), []
-        score = lambda: found.append(run.model.updates) or 0.0  # noqa: E731
+        run, updates = Run(), []
+        score = lambda: updates.append(run.model.updates) or 0.0  # noqa: E731
         with contextlib.suppress(Stopped):
             run.train(even(), 1, states=Checkpointer(tmp_path, every=5, score=score, resume="auto", **options))
-        return found
+        return updates
 
     assert train(stop=stop_after(14)) == [5, 10]
     assert train() == [14] and train() == []
 
 
-def test_an_error_at_a_planned_update_does_not_shift_the_later_ones(tmp_path):
-    def train(found, fails):
+def test_error_at_a_planned_update_does_not_shift_later_ones(tmp_path):
+    def train(updates, fails):
         run = Run()
 
         def score():
-            found.append(run.model.updates)
-            if fails and found == [2, 4]:
+            updates.append(run.model.updates)
+            if fails and updates == [2, 4]:
                 raise OSError("the evaluation failed")
             return 0.0
 
         run.train(even(), 1, states=Checkpointer(tmp_path, every=2, score=score, resume="auto"))
-        return found
+        return updates
 
-    found = []
+    updates = []
     with pytest.raises(OSError, match="the evaluation failed"):
-        train(found, True)
+        train(updates, True)
     assert train([], False) == [5, 6, 8, 10, 12, 14]  # update 4 is saved, and can't be scored again
 
 
-def test_a_score_may_draw_random_numbers(tmp_path):
-    def make():
-        return Run(), Checkpointer(tmp_path / str(len(drawn)), every=2, score=np.random.rand, resume="auto")
-
-    def train(**options):
+def test_score_may_draw_random_numbers(tmp_path):
+    def train(folder, stop=None):
         np.random.seed(1)
-        run, states = make()
-        states._stop = options.get("stop")
-        run.train(even(), 1, states=states)
+        Run().train(even(), 1, states=Checkpointer(folder, every=2, score=np.random.rand, resume="auto", stop=stop))
 
-    drawn = []
-    for stop in (None, 5):
-        with contextlib.suppress(Stopped):
-            train(stop=stop and stop_after(stop))
-        if stop:
-            train()
-        drawn.append(np.random.rand())
-    assert drawn[0] == drawn[1]
+    train(tmp_path / "uninterrupted")
+    expected = np.random.rand()
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", stop_after(5))
+    train(tmp_path / "stopped")
+    assert np.random.rand() == expected
 
 
 @pytest.mark.graph
-def test_evaluating_on_the_way_compiles_one_graph(tmp_path, compiles):
+def test_evaluation_in_a_run_is_compiled_once(tmp_path, compiles):
     run, data = Run(features=64), create_dataset(batch_size=400, image_size=8)
     network = run.model._network
-    seen = []
+    compiled = []
 
     def score():
         evaluate(network, data)
-        seen.append(len(compiles))
+        compiled.append(len(compiles))
         return 0.0
 
     run.train(data, 1, epochs=3, states=Checkpointer(tmp_path, every=1, score=score))
-    assert len(seen) == 3 * 4
+    assert len(compiled) == 3 * 4
     assert network.training
-    assert seen[-1] == seen[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
+    assert compiled[-1] == compiled[4]  # the last batch is shorter: two shapes, of which the first epoch sees both
 
 
-def test_a_run_whose_last_files_can_not_be_written_leaves_its_state(tmp_path):
+def test_state_is_saved_if_at_end_fails(tmp_path):
     def full():
         raise OSError("No space left on device")
 
@@ -600,18 +593,18 @@ def test_a_run_whose_last_files_can_not_be_written_leaves_its_state(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         run.train(numbers(), 3, states=states)
     assert states.rescued == tmp_path / "states" / "state-00000001.safetensors"
-    again = Checkpointer(tmp_path / "states", resume="auto")
-    assert Run().train(numbers(), 3, states=again).left[0] == run.left[0]
-    assert again.epochs_done() == 2 and again.rescued is None
+    resumed = Checkpointer(tmp_path / "states", resume="auto")
+    assert Run().train(numbers(), 3, states=resumed).left[0] == run.left[0]
+    assert resumed.epochs_done() == 2 and resumed.rescued is None
 
 
 @pytest.mark.parametrize("resume", [True, 3])
-def test_what_is_no_path_is_refused(resume, tmp_path):
+def test_resume_must_be_a_path(resume, tmp_path):
     with pytest.raises(TypeError, match="'resume' must be a path, 'auto' or None, but got (bool|int)"):
         Checkpointer(tmp_path, resume=resume)
 
 
-def test_another_runs_states_stay_where_one_is_resumed_from_elsewhere(saved, tmp_path):
+def test_resuming_from_another_folder_keeps_its_states(saved, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(saved, other / "state-00000007.safetensors")
@@ -641,38 +634,38 @@ class Calls(Callback):
         self._call(run_context.original_args())
 
 
-def test_a_program_may_change_its_working_directory(tmp_path):
-    """Paths mean what they meant when they were given; a message names the file so that it can be found."""
+def test_program_may_change_its_working_directory(tmp_path):
+    """Relative paths refer to the folder in which they were given; messages then contain absolute paths."""
     os.mkdir("here")
     os.chdir("here")
     states = Checkpointer("states", every=1, stop=stop_after(5))
     log = MetricsFile("metrics.jsonl")
     run = Run()
-    how = {"checkpointer": states, "callbacks": [log, elsewhere(tmp_path / "there")], "report": ()}
+    options = {"checkpointer": states, "callbacks": [log, elsewhere(tmp_path / "there")], "report": ()}
     with pytest.raises(Stopped, match=f"in '{tmp_path}/here/states/state-00000005.safetensors'"):
-        run.model.train_process(1, even(), 1, ckpt_path=None, **how)
+        run.model.train_process(1, even(), 1, ckpt_path=None, **options)
     assert names(tmp_path / "here" / "states") == ["state-00000005.safetensors"]
     assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 5
     assert os.listdir(tmp_path / "there") == []
     os.chdir(tmp_path / "here")
     state = "states/state-00000005.safetensors"
-    again, resumed = Run(), Checkpointer("states", resume=state)
-    how = {"callbacks": elsewhere(tmp_path / "third"), "report": (), "ckpt_path": "m.ckpt", "checkpointer": resumed}
-    again.model.train_process(1, even(), 1, **how)
-    assert resumed.resumed[0].startswith(f"{state}: 5 updates") and again.model.updates == 7
+    second, resumed = Run(), Checkpointer("states", resume=state)
+    options = {"callbacks": elsewhere(tmp_path / "third"), "report": (), "ckpt_path": "m.ckpt", "checkpointer": resumed}
+    second.model.train_process(1, even(), 1, **options)
+    assert resumed.resumed[0].startswith(f"{state}: 5 updates") and second.model.updates == 7
     assert sorted(os.listdir(tmp_path / "here")) == ["m.ckpt", "metrics.jsonl", "states"]
     assert os.listdir(tmp_path / "third") == []
 
 
-def test_a_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+def test_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     Run().train(even(), 1, epochs=1, states=Checkpointer("~/states"))
     assert names(tmp_path / "states") == ["state-00000001.safetensors"]
     assert Run().train(even(), 1, epochs=2, states=Checkpointer("~/states", resume="auto")).model.updates == 14
 
 
-def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path):
-    """And locked, so that no second run can use it."""
+def test_removed_folder_is_created_and_locked_again(tmp_path):
+    """It is locked, so that no second run can use it."""
     folder = tmp_path / "states"
     busy = []
 
@@ -688,37 +681,42 @@ def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path):
     run = Run()
     model = tmp_path / "models" / "m.ckpt"
     model.parent.mkdir()
-    how = {"callbacks": Calls(meddle), "report": (), "ckpt_path": model, "checkpointer": Checkpointer(folder, every=1)}
-    run.model.train_process(1, even(), 1, **how)
+    options = {
+        "callbacks": Calls(meddle),
+        "report": (),
+        "ckpt_path": model,
+        "checkpointer": Checkpointer(folder, every=1),
+    }
+    run.model.train_process(1, even(), 1, **options)
     assert model.is_file()
     assert busy and run.model.updates == 7
     assert [training_state.read(str(path)).facts["updates"] for path in folder.glob("state-*")] == [7]
 
 
-def test_a_second_run_in_the_folder_is_refused(tmp_path):
+def test_second_run_in_the_folder_is_rejected(tmp_path):
     with Checkpointer(tmp_path), pytest.raises(RuntimeError, match="another run is using the folder"):
         Run().train(numbers(), 2, states=Checkpointer(tmp_path))
 
 
-# What is refused
+# What is rejected
 
 
 def resume(path, make=Run, mini_steps=3, **options):
     return make().train(numbers(), mini_steps, states=Checkpointer(path.parent, resume=path, **options))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere' is not a file"):
         resume(tmp_path / "nowhere")
 
 
-def test_auto_finds_nothing_and_says_so(tmp_path):
+def test_auto_in_an_empty_folder_starts_a_new_run(tmp_path):
     states = Checkpointer(tmp_path, resume="auto")
     Run().train(numbers(), 3, states=states)
     assert states.resumed == [f"nothing: no state in '{tmp_path}'"]
 
 
-def test_auto_passes_over_what_is_damaged_and_says_so(saved):
+def test_auto_skips_damaged_states_and_reports_them(saved):
     damaged = saved.with_name("state-00000002.safetensors")
     damaged.write_bytes(saved.read_bytes()[:-1])
     states = Checkpointer(saved.parent, resume="auto")
@@ -726,14 +724,14 @@ def test_auto_passes_over_what_is_damaged_and_says_so(saved):
     assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
 
 
-def test_auto_does_not_start_anew_where_all_are_damaged(saved):
+def test_auto_raises_if_all_states_are_damaged(saved):
     saved.write_bytes(b"\xff" + saved.read_bytes()[1:])
     with pytest.raises(CheckpointError, match="state-00000001"):
         Run().train(numbers(), 3, states=Checkpointer(saved.parent, resume="auto"))
 
 
 @pytest.mark.parametrize(
-    ("make", "mini_steps", "config", "said"),
+    ("make", "mini_steps", "config", "message"),
     [
         (Run, 4, {}, "mini_steps was 3 and is 4"),
         (lambda: Run(clip_norm=1.0), 3, {}, "clip_norm was None and is 1.0"),
@@ -741,8 +739,8 @@ def test_auto_does_not_start_anew_where_all_are_damaged(saved):
         (Run, 3, {"lr": 0.5}, "lr was None and is 0.5"),
     ],
 )
-def test_other_settings_are_refused_with_what_differs(saved, make, mini_steps, config, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_other_settings_are_rejected_by_name(saved, make, mini_steps, config, message):
+    with pytest.raises(CheckpointError, match=message):
         resume(saved, make, mini_steps, config=config)
 
 
@@ -751,7 +749,7 @@ def test_other_settings_can_be_allowed(saved):
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
+def test_another_batch_size_resumes_at_the_same_row(tmp_path, split):
     def digits(batch_size):
         return create_dataset(batch_size=batch_size, image_size=8, seed=5)
 
@@ -761,13 +759,13 @@ def test_batches_of_another_size_go_on_at_the_same_row(tmp_path, split):
     done = training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["at"]["rows"]
     states = Checkpointer(tmp_path, resume="auto", config={"batch_size": 24}, allow_config_change=True)
     run = Run(features=64).train(digits(24), epochs=1, states=states, **window)
-    seen = sum(record.samples for record in run.recorder.records)
-    held = 0 if split else 40  # of the window that was open, which is one of these records' too
-    assert 1437 - done + held <= seen < 1437 - done + held + 24
+    trained = sum(record.samples for record in run.recorder.records)
+    open_rows = 0 if split else 40  # of the window that was open, which is one of these records' too
+    assert 1437 - done + open_rows <= trained < 1437 - done + open_rows + 24
 
 
-def test_a_batch_that_is_split_otherwise_begins_anew(tmp_path):
-    """What was accumulated of it is a part in other micro-batches."""
+def test_batch_with_another_split_is_restarted(tmp_path):
+    """The open window contains micro-batches of another size."""
     with pytest.raises(Stopped):
         Run().train(numbers([20] * 3), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(6)), micro_batch_size=6)
     assert training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["window"]["micro_batches"] == 2
@@ -777,7 +775,7 @@ def test_a_batch_that_is_split_otherwise_begins_anew(tmp_path):
 
 
 @pytest.mark.modes
-def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
+def test_new_learning_rate_is_used_if_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
 
@@ -786,7 +784,7 @@ def test_a_new_learning_rate_is_used_where_a_change_is_allowed(saved):
     assert [record.lr for record in run.recorder.records] == pytest.approx([0.01] * 6)
 
 
-def test_another_network_is_refused_and_stays_as_it_was(saved):
+def test_another_network_is_rejected_and_not_changed(saved):
     run = Run(features=7)
     before = digest(run.optimizer.get_parameters())
     states = Checkpointer(saved.parent, resume=saved)
@@ -795,7 +793,7 @@ def test_another_network_is_refused_and_stays_as_it_was(saved):
     assert digest(run.optimizer.get_parameters()) == before
 
 
-def test_a_state_of_another_version_is_refused(saved):
+def test_state_of_another_version_is_rejected(saved):
     state = training_state.read(str(saved))
     other = training_state.TrainingState(state.arrays, {**state.facts, "version": 1})
     with pytest.raises(CheckpointError, match="is a training state of another version of ms_accum"):
@@ -803,46 +801,46 @@ def test_a_state_of_another_version_is_refused(saved):
 
 
 def without(facts, name):
-    return {each: value for each, value in facts.items() if each != name}
+    return {key: value for key, value in facts.items() if key != name}
 
 
 NOISE = NoiseScale().state
 CRAFTED = {
-    "names that are none": lambda facts: {**facts, "kept": [7]},
+    "names that are numbers": lambda facts: {**facts, "kept": [7]},
     "a number instead of names": lambda facts: {**facts, "kept": 7},
     **{
         f"no {name}": lambda facts, name=name: without(facts, name)
         for name in training_state._FACTS
         if name != "version"
     },
-    "a count that is none": lambda facts: {**facts, "updates": -1},
-    "a count that is true": lambda facts: {**facts, "skipped": True},
+    "a negative count": lambda facts: {**facts, "updates": -1},
+    "a bool for a count": lambda facts: {**facts, "skipped": True},
     "text for a number": lambda facts: {**facts, "skips": "3"},
-    "a count beyond all counting": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
-    "a place that 32 bits do not count": lambda facts: {
+    "an epoch above 2**31": lambda facts: {**facts, "at": {**facts["at"], "epoch": 2**62}},
+    "a position above 32 bits": lambda facts: {
         **facts,
         "at": {**facts["at"], "batches": 2**31, "total": 2**31},
     },
     "more batches than there are": lambda facts: {**facts, "at": {**facts["at"], "batches": 8}},
     "more windows than updates": lambda facts: {**facts, "at": {**facts["at"], "windows": 10**6}},
-    "a best that nothing is better than": lambda facts: {**facts, "best": [float("nan"), None]},
-    "a loss that is no float": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
-    "no place": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
-    "more of a place": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
-    "less of a window": lambda facts: {**facts, "window": {"micro_batches": 2}},
-    "two losses": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
-    "noise of no number": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
-    "noise that is never sampled": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
-    "a first norm that is no number": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
-    "less noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
-    "a NumPy state beyond its numbers": lambda facts: {
+    "a best score of NaN": lambda facts: {**facts, "best": [float("nan"), None]},
+    "a loss beyond float64": lambda facts: {**facts, "window": {**facts["window"], "loss": [10**400, 1.0, 1]}},
+    "epoch 0": lambda facts: {**facts, "at": {**facts["at"], "epoch": 0}},
+    "an unknown field of the position": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
+    "missing fields of the window": lambda facts: {**facts, "window": {"micro_batches": 2}},
+    "a loss of two numbers": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
+    "a noise of NaN": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
+    "noise sampled every 0 updates": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
+    "a first norm of NaN": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
+    "a missing field of the noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
+    "a NumPy position out of range": lambda facts: {
         **facts,
         "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},
     },
-    "a Python state cut short": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
+    "a truncated Python state": lambda facts: {**facts, "random": {**facts["random"], "python": [3, [1, 2], None]}},
     "another generator": lambda facts: {**facts, "random": {**facts["random"], "numpy": ["PCG64", [], 0, 0, 0.0]}},
     "a list": lambda facts: [facts],
-    "too deep": lambda facts: "[" * 10**5 + "]" * 10**5,
+    "too deeply nested": lambda facts: "[" * 10**5 + "]" * 10**5,
 }
 
 
@@ -856,7 +854,7 @@ def write_crafted(path, craft):
 
 
 @pytest.mark.parametrize("craft", CRAFTED.values(), ids=CRAFTED)
-def test_crafted_facts_are_refused(saved, craft):
+def test_crafted_facts_are_rejected(saved, craft):
     write_crafted(saved, lambda facts: facts)
     training_state.read(str(saved))
     write_crafted(saved, craft)
@@ -864,22 +862,22 @@ def test_crafted_facts_are_refused(saved, craft):
         training_state.read(str(saved))
 
 
-def test_an_epoch_by_number_of_data_that_has_none_is_read_from_its_start(saved):
-    """A crafted state ended in an AttributeError."""
+def test_crafted_first_epoch_of_data_without_epochs_is_read(saved):
+    """Such a state once ended in an AttributeError."""
     write_crafted(saved, lambda facts: {**facts, "at": {**facts["at"], "first": 3}})
     run = Run().train(even(), 3, states=Checkpointer(saved.parent, resume="auto"))
     assert run.model.updates == 6
 
 
-def test_what_is_no_file_is_no_state(saved):
-    """A pipe would be waited for."""
+def test_pipe_is_not_a_state(saved):
+    """Reading a pipe would wait forever."""
     os.mkfifo(saved.with_name("state-00000007.safetensors"))
     assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2"])
-def test_arrays_that_numpy_does_not_have_are_refused(saved, dtype):
-    """What reading them raises depends on which other packages are installed; `--resume auto` has to pass them over."""
+def test_array_types_that_numpy_lacks_are_rejected(saved, dtype):
+    """The error of reading them depends on other installed packages; `resume="auto"` must skip them."""
     header = {
         "__metadata__": {"facts": "{}", "sha256": ""},
         "w": {"dtype": dtype, "shape": [4], "data_offsets": [0, 0]},
@@ -894,10 +892,10 @@ def test_arrays_that_numpy_does_not_have_are_refused(saved, dtype):
     assert Checkpointer(saved.parent, resume="auto").settings()["mini_steps"] == 3
 
 
-def test_crafted_facts_touch_nothing_and_are_passed_over(saved):
+def test_crafted_facts_change_nothing_and_auto_skips_them(saved):
     crafted = saved.with_name("state-00000002.safetensors")
     shutil.copy(saved, crafted)
-    write_crafted(crafted, CRAFTED["a Python state cut short"])
+    write_crafted(crafted, CRAFTED["a truncated Python state"])
     run = Run()
     before = digest(run.optimizer.get_parameters()), random.getstate(), np.random.get_state()[1].tolist()
     with pytest.raises(CheckpointError, match="'random' is wrong"):
@@ -909,7 +907,7 @@ def test_crafted_facts_touch_nothing_and_are_passed_over(saved):
     assert "state-00000002" in states.resumed[0] and str(saved) in states.resumed[1]
 
 
-def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
+def test_windows_of_one_can_not_resume_an_open_window(saved):
     with pytest.raises(
         CheckpointError, match="holds 2 micro-batches of an open window, which windows of 1 can't continue"
     ):
@@ -917,37 +915,37 @@ def test_windows_of_one_do_not_go_on_with_half_a_window(saved):
 
 
 @pytest.mark.modes
-def test_a_smaller_window_that_holds_too_many_ends_with_the_next(saved):
+def test_open_window_ends_with_the_next_micro_batch_if_size_shrinks(saved):
     run = resume(saved, mini_steps=2, allow_config_change=True)
     assert run.recorder.records[0].samples == sum(ROWS[:3])
 
 
-def test_every_flipped_bit_is_noticed(saved):
-    whole = saved.read_bytes()
+def test_flipped_bits_are_rejected(saved):
+    content = saved.read_bytes()
     rng = random.Random(1)
     for _ in range(40):
-        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+        check_rejected(saved, flipped(content, rng.randrange(8 * len(content))))
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_is_noticed_400_times(saved):
-    whole = saved.read_bytes()
+def test_400_flipped_bits_are_rejected(saved):
+    content = saved.read_bytes()
     rng = random.Random(2)
     for _ in range(400):
-        check_refused(saved, flipped(whole, rng.randrange(8 * len(whole))))
+        check_rejected(saved, flipped(content, rng.randrange(8 * len(content))))
 
 
-def test_every_truncation_is_noticed(saved):
-    whole = saved.read_bytes()
-    for length in range(0, len(whole), 37):
-        check_refused(saved, whole[:length])
+def test_truncations_are_rejected(saved):
+    content = saved.read_bytes()
+    for length in range(0, len(content), 37):
+        check_rejected(saved, content[:length])
 
 
 @pytest.mark.slow
-def test_every_truncation_is_noticed_at_every_length(saved):
-    whole = saved.read_bytes()
-    for length in range(len(whole)):
-        check_refused(saved, whole[:length])
+def test_truncation_at_every_length_is_rejected(saved):
+    content = saved.read_bytes()
+    for length in range(len(content)):
+        check_rejected(saved, content[:length])
 
 
 def flipped(data, bit):
@@ -956,13 +954,13 @@ def flipped(data, bit):
     return bytes(changed)
 
 
-def check_refused(path, data):
+def check_rejected(path, data):
     path.write_bytes(data)
     with warnings.catch_warnings(), pytest.raises(CheckpointError, match="state-00000001"):
         training_state.read(str(path))
 
 
-def test_the_facts_are_json_and_nothing_is_executed(saved):
+def test_facts_are_json(saved):
     state = training_state.read(str(saved))
     assert json.loads(json.dumps(state.facts)) == state.facts
     assert state.facts["window"]["micro_batches"] == 2 and state.facts["at"]["batches"] == 2
@@ -981,8 +979,8 @@ class Drawn:
 
 @pytest.mark.host
 @pytest.mark.parametrize("stops", [(7,), (10,), (15,), (3, 9)])
-def test_an_order_that_is_drawn_is_drawn_again(tmp_path, stops):
-    """Also that of epochs that are read and discarded, and of those that follow."""
-    whole = Run().train(Drawn(), 4, epochs=3).left
+def test_order_drawn_from_numpy_is_drawn_again(tmp_path, stops):
+    """This includes the orders of epochs that are read and discarded, and of later ones."""
+    expected = Run().train(Drawn(), 4, epochs=3).left
     ms.set_seed(1)
-    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), whole)
+    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), expected)
