@@ -384,13 +384,13 @@ def try_out(case, folder):
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("number", range(CASES))
-def test_any_window_is_what_the_simulator_says(number, tmp_path):
+def test_random_case_matches_simulator(number, tmp_path):
     try_out(Case(number), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(IN_GRAPHS))
-def test_in_graphs_too(number, tmp_path):
+def test_random_case_matches_simulator_in_graph_mode(number, tmp_path):
     try_out(Case(number, in_graphs=True), tmp_path)
 
 
@@ -485,7 +485,7 @@ def finder(name, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_waits_while_weights_change_is_found(tmp_path, monkeypatch):
+def test_waiting_micro_batches_during_weight_change_are_detected(tmp_path, monkeypatch):
     """In graphs only micro-batches wait, and a state that is saved runs them."""
     monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
     case = next(
@@ -501,5 +501,5 @@ def test_what_waits_while_weights_change_is_found(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_found(name, tmp_path, monkeypatch):
+def test_planted_faults_are_detected(name, tmp_path, monkeypatch):
     assert (finder(name, tmp_path, monkeypatch) is None) is (name in HARMLESS)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.several
 
 
 @pytest.mark.slow
-def test_ranks_run(tmp_path):
+def test_ranks_benchmark_runs(tmp_path):
     record, said = benchmark("ranks", tmp_path)
     assert set(record) == RECORD
     assert not (tmp_path / "ranks.png").exists()
@@ -54,7 +54,7 @@ def check_times(rows):
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
+def test_failed_job_raises_error_with_launcher_message(tmp_path):
     entry = Entry("job", "mindspore", "ranks_job.py")
     flags = ("--ranks", "2", "--folder", str(tmp_path), "--network", "resnet", "--ways", APART)
     with pytest.raises(ContenderError, match="(?s)'job' died.*exit code 2"), start(entry, *flags):
@@ -64,13 +64,13 @@ def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value"), [("contenders", ["torch"]), ("networks", ["resnet"]), ("windows", [1, 4])]
 )
-def test_what_makes_no_sense_is_refused(option, value):
+def test_unsupported_options_are_rejected(option, value):
     options = dict.fromkeys(("networks", "windows", "contenders", "rounds", "short"))
     with pytest.raises(ValueError, match=f"--{option}"):
         ranks.run(Namespace(**{**options, option: value}))
 
 
-def test_predictions_are_those_of_the_model():
+def test_predictions_equal_cost_model():
     """Ranks that take 10 ms a micro-batch and 5 ms a boundary, and a second for each 100 bytes."""
     key = {"ranks": 2, "network": "mlp"}
     times = [{**key, "way": APART, "window": window, "ms": 10 * window + 5} for window in (2, 4, 8)]
@@ -82,7 +82,7 @@ def test_predictions_are_those_of_the_model():
     assert found == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
 
 
-def test_an_update_takes_no_negative_time():
+def test_predicted_update_time_is_not_negative():
     """The machine was slower during the largest window, so the line through the two largest begins at -50 ms."""
     key = {"ranks": 2, "network": "mlp"}
     times = [{**key, "way": APART, "window": window, "ms": ms} for window, ms in ((4, 50), (8, 150))]

@@ -156,7 +156,7 @@ def printed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCTESTS)
-def test_docstring(name, printed):
+def test_docstring_examples(name, printed):
     assert mismatches(DOCTESTS[name], printed[name]) == []
 
 
@@ -181,17 +181,17 @@ def faults(name, found):
     return [found["error"]] if found["error"] else not_printed(outputs(TEXTS[name]), found["printed"])
 
 
-def test_the_python_of_the_readme(tmp_path):
+def test_readme_python_runs(tmp_path):
     assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
 
 
-def test_the_documented_amp_step_prints_no_warning(tmp_path):
+def test_documented_amp_step_prints_no_warning(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     assert execute({"as documented": page}, tmp_path)["as documented"]["error"] is None
 
 
 @pytest.mark.slow
-def test_a_step_that_uses_no_result_prints_one(tmp_path):
+def test_step_that_ignores_result_prints_warning(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     broken, changed = re.subn(r"return ops.depend\(loss, (accumulator\(.*\))\)", r"\1\n    return loss", page)
     assert changed == 1
@@ -207,31 +207,31 @@ def pages(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WITH_PYTHON if name != "README.md"])
-def test_the_python_of_the_other_documents(name, pages):
+def test_other_documents_python_runs(name, pages):
     assert faults(name, pages[name]) == []
 
 
-def test_the_examples_are_found():
+def test_docstring_examples_are_collected():
     assert {"ms_accum.accumulator.Accumulator", "ms_accum.engine.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
         DOCTESTS
     )
 
 
-def test_readme_begins_with_the_run_and_the_test():
+def test_readme_begins_with_train_and_test_commands():
     assert [block.strip() for block in blocks(TEXTS["README.md"], "bash")[:2]] == COMMANDS
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_links_point_at_files(name):
+def test_links_point_at_existing_files(name):
     assert broken_links(TEXTS[name], DOCUMENTS[name].parent) == []
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_tests_that_are_named_exist(name):
+def test_referenced_tests_exist(name):
     assert missing_tests(TEXTS[name]) == []
 
 
-def test_each_pitfall_names_its_tests():
+def test_each_pitfall_references_tests():
     rows = re.findall(r"^\| (\*\*.*)$", TEXTS["docs/correctness.md"], re.MULTILINE)
     assert len(rows) >= 14 and [row for row in rows if "::test_" not in row] == []
 
@@ -274,7 +274,7 @@ def planted(tmp_path_factory):
     return {name: mismatches(examples[name], results[name]) for name in sources}
 
 
-def test_examples_that_hold(planted):
+def test_wrong_docstring_examples_are_detected(planted):
     assert planted.pop("good") == []
     assert [name for name, wrong in planted.items() if not wrong] == []
 
@@ -284,7 +284,7 @@ def test_blocks_are_found_by_language():
     assert blocks(text, "python") == ["x = 1\n", "y = x\n"] and blocks(text, "bash") == ["a && b\n"]
 
 
-def test_an_output_that_was_not_printed_is_found():
+def test_output_that_was_not_printed_is_detected():
     page = "```python\nprint(1)\n```\n\n```text\n1\n```\n```text\na command\n```\n"
     page += "```python\nf()\n```\n```text\n2\n3\n```\n"
     assert outputs(page) == ["1\n", "2\n3\n"]
@@ -293,7 +293,7 @@ def test_an_output_that_was_not_printed_is_found():
     assert not_printed(["1\n", "1\n"], "1\n") == []
 
 
-def test_links_that_point_at_nothing_are_found(tmp_path):
+def test_broken_links_are_detected(tmp_path):
     (tmp_path / "there.md").touch()
     fine = "[a](there.md) [b](there.md#part) [c](https://x.org/y) [d](#here) ![e](./there.md) `[f](gone.md)`"
     assert broken_links(fine, tmp_path) == []
@@ -304,8 +304,6 @@ def test_links_that_point_at_nothing_are_found(tmp_path):
     ]
 
 
-def test_named_tests_that_do_not_exist_are_found():
-    text = (
-        "`tests/test_docs.py::test_links_point_at_files` `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
-    )
+def test_references_to_missing_tests_are_detected():
+    text = "`tests/test_docs.py::test_links_point_at_existing_files` `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
     assert missing_tests(text) == ["tests/test_docs.py::test_gone", "tests/test_gone.py::test_it"]

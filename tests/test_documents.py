@@ -15,7 +15,7 @@ from benchmarks.performance_tables import Goal
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_tables_of_the_documents_are_those_of_the_results():
+def test_document_tables_equal_results():
     made, used = documents.tables(), set()
     for path in documents.marked():
         text = path.read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def test_the_tables_of_the_documents_are_those_of_the_results():
     assert measured <= used, "every table has its place in a document"
 
 
-def test_another_result_is_another_table():
+def test_changed_result_changes_table():
     """The check can fail."""
     rows = results_of.rows("avx2-amd", "speed")
     other = [{**row, "ms": row["ms"] + 1} for row in rows]
@@ -47,13 +47,13 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_goal_stands_beside_its_figure_on_each_machine(results):
+def test_goal_table_shows_figure_of_each_machine(results):
     lines = performance_tables.tables()["goals"].splitlines()
     (mlp,) = [line for line in lines if line.startswith("| mlp, N=16")]
     assert mlp == "| mlp, N=16: time / best peer's | ≤ 1.50 | 1.50 | not measured | not measured |"
 
 
-def test_a_goal_that_is_missed_says_so(monkeypatch):
+def test_missed_goal_is_marked(monkeypatch):
     goal = Goal("x", 1.0, lambda found: found("speed")[0]["ms"])
     monkeypatch.setattr(performance_tables, "GOALS", (goal,))
     (line,) = performance_tables._goals({"avx2-amd": lambda name: [{"ms": 1.01}]}).splitlines()[2:]
@@ -80,12 +80,12 @@ FIRST = {"ms_accum": 1.0, "ms_accum-untuned": 8.0, "tutorial-functional": 16.0, 
 SECOND = {"ms_accum": 3.0, "ms_accum-untuned": 6.0, "tutorial-functional": 4.0, "boost": 6.0, "torch-compile": 1.5}
 
 
-def test_the_readme_compares_with_the_best_and_shows_the_worst_machine():
+def test_readme_compares_with_best_peer_and_shows_worst_machine():
     """Ours is compared with MindSpore's own under MindSpore's settings, and each machine's times with its own."""
     assert of_two_machines(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
 
 
-def test_a_readme_that_selects_is_noticed(monkeypatch):
+def test_selective_readme_figures_are_detected(monkeypatch):
     right = of_two_machines(FIRST, SECOND)
     assert of_two_machines(FIRST, FIRST) != right
     monkeypatch.setattr(performance_tables, "_OWN", ("tutorial-functional",))
@@ -102,7 +102,7 @@ def test_a_readme_that_selects_is_noticed(monkeypatch):
         ("README_CN.md", r"在 AVX-512 上，这两个变量使 LeNet5 快 (\d+) 到 (\d+) 倍"),
     ],
 )
-def test_what_the_variables_do_is_what_was_measured(readme, sentence):
+def test_readme_speedup_of_variables_equals_measurement(readme, sentence):
     factors = []
     for machine in ("avx512-amd", "avx512-intel"):
         rows = [row for row in results_of.rows(machine, "speed") if row["network"] == "lenet5" and row["window"] > 2]
@@ -112,7 +112,7 @@ def test_what_the_variables_do_is_what_was_measured(readme, sentence):
     assert (round(min(factors)), round(max(factors))) == (least, most)
 
 
-def test_what_was_not_measured_is_not_there(results):
+def test_unmeasured_tables_are_marked(results):
     made = performance_tables.tables()
     assert made["avx2-amd/speed"] == made["avx512-amd/cost"] == "Not measured on this machine.\n"
     assert "| ms_accum | 3.0 (9.0) |" in made["avx512-amd/speed"]
@@ -126,6 +126,6 @@ def test_what_was_not_measured_is_not_there(results):
         ("Someone", "avx2", "avx2"),
     ],
 )
-def test_machines_that_differ_have_folders_of_their_own(monkeypatch, maker, flags, folder):
+def test_machine_kind_names_results_folder(monkeypatch, maker, flags, folder):
     monkeypatch.setattr(results_of, "_first", lambda path, key: {"vendor_id": maker, "flags": flags}[key])
     assert results_of.kind() == folder

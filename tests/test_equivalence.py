@@ -300,7 +300,7 @@ def check(name, model, reduction, courses):
         ("Adam", "lenet5", "mean", 8),
     ],
 )
-def test_micro_batches_are_one_big_batch(name, model, reduction, window):
+def test_micro_batches_equal_large_batch(name, model, reduction, window):
     check(name, model, reduction, [(window,)])
 
 
@@ -308,7 +308,7 @@ def test_micro_batches_are_one_big_batch(name, model, reduction, window):
 @pytest.mark.parametrize("name", OPTIMIZERS)  # on top: what a network compiles, its optimizers share
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_optimizer_with_every_window(name, model, reduction):
+def test_every_optimizer_with_every_window_size(name, model, reduction):
     """The common ones make all updates with windows of one size, for each; the others change it with every update."""
     check(name, model, reduction, [(window,) for window in WINDOWS] if name in COMMON else [WINDOWS])
 
@@ -322,7 +322,7 @@ def test_every_optimizer_with_every_window(name, model, reduction):
     ],
 )
 @pytest.mark.parametrize("name", ["Momentum"])
-def test_a_broken_window_is_noticed(name, broken, how):
+def test_broken_window_is_detected(name, broken, how):
     on = bench("lenet5", "mean")
     weights, gradients, missed = Trial(on, name, **broken).train([4], **how)
     assert max(missed) >= 100
@@ -331,7 +331,7 @@ def test_a_broken_window_is_noticed(name, broken, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", WITH_KINKS)
-def test_kinks_are_met_in_at_most_one_of_200_windows(model, capsys):
+def test_at_most_one_of_200_windows_hits_a_kink(model, capsys):
     """The networks of the zoo as they are; a window that is wrong would miss in each."""
     trial = Trial(bench(model, "mean"), "Momentum")
     missed = [each for seed in range(20) for each in trial.train([4], seed)[2]]
@@ -344,7 +344,7 @@ def test_kinks_are_met_in_at_most_one_of_200_windows(model, capsys):
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_formula_notices_other_gradients(name, rng):
+def test_formulas_detect_reordered_gradients(name, rng):
     _, formula, numbers = FORMULAS[name]
     start, gradients = [rng.randn(50)], [[rng.randn(50)] for _ in range(UPDATES)]
     results = [reference.train(formula, start, order, **numbers) for order in (gradients, gradients[::-1])]
@@ -356,7 +356,7 @@ def test_a_formula_notices_other_gradients(name, rng):
     "mutation",
     [None, "no division", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no clear", "one late"))],
 )
-def test_the_driver_is_one_big_batch(mutation, monkeypatch):
+def test_driver_equals_large_batch(mutation, monkeypatch):
     on = bench("mlp", "mean")
     expected = Plain(on, "Momentum").on_big_batches(SEED)
     restore(on.parameters, on.start)
@@ -424,7 +424,7 @@ def by_cells(network, loss_fn, optimizer, weighted):
 
 
 @pytest.mark.slow
-def test_the_two_implementations_are_equal_bit_by_bit():
+def test_accumulator_and_cells_are_bitwise_equal():
     # A power of two as weight: then it does not matter whether the loss or the gradient is multiplied.
     functions, cells = two_implementations([8, 8, 4, 4, 8, 8, 4])
     assert functions == cells
@@ -432,7 +432,7 @@ def test_the_two_implementations_are_equal_bit_by_bit():
 
 
 @pytest.mark.slow
-def test_other_weights_are_noticed():
+def test_different_weights_are_detected():
     functions, cells = two_implementations([8, 8, 4], weighted=False)
     assert functions != cells
 
@@ -467,7 +467,7 @@ def least_squares_driver(lr):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [2, 468])
-def test_an_epoch_with_an_uneven_tail(windows, rng):
+def test_epochs_with_uneven_tail(windows, rng):
     """With 468 windows it is one of MNIST: 1,875 micro-batches."""
     data = least_squares(rng, [32] * (4 * windows + 2) + [16])
     network, model = least_squares_driver(0.05)
@@ -483,7 +483,7 @@ def unweighted(self, micro_batch):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("mutation", ["no division", "no clear", "one late", "mean of means"])
-def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
+def test_uneven_tail_test_detects_mutations(mutation, rng, monkeypatch):
     data = least_squares(rng, [32] * 6 + [16])
     mutate(monkeypatch, mutation)
     if mutation == "mean of means":
@@ -504,7 +504,7 @@ def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
     ids=["number", "list", "cosine", "warm-up"],
 )
 @pytest.mark.parametrize("window", [1, 3])
-def test_the_learning_rate_runs_on_the_clock_of_updates(lr, window, rng):
+def test_learning_rate_advances_once_per_update(lr, window, rng):
     data = batches(rng, [4] * 4 * window)
     big = [joined(data[start : start + window]) for start in range(0, len(data), window)]
     series = []
@@ -537,7 +537,7 @@ def trained(mode, make):
     "make",
     [lambda p: nn.Momentum(p, 0.1, 0.9), pytest.param(lambda p: nn.AdamWeightDecay(p, 0.01), marks=pytest.mark.slow)],
 )
-def test_graph_mode_is_pynative(make):
+def test_graph_mode_equals_pynative_mode(make):
     graph, graph_losses = trained(ms.GRAPH_MODE, make)
     pynative, pynative_losses = trained(ms.PYNATIVE_MODE, make)
     assert miss(graph, pynative, 1e-5, 1e-6) <= 1
@@ -555,7 +555,7 @@ class Head(nn.Cell):
         return self.dense(self.dropout(x))
 
 
-def test_one_graph_a_shape(compiles, rng):
+def test_one_training_graph_per_shape(compiles, rng):
     network = Head()
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     run(model, batches(rng, [8] * 5), 2, epochs=2)
@@ -564,7 +564,7 @@ def test_one_graph_a_shape(compiles, rng):
     assert compiles[4:] == ["TrainTogether"]
 
 
-def test_full_windows_of_one_shape_need_three_graphs(compiles, rng):
+def test_full_windows_of_one_shape_compile_three_graphs(compiles, rng):
     network = nn.Dense(6, 3)
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     run(model, batches(rng, [8] * 6), 3)
@@ -572,7 +572,7 @@ def test_full_windows_of_one_shape_need_three_graphs(compiles, rng):
 
 
 @pytest.mark.slow
-def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
+def test_evaluation_between_runs_does_not_recompile_training(compiles, rng):
     network = Head()
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     data = batches(rng, [8] * 4)
@@ -583,7 +583,7 @@ def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_the_accumulator_is_one_graph(window, compiles, rng):
+def test_accumulator_step_compiles_one_graph_per_shape(window, compiles, rng):
     network, loss_fn = nn.Dense(6, 3), cross_entropy()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     accumulator = Accumulator(optimizer, window, reduction="mean")
@@ -597,7 +597,7 @@ def test_the_accumulator_is_one_graph(window, compiles, rng):
     assert len(compiles) == 2
 
 
-def test_a_graph_that_is_compiled_again_is_counted(compiles):
+def test_recompiled_graphs_are_counted(compiles):
     double = ms.jit(ops.square)
     for rows in (2, 3, 2, 4):
         double(ops.ones(rows))

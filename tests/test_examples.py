@@ -57,7 +57,7 @@ def run(program, folder, *flags, launcher=()):
     )
 
 
-def test_no_example_is_left_out():
+def test_every_example_is_tested():
     assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted(
         [*UPDATES, *NETWORKS, *FEATURES, *OTHERS]
     )
@@ -65,7 +65,7 @@ def test_no_example_is_left_out():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "updates"), UPDATES.items())
-def test_example(program, updates, tmp_path):
+def test_tutorial_example(program, updates, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.fullmatch(rf"{updates} updates, accuracy (\d+\.\d)%", done.stdout.splitlines()[-1])
@@ -74,7 +74,7 @@ def test_example(program, updates, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "last"), NETWORKS.items())
-def test_a_network_of_ones_own(program, last, tmp_path):
+def test_own_network_example(program, last, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert done.returncode == 0 and re.fullmatch(last, done.stdout.splitlines()[-1])
     warned = [line for line in done.stderr.splitlines() if "Warning" in line or "WARNING" in line]
@@ -84,7 +84,7 @@ def test_a_network_of_ones_own(program, last, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "last"), FEATURES.items())
-def test_a_feature(program, last, tmp_path):
+def test_feature_example(program, last, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(last, done.stdout.splitlines()[-1])
@@ -92,14 +92,14 @@ def test_a_feature(program, last, tmp_path):
 
 
 @pytest.mark.parametrize("program", FEATURES)
-def test_a_feature_is_one_difference(program):
+def test_feature_example_differs_little_from_basic(program):
     """Most of its lines are those of basic.py."""
     basic, mine = ((ROOT / "examples" / f"{name}.py").read_text().splitlines() for name in ("basic", program))
     assert len(mine) <= 60 and len(set(mine) - set(basic)) <= 10
 
 
 @pytest.mark.slow
-def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
+def test_no_sync_parameters_change_only_at_window_end(tmp_path):
     """And with them: the accumulators differ between ranks, the parameters never."""
     launcher = ("-m", "ms_accum.launch", "--nproc=2", "--log_dir=logs")
     done = run("no_sync", tmp_path, launcher=launcher)
@@ -137,7 +137,7 @@ def alike(line, other):
     )
 
 
-def test_numbers_that_differ_are_noticed():
+def test_different_numbers_are_detected():
     lines = ["loss 3.195248, difference 2.6e-07", "plain: 6.1e-01"]
     assert differ(lines, ["loss 3.195249, difference 4.1e-07", "first", "plain: 6.2e-01"]) == []
     assert differ(lines, ["loss 3.195348, difference 2.6e-07", "plain: 6.1e-02"]) == lines
@@ -153,7 +153,7 @@ def language_model(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(language_model):
+def test_language_model_shows_error_of_mean_of_means(language_model):
     assert differ(shown("language_model"), language_model.splitlines()) == []
     loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
     miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", language_model, re.MULTILINE))
@@ -165,7 +165,7 @@ def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(lang
 
 
 @pytest.mark.slow
-def test_the_language_model_shows_the_numerics(language_model):
+def test_language_model_shows_numerics(language_model):
     updates, sizes = re.search(r"^(\d+) updates; .*: (\{.*\})$", language_model, re.MULTILINE).groups()
     assert sizes == "{0: 1, 27: 2, 41: 3, 50: 4}" and 50 < int(updates) < 120
     overflows, scale = re.search(r"^(\d+) windows overflowed .* (\d+)$", language_model, re.MULTILINE).groups()
@@ -180,7 +180,7 @@ def test_the_language_model_shows_the_numerics(language_model):
 
 
 @pytest.mark.slow
-def test_contrastive_shows_that_plain_accumulation_is_not_the_big_batch(tmp_path):
+def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     done = run("contrastive", tmp_path, "--epochs=5")
     assert (done.returncode, done.stderr) == (0, "")
     assert differ(shown("contrastive"), done.stdout.splitlines()) == []

@@ -53,7 +53,7 @@ BYTECODE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="MindSpore rai
     [{}, {"fullgraph": True}, pytest.param({"capture_mode": "bytecode"}, marks=BYTECODE)],
     ids=["plain", "whole", "bytecode"],
 )
-def test_what_is_said_inside_the_step_is_so(window, options):
+def test_counters_read_inside_step_are_current(window, options):
     network, accumulator, step = made(window, **options)
     for number in range(4):
         inside = [int(told) for told in step(Tensor([[1.0 + number]], ms.float32))[0]]
@@ -64,7 +64,7 @@ def test_what_is_said_inside_the_step_is_so(window, options):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_property_is_a_constant_inside_the_step(window):
+def test_property_is_constant_inside_step(window):
     """As its docstring says: it is a number, with the value that it had when the step was compiled."""
     _, accumulator, step = made(window, a_property)
     assert [int(step(Tensor([[1.0]], ms.float32))[0][0]) for _ in range(4)] == [0] * 4
@@ -78,7 +78,7 @@ def in_a_process(folder, program):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_tracing_is_refused(tmp_path):
+def test_trace_capture_mode_is_rejected(tmp_path):
     """In a process of its own: one in which a trace has failed ends badly, whatever failed."""
     program = """
 import mindspore as ms
@@ -107,7 +107,7 @@ print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
     assert left == "[0.] [0.]"
 
 
-def test_a_strict_graph_of_the_cells_compiles():
+def test_strict_jit_syntax_compiles():
     """Where MindSpore is told to take no Python that it can't compile."""
     ms.set_context(jit_syntax_level=ms.STRICT)
     try:
@@ -120,7 +120,7 @@ def test_a_strict_graph_of_the_cells_compiles():
 
 
 @pytest.mark.slow
-def test_the_level_that_has_no_kernels_in_place_is_asked_for(tmp_path):
+def test_jit_level_without_in_place_kernels_is_detected(tmp_path):
     """`mul_` and `copy_` are not known to GE, which level O2 stands for. In a process of its own: it can't be unset."""
     program = """
 import mindspore as ms

@@ -170,18 +170,18 @@ def each_rule_and_file():
 
 
 @pytest.mark.parametrize(("check", "path", "remedy"), list(each_rule_and_file()))
-def test_nothing_in(check, path, remedy):
+def test_file_follows_rule(check, path, remedy):
     wrong = check(path.read_text(encoding="utf-8"))
     assert not wrong, f"{path.relative_to(ROOT)}: {'; '.join(wrong)}. To mend it: {remedy}."
 
 
 @pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in PLANTED[rule]])
-def test_a_planted_fault_is_found(rule, source):
+def test_rule_violations_are_detected(rule, source):
     assert RULES[rule][0](source)
 
 
 @pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in FINE[rule]])
-def test_what_is_fine_is_left_alone(rule, source):
+def test_valid_sources_pass_rules(rule, source):
     assert RULES[rule][0](source) == []
 
 
@@ -208,7 +208,7 @@ def arrows():
 
 
 @pytest.mark.parametrize("room", [room for room in FLOOR if room != TOP])
-def test_a_room_is_one(room):
+def test_package_init_contains_only_docstring(room):
     body = ast.parse((ROOT / "ms_accum" / room / "__init__.py").read_text(encoding="utf-8")).body
     assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{room}/__init__.py is its docstring and nothing else"
 
@@ -228,24 +228,24 @@ def within(room):
 
 
 @pytest.mark.parametrize("room", FLOOR)
-def test_no_modules_of_a_room_import_each_other(room):
+def test_package_has_no_circular_imports(room):
     try:
         graphlib.TopologicalSorter(within(room)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"{' -> '.join(error.args[1])}: move what both need into a module of its own")
 
 
-def test_a_circle_is_found():
+def test_circular_import_is_detected():
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter({**within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}).prepare()
 
 
-def test_every_folder_is_a_room():
+def test_every_folder_has_a_layer():
     assert sorted({room_of_file(path) for path in LIBRARY}) == sorted(FLOOR), "give it its floor in FLOORS"
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_go_down(path):
+def test_imports_go_to_lower_layers_only(path):
     wrong = wrong_imports(path.read_text(encoding="utf-8"), room_of_file(path), path.stem)
     remedy = "hand it in from above, move what both need to a lower floor, or import a name from its module"
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}. To mend it: {remedy}."
@@ -271,7 +271,7 @@ def test_imports_go_down(path):
         (TOP, "driver", "import ms_accum"),
     ],
 )
-def test_an_import_the_wrong_way_is_found(room, module, source):
+def test_imports_of_higher_layers_are_detected(room, module, source):
     assert len(wrong_imports(source, room, module)) == 1
 
 
@@ -284,7 +284,7 @@ def test_an_import_the_wrong_way_is_found(room, module, source):
         ("app", "import ms_accumulator, trainer, os.path\nfrom . import plan"),
     ],
 )
-def test_an_import_the_right_way_is_left_alone(room, source):
+def test_imports_of_lower_layers_are_allowed(room, source):
     assert wrong_imports(source, room) == []
 
 
@@ -301,7 +301,7 @@ def reached(arrows, start):
     return found
 
 
-def test_architecture_draws_the_rooms_as_they_are():
+def test_architecture_diagram_equals_imports():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     drawn, made = set(re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)), arrows()
     assert drawn <= made, "draw no arrow that the code has not"
@@ -330,7 +330,7 @@ def internal(text):
     return [line for line in text.splitlines() if re.search(INTERNAL, line)]
 
 
-def test_nothing_refers_to_what_a_stranger_does_not_have():
+def test_no_references_to_internal_documents():
     found = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
     found += [*LIBRARY, *ZOO, *PROGRAMS]
     assert len(found) > 200
@@ -338,7 +338,7 @@ def test_nothing_refers_to_what_a_stranger_does_not_have():
 
 
 @pytest.mark.parametrize("parts", ["# |E10", "# FA|CE's words", "see DES|IGN.md", "as in is|sue 30", "cd /wo|rk/main"])
-def test_what_a_stranger_does_not_have_is_found(parts):
+def test_references_to_internal_documents_are_detected(parts):
     line = parts.replace("|", "")
     assert internal(f"x = 1\n{line}\n") == [line]
     assert not internal("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")

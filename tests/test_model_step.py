@@ -117,7 +117,7 @@ def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
     ("reduction", "window"),
     [("mean", N), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("sum", N), ("mean", 1), ("mean", 99)))],
 )
-def test_it_trains_as_the_driver_does(reduction, window):
+def test_training_equals_driver(reduction, window):
     found = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
     expected, records = by_driver(reduction=reduction, window=window)
     assert miss(found.weights, expected, rtol=1e-5, atol=1e-7) <= 1
@@ -127,7 +127,7 @@ def test_it_trains_as_the_driver_does(reduction, window):
 @pytest.mark.parametrize(
     "mutation", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
 )
-def test_a_window_is_its_large_batch(monkeypatch, mutation):
+def test_window_equals_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
     micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
     found = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
@@ -138,7 +138,7 @@ def test_a_window_is_its_large_batch(monkeypatch, mutation):
 
 
 @pytest.mark.slow
-def test_without_the_callback_the_tail_goes_into_the_next_epoch():
+def test_without_flush_tail_the_tail_is_carried_to_next_epoch():
     found = Trained()
     found.model.train(2, dataset(numbers()))
     assert (found.step.updates, found.step.micro_batches) == (4, 2)
@@ -146,7 +146,7 @@ def test_without_the_callback_the_tail_goes_into_the_next_epoch():
 
 
 @pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
-def test_a_bad_window_is_skipped():
+def test_nonfinite_window_is_skipped():
     micro_batches = numbers([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
     micro_batches[1] = (bad, micro_batches[1][1])
@@ -185,7 +185,7 @@ def positive(x, y):
         (nn.MSELoss(), 2.5, LABELS),
     ],
 )
-def test_it_is_computed_in_the_graph_as_on_the_host(loss_fn, weight, label):
+def test_weight_in_graph_equals_weight_on_host(loss_fn, weight, label):
     of = weight_in_graph("test", weight, loss_fn).of
 
     @ms.jit
@@ -196,7 +196,7 @@ def test_it_is_computed_in_the_graph_as_on_the_host(loss_fn, weight, label):
     assert float(computed(SCORES, label)) == expected
 
 
-def test_it_varies_only_if_it_depends_on_values():
+def test_weight_varies_only_if_it_depends_on_values():
     assert weight_in_graph("test", None, nn.CrossEntropyLoss()).varies
     assert weight_in_graph("test", positive, None).varies
     assert not weight_in_graph("test", None, nn.MSELoss()).varies
@@ -204,7 +204,7 @@ def test_it_varies_only_if_it_depends_on_values():
 
 
 @pytest.mark.slow
-def test_a_micro_batch_without_labels_does_no_harm():
+def test_micro_batch_without_labels_is_ignored():
     """Its loss and its gradient are 0/0."""
     micro_batches = numbers([4, 4, 4])
     nothing = Tensor(np.full(4, -100, np.int32))
@@ -261,7 +261,7 @@ def one_large_batch_each(data):
 @pytest.mark.parametrize(
     "options", [{}, {"nonfinite": "skip_micro"}, {"loss_scale": 8.0}, {"nonfinite": "raise"}], ids=str
 )
-def test_a_sum_over_no_labels_is_zero_and_updates(way, loss, options):
+def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
     """For windows of 1 and of 2 alike, and as in plain MindSpore, which moves and decays the weights."""
     (first, one), (second, two), (third, _), (fourth, _) = numbers([4] * 4)
     if loss == "mean losses":  # each of the four labels of a micro-batch, so that the sums of means are a quarter
@@ -276,7 +276,7 @@ def test_a_sum_over_no_labels_is_zero_and_updates(way, loss, options):
 
 
 @pytest.mark.host
-def test_a_sum_of_nothing_that_does_not_update_is_noticed(monkeypatch):
+def test_missing_update_for_empty_sum_is_detected(monkeypatch):
     data = [(x, NOTHING) for x, _ in numbers([4] * 2)]
     monkeypatch.setattr(windows._AtOnce, "pass_over", lambda one: None)
     found, system = trained_with_sums("driver", 1, data)
@@ -285,7 +285,7 @@ def test_a_sum_of_nothing_that_does_not_update_is_noticed(monkeypatch):
 
 @pytest.mark.host
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_of_no_labels_hides_no_nan(window):
+def test_window_without_labels_does_not_hide_nan(window):
     """It was counted as one that is not finite, and then the next NaN was not."""
     good = numbers([4] * 4)
     bad = (Tensor(np.full((4, 6), np.nan, np.float32)), good[0][1])
@@ -298,7 +298,7 @@ def test_a_window_of_no_labels_hides_no_nan(window):
 
 
 @pytest.mark.slow
-def test_the_loss_is_that_of_the_window_so_far(capsys):
+def test_loss_is_running_mean_of_window(capsys):
     losses = Losses()
     Trained().train(losses, LossMonitor())
     ends = [2, 5, 6, 9, 12, 13]  # the last micro-batches of the windows
@@ -326,7 +326,7 @@ class Sees(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
-def test_the_tail_is_in_what_is_evaluated_and_saved(first, tmp_path):
+def test_tail_is_applied_before_evaluation_and_saving(first, tmp_path):
     found = Trained()
     sees = Sees(found)
     config = CheckpointConfig(save_checkpoint_steps=7)
@@ -429,7 +429,7 @@ def never_stopped(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(5, 3), *((stop,) for stop in range(1, 14))])
-def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
     losses = []
     for stop in (*stops, None):
@@ -439,7 +439,7 @@ def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
+def test_resumed_run_without_window_differs(tmp_path, never_stopped):
     """The mutant of the test above: the window is lost."""
     resumable(tmp_path, 4)
     found, data = Trained(), dataset(numbers())
@@ -450,7 +450,7 @@ def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
 
 
 @pytest.mark.host
-def test_an_epochs_end_that_was_not_reached_is_said(tmp_path):
+def test_resuming_before_epoch_end_warns(tmp_path):
     resumable(tmp_path, 7)
     with pytest.warns(
         RuntimeWarning, match="stopped before the end of epoch 1, whose evaluation and callbacks are not"
@@ -471,7 +471,7 @@ def test_restored_weights_are_saved(tmp_path):
 
 
 @pytest.mark.host
-def test_a_stop_request_keeps_the_window_in_the_state(tmp_path, never_stopped_on_host):
+def test_stop_request_saves_open_window(tmp_path, never_stopped_on_host):
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path), found.step, data)
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
@@ -496,7 +496,7 @@ def never_stopped_on_host(tmp_path_factory):
         ),
     ],
 )
-def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
+def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
     resumable(tmp_path, 9)
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
@@ -507,14 +507,14 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
 
 
 @pytest.mark.host
-def test_batches_of_another_size_are_refused(tmp_path):
+def test_epochs_of_another_length_are_rejected(tmp_path):
     resumable(tmp_path, 4)
     with pytest.raises(CheckpointError, match="has epochs of 7 batches, but this data set has 3"):
         SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers([8] * 3)))
 
 
 @pytest.mark.host
-def test_it_serves_one_run(tmp_path):
+def test_save_states_cannot_be_reused(tmp_path):
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path), found.step, data)
     found.model.train(1, data, callbacks=[states, FlushTail()])
@@ -523,7 +523,7 @@ def test_it_serves_one_run(tmp_path):
 
 
 @pytest.mark.host
-def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
+def test_restarted_counting_callbacks_warn(tmp_path):
     resumable(tmp_path, 9)
     found, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
@@ -533,7 +533,7 @@ def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_settings_are_refused(tmp_path):
+def test_changed_settings_are_rejected_on_resume(tmp_path):
     resumable(tmp_path, 4)
     found = Trained(gradient_accumulation_steps=5)
     with pytest.raises(ValueError, match="accumulate_step was 3 and is 5"):
@@ -553,19 +553,19 @@ def test_other_settings_are_refused(tmp_path):
         ({"weight": 0}, "'weight' must be a finite number > 0"),
     ],
 )
-def test_wrong_arguments(options, message):
+def test_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         Trained(**options)
 
 
 @pytest.mark.host
-def test_a_loss_is_no_network():
+def test_loss_function_as_network_is_rejected():
     with pytest.raises(TypeError, match="'network' must be a Cell, or a Cell and its loss function, but got function"):
         AccumulatedTrainStep(positive, nn.SGD(network_of().trainable_params(), 0.1))
 
 
 @pytest.mark.host
-def test_flush_tail_needs_the_step():
+def test_flush_tail_requires_accumulated_train_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Use Model"):
@@ -573,7 +573,7 @@ def test_flush_tail_needs_the_step():
 
 
 @pytest.mark.host
-def test_model_gets_no_loss_beside_the_step():
+def test_model_with_loss_and_step_is_rejected():
     found = Trained()
     model = Model(found.step, loss_fn=cross_entropy())
     with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
@@ -581,14 +581,14 @@ def test_model_gets_no_loss_beside_the_step():
 
 
 @pytest.mark.host
-def test_a_weight_that_can_not_be_compiled_is_refused():
+def test_uncompilable_weight_is_rejected():
     ms.set_context(mode=ms.GRAPH_MODE)
     with pytest.raises(ValueError, match="'weight' must be a function that MindSpore can compile, but got a lambda"):
         Trained(weight=lambda x, y: (y > 0).sum())
 
 
 @pytest.mark.parametrize("name", ["gradient_accumulation_steps", "loss_fn"])
-def test_other_lambdas_that_mindspore_can_not_compile_are_refused_when_they_are_given(name):
+def test_uncompilable_lambdas_are_rejected_at_construction(name):
     network = nn.Dense(4, 2)
     loss_fn, sizes, optimizer = nn.MSELoss(), 2, nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(
@@ -632,7 +632,7 @@ class Varying:
 
 @pytest.mark.host
 @pytest.mark.parametrize("first", [True, False])
-def test_nothing_is_left_at_the_end_of_an_epoch(first):
+def test_window_is_empty_at_epoch_end(first):
     found = Trained()
     held, valid = Held(found.step), dataset(numbers([4]))
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
@@ -642,7 +642,7 @@ def test_nothing_is_left_at_the_end_of_an_epoch(first):
 
 
 @pytest.mark.host
-def test_an_epoch_with_more_micro_batches_than_its_size():
+def test_epoch_longer_than_dataset_size():
     found = Trained()
     held = Held(found.step)
     data = GeneratorDataset(Varying(), ["x", "y"], shuffle=False)
@@ -651,7 +651,7 @@ def test_an_epoch_with_more_micro_batches_than_its_size():
 
 
 @pytest.mark.host
-def test_what_an_interrupted_run_has_left_is_discarded():
+def test_open_window_of_interrupted_run_is_discarded():
     def fail(context):
         raise KeyError("mine")
 
@@ -681,14 +681,14 @@ def test_predicting_does_not_train():
 
 
 @pytest.mark.host
-def test_by_hand_a_step_trains():
+def test_direct_call_of_step_trains():
     found = Trained(gradient_accumulation_steps=1)
     found.step(*numbers([8])[0])
     assert found.step.updates == 1
 
 
 @pytest.mark.host
-def test_skipped_windows_are_said_and_many_end_the_run():
+def test_skipped_windows_warn_and_too_many_end_run():
     bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in numbers([8] * 30)]
     with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped"):
         Trained().train(micro_batches=[*numbers([8] * 3), *bad[:3]], epochs=1)
@@ -697,7 +697,7 @@ def test_skipped_windows_are_said_and_many_end_the_run():
         Trained().train(micro_batches=bad, epochs=1)
 
 
-def test_a_micro_batch_is_looked_at():
+def test_first_micro_batch_is_checked():
     message = "For 'AccumulatedTrainStep', 'train_dataset' must be one that yields 2 columns"
     with pytest.raises(ValueError, match=message):
         Trained().train(micro_batches=[(x,) for x, _ in numbers()])

@@ -99,26 +99,26 @@ def programs_of_benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "programs"))
 
 
-def test_before_the_change_it_is_the_tutorial(rows, tmp_path, programs_of_benchmarks):
+def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
     start, found = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
     assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
     assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
 
 
-def test_the_tutorials_program_runs_with_its_class_replaced(rows, tmp_path):
+def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
     """Only the import is another: our default sums, as the tutorial does."""
     program = re.sub(r"^class Accumulator.*$", "from ms_accum import Accumulator", sides(READMES[0])[0], flags=re.M)
     start, found = left_by(program, rows, tmp_path)
     assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
 
 
-def test_after_the_change_it_is_the_large_batch(rows, tmp_path):
+def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
     start, found = left_by(sides(READMES[0])[1], rows, tmp_path)
     assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
     assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
 
 
-def test_who_keeps_the_division_gets_gradients_that_are_too_small(rows, tmp_path):
+def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
     """As the diff says of this line; so it is the one that has to go."""
     before, after = sides(READMES[0])
     (divided,) = [line for line in before.splitlines() if "loss / 4" in line]
@@ -134,7 +134,7 @@ def test_who_keeps_the_division_gets_gradients_that_are_too_small(rows, tmp_path
 
 
 @pytest.mark.host
-def test_a_division_after_the_gradient_is_not_what_the_tutorial_does(rows, tmp_path, programs_of_benchmarks):
+def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_of_benchmarks):
     """The broken twin: there it changes only what is shown."""
     before = with_the_tutorials_class(sides(READMES[0])[0])
     later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
@@ -146,7 +146,7 @@ def test_a_division_after_the_gradient_is_not_what_the_tutorial_does(rows, tmp_p
 
 
 @pytest.mark.host
-def test_both_languages_show_the_same_change():
+def test_both_readmes_show_same_change():
     english, chinese = map(sides, READMES)
     assert english == chinese and english[0] != english[1]
 
@@ -168,7 +168,7 @@ def programs(programs_of_benchmarks, monkeypatch):
     return {"functional": tutorial_functional, "cells": tutorial_cells}
 
 
-def test_the_functional_program_does_what_the_tutorial_does(programs, rows):
+def test_functional_program_equals_tutorial(programs, rows):
     network = nn.Dense(6, 3)
     start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
     losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
@@ -180,7 +180,7 @@ def test_the_functional_program_does_what_the_tutorial_does(programs, rows):
     assert losses[0] == pytest.approx(expected.mean() / WINDOW, rel=1e-5)  # the tutorial shows the divided loss
 
 
-def test_the_cells_do_what_the_tutorial_does(programs, rows, monkeypatch):
+def test_cells_program_equals_tutorial(programs, rows, monkeypatch):
     network = nn.Dense(6, 3)
     start, module = values(network.trainable_params()), programs["cells"]
     monkeypatch.setattr(module.networks_ms, "make", lambda name: network)

@@ -108,11 +108,11 @@ QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2")
 # What is built
 
 
-def test_nothing_is_deprecated(built):
+def test_build_prints_no_deprecation_warnings(built):
     assert re.findall(r".*(?:[Dd]eprecat|SetuptoolsWarning).*", built[1]) == []
 
 
-def test_the_wheel_has_one_package_and_all_of_it(built):
+def test_wheel_contains_complete_package(built):
     (wheel,) = built[0].glob("ms_accum-*-py3-none-any.whl")
     files = set(zipfile.ZipFile(wheel).namelist())
     facts = f"ms_accum-{ms_accum.__version__}.dist-info"
@@ -126,7 +126,7 @@ def test_the_wheel_has_one_package_and_all_of_it(built):
     assert f"{facts}/licenses/LICENSE" in files
 
 
-def test_the_metadata_are_complete(built):
+def test_metadata_is_complete(built):
     (wheel,) = built[0].glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         text = file.read(f"ms_accum-{ms_accum.__version__}.dist-info/METADATA").decode()
@@ -141,7 +141,7 @@ def test_the_metadata_are_complete(built):
 # What is installed
 
 
-def test_it_trains_evaluates_and_launches(installed):
+def test_installed_programs_train_evaluate_and_launch(installed):
     programs, home = installed
     trained = run(programs / "ms-accum-train", *QUICK, "--output_dir=one", cwd=home)
     ckpt = "--ckpt_path=one/gradient_accumulation.ckpt"
@@ -154,13 +154,13 @@ def test_it_trains_evaluates_and_launches(installed):
     assert right(two) == right(again) == right(module)
 
 
-def test_trials_in_processes_of_their_own_find_the_program(installed):
+def test_micro_batch_trials_find_installed_program(installed):
     programs, home = installed
     flags = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--batch_size=auto", "--memory_budget=4GiB")
     assert re.search(r"256 = \d+ rows x \d", run(programs / "ms-accum-train", *flags, "--output_dir=auto", cwd=home))
 
 
-def test_wrong_flags_are_one_line_before_mindspore_is_imported(installed):
+def test_wrong_flags_fail_before_mindspore_is_imported(installed):
     programs, home = installed
     (home / "mindspore.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
     printed = run(programs / "ms-accum-train", "--epoch_s=1", cwd=home, status=2, PYTHONPATH=str(home))
@@ -184,7 +184,7 @@ print(model.updates, Path(ms_accum.__file__).parent, Path(ms_accum.zoo.__file__)
 """
 
 
-def test_a_users_program_imports_what_is_installed(installed):
+def test_user_program_imports_installed_package(installed):
     programs, home = installed
     (home / "mine.py").write_text(PROGRAM, encoding="utf-8")
     updates, package, networks = run(programs / "python", "mine.py", cwd=home).splitlines()[-1].split()
@@ -294,14 +294,14 @@ def checked(installed):
     return check
 
 
-def test_a_program_with_every_public_name_has_types(checked):
+def test_program_using_every_public_name_type_checks(checked):
     source = TYPED.format(names=", ".join(ms_accum.__all__), zoo=", ".join(zoo.__all__))
     for name in (*ms_accum.__all__, *zoo.__all__):
         assert len(re.findall(rf"\b{name}\b", source)) > 1, f"use {name} in TYPED"
     assert checked(source, 0).startswith("Success: no issues found")
 
 
-def test_wrong_types_are_found(checked):
+def test_wrong_types_are_detected(checked):
     found = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
     wanted = re.findall(r"# ([\w-]+)$", WRONG, re.MULTILINE)
     first = WRONG.splitlines().index('updates_per_epoch("45", 4)  # arg-type') + 1

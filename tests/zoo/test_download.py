@@ -55,7 +55,7 @@ def refused(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENC
 
 
 @pytest.mark.parametrize("top", ["MNIST_Data/", ""])
-def test_a_good_archive(tmp_path, small, serve, top):
+def test_valid_archive(tmp_path, small, serve, top):
     url = serve(sends(zipped(pairs(small, top=top))))
     assert download_mnist(tmp_path / "data", url) == str(tmp_path / "data")
     assert fingerprints(tmp_path / "data") == model_zoo.data.download.MNIST.files
@@ -63,7 +63,7 @@ def test_a_good_archive(tmp_path, small, serve, top):
     assert not [name for name in left_in(tmp_path) if not name.startswith("data")]
 
 
-def test_folder_entries_stored_files_and_no_length(tmp_path, small, serve):
+def test_folder_entries_and_stored_files_without_length(tmp_path, small, serve):
     entries = [(f"MNIST_Data/{name}", b"") for name in ("", "train/", "test/")]
     body = zipped(entries + pairs(small), method=zipfile.ZIP_STORED)
     download_mnist(tmp_path / "data", serve(sends(body, announced=False)))
@@ -71,7 +71,7 @@ def test_folder_entries_stored_files_and_no_length(tmp_path, small, serve):
 
 
 @pytest.mark.parametrize("name", ["a/b c/数据", "here"])
-def test_the_folder_may_exist_or_not(tmp_path, small, serve, name):
+def test_target_folder_may_exist(tmp_path, small, serve, name):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "notes.txt").write_text("mine")
     download_mnist(tmp_path / name, serve(sends(zipped(pairs(small)))))
@@ -79,7 +79,7 @@ def test_the_folder_may_exist_or_not(tmp_path, small, serve, name):
     assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
 
 
-def test_a_redirect_is_followed(tmp_path, small, serve):
+def test_redirect_is_followed(tmp_path, small, serve):
     url = serve(sends(zipped(pairs(small))))
 
     def moved(handler):
@@ -92,14 +92,14 @@ def test_a_redirect_is_followed(tmp_path, small, serve):
 
 
 @pytest.mark.parametrize("layout", ["split", "flat", "torchvision", "dots"])
-def test_what_is_there_is_not_fetched_again(tmp_path, small, layout):
+def test_existing_files_are_not_downloaded_again(tmp_path, small, layout):
     write_mnist(tmp_path / "data", train=20, test=10, layout=layout)
     before = left_in(tmp_path)
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
     assert left_in(tmp_path) == before
 
 
-def test_a_missing_file_is_completed(tmp_path, small, serve):
+def test_missing_file_is_added(tmp_path, small, serve):
     write_mnist(tmp_path / "data", train=20, test=10)
     (tmp_path / "data/test/t10k-labels-idx1-ubyte").unlink()
     kept = tmp_path / "data/train/train-images-idx3-ubyte"
@@ -110,7 +110,7 @@ def test_a_missing_file_is_completed(tmp_path, small, serve):
 
 
 @pytest.mark.slow
-def test_the_real_archive(tmp_path, serve):
+def test_real_archive(tmp_path, serve):
     mnist = real_mnist(tmp_path / "original")
     files = {}
     for usage in ("train", "test"):
@@ -130,7 +130,7 @@ def test_the_real_archive(tmp_path, serve):
 # It does not arrive
 
 
-def test_a_wrong_hash(tmp_path, small, serve):
+def test_wrong_hash_is_rejected(tmp_path, small, serve):
     name = "train/train-labels-idx1-ubyte"
     wrong = {**small, name: small[name][:-1] + b"\x01"}
     message = refused(serve(sends(zipped(pairs(wrong)))), tmp_path, error=DataError)
@@ -139,32 +139,32 @@ def test_a_wrong_hash(tmp_path, small, serve):
 
 @pytest.mark.parametrize("kept", [0, 1, 2000, -1])
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_truncated_body(tmp_path, small, serve, kept, announced):
+def test_truncated_body_is_rejected(tmp_path, small, serve, kept, announced):
     body = zipped(pairs(small))
     refused(serve(sends(body[:kept], length=len(body), announced=announced)), tmp_path)
 
 
-def test_a_server_that_stalls(tmp_path, small):
+def test_stalled_server_times_out(tmp_path, small):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
         assert "no data arrived for 1 seconds" in refused(url, tmp_path, error=TimeoutError, stall_seconds=1)
 
 
-def test_an_archive_too_long_for_mnist(tmp_path, small, serve, monkeypatch):
+def test_too_large_archive_is_rejected(tmp_path, small, serve, monkeypatch):
     monkeypatch.setattr(model_zoo.data.archive, "OVERHEAD", 1 << 16)
     assert "it is longer than" in refused(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
 
 
-def test_a_page_instead_of_an_archive(tmp_path, small, serve):
+def test_html_page_is_rejected(tmp_path, small, serve):
     assert "valid zip archive" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
 
 
-def test_a_hostile_archive(tmp_path, small, serve):
+def test_hostile_archive_is_rejected(tmp_path, small, serve):
     body = zipped([*pairs(small), ("../evil", b"x")])
     assert "'../evil'" in refused(serve(sends(body)), tmp_path, error=DataError)
 
 
-def test_an_interrupt_leaves_nothing(tmp_path, small, monkeypatch):
+def test_interrupt_leaves_no_files(tmp_path, small, monkeypatch):
     def interrupted(url, target, **kwargs):
         target.write_bytes(b"half")
         raise KeyboardInterrupt
@@ -189,14 +189,14 @@ def test_files_of_another_data_set_are_not_replaced(tmp_path, small, name):
 
 
 @pytest.mark.parametrize("name", ["data", "data/train"])
-def test_a_file_where_a_folder_must_be(tmp_path, small, name):
+def test_file_in_place_of_folder_is_rejected(tmp_path, small, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(DataError, match="must be a folder, but got the file"):
         download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
 
 
-def test_a_failure_while_files_appear_takes_them_back(tmp_path, small, serve, monkeypatch):
+def test_failure_while_moving_files_is_rolled_back(tmp_path, small, serve, monkeypatch):
     replace, moves = os.replace, []
 
     def full(source, target):
@@ -213,7 +213,7 @@ def test_a_failure_while_files_appear_takes_them_back(tmp_path, small, serve, mo
 # What it is asked
 
 
-def test_the_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
+def test_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
     """Ours has modules named as others' packages are."""
     monkeypatch.chdir(Path(model_zoo.data.__file__).parent)
     download_mnist(tmp_path / "data", serve(sends(zipped(pairs(small)))))
@@ -238,7 +238,7 @@ def test_the_working_directory_does_not_matter(tmp_path, small, serve, monkeypat
         ({"data_path": None}, TypeError, "'data_path' must be a path, but got type NoneType."),
     ],
 )
-def test_bad_arguments_are_refused(tmp_path, arguments, error, says):
+def test_invalid_arguments_are_rejected(tmp_path, arguments, error, says):
     with pytest.raises(error) as caught:
         download_mnist(**{"data_path": tmp_path / "data", **arguments})
     message = str(caught.value)
@@ -249,7 +249,7 @@ def test_bad_arguments_are_refused(tmp_path, arguments, error, says):
 
 @pytest.mark.several
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_program_is_interrupted_while_it_waits(tmp_path, number, code):
+def test_program_can_be_interrupted_while_waiting(tmp_path, number, code):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"

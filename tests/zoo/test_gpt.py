@@ -74,7 +74,7 @@ def logits_of(weights, row, layers=2, reach=0):
     return dense(norm_of(x, "norm"), "head")
 
 
-def test_it_is_the_textbook_computation(rng):
+def test_gpt_equals_numpy_reference(rng):
     network, read = gpt(), tokens(rng, 2, 6)
     weights = {name: each.asnumpy().astype(np.float64) for name, each in network.parameters_dict().items()}
     found = network(read).asnumpy()
@@ -85,7 +85,7 @@ def test_it_is_the_textbook_computation(rng):
     assert np.abs(found - wrong).max() > 100 * 1e-5
 
 
-def test_later_tokens_change_nothing_before_them(rng):
+def test_attention_is_causal(rng):
     network, read = gpt(), tokens(rng)
     other = read.asnumpy().copy()
     other[:, 5:] = (other[:, 5:] + 1) % WORDS
@@ -96,7 +96,7 @@ def test_later_tokens_change_nothing_before_them(rng):
 
 
 @pytest.mark.graph
-def test_a_graph_computes_what_pynative_does(rng):
+def test_graph_mode_equals_pynative_mode(rng):
     network, read = gpt(layers=1), tokens(rng)
 
     @ms.jit
@@ -111,7 +111,7 @@ def test_a_graph_computes_what_pynative_does(rng):
 @pytest.mark.graph
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_it_trains_in_float16(level, rng):
+def test_training_in_float16(level, rng):
     network = GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1)
     read, following = micro_batch(rng, 2, 5, 8)
     whole = loss_fn(network(read), following).asnumpy()
@@ -155,7 +155,7 @@ def largest_miss(found, expected):
 
 
 @pytest.mark.modes
-def test_a_window_weighted_by_tokens_is_the_big_batch(rng):
+def test_window_weighted_by_tokens_equals_large_batch(rng):
     """And a mean of means, which is the planted fault, is not."""
     window = Window(GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1))
     micro_batches = [micro_batch(rng, 1, 1), micro_batch(rng, 2, 1), micro_batch(rng, 8, 8)]
@@ -168,7 +168,7 @@ def test_a_window_weighted_by_tokens_is_the_big_batch(rng):
     assert abs(wrong - loss) > 100 * 1e-5 * loss and largest_miss(of_means, expected) > 100
 
 
-def test_without_a_weight_the_driver_warns_that_rows_are_no_tokens(rng):
+def test_driver_warns_about_tokens_without_weight(rng):
     network = GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1)
     model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1))
     with pytest.warns(RuntimeWarning, match="weight"):
@@ -186,6 +186,6 @@ def test_without_a_weight_the_driver_warns_that_rows_are_no_tokens(rng):
         (lambda: GPT(5, context=4)(ops.zeros((2, 5), ms.int32)), ValueError, "at most 4 per row, but got 5"),
     ],
 )
-def test_bad_arguments_are_refused(make, error, message):
+def test_invalid_arguments_are_rejected(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -29,7 +29,7 @@ def images(rng, count):
     return Tensor(rng.randn(count, 3, 32, 32), ms.float32), Tensor(rng.randint(0, 10, count), ms.int32)
 
 
-def test_it_is_the_textbook_computation(rng):
+def test_small_resnet_equals_numpy_reference(rng):
     net = network()
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
     x, _ = images(rng, 2)
@@ -70,18 +70,18 @@ def gradients(net, *batches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_accumulated_gradients_are_those_of_the_big_batch(norm, rng):
+def test_accumulated_gradients_equal_large_batch(norm, rng):
     """With BatchNorm they are not."""
     net, (x, y) = network(norm), images(rng, 8)
     differences = miss(gradients(net, (x[:4], y[:4]), (x[4:], y[4:])), gradients(net, (x, y)), 1e-4, 1e-5)
     assert differences <= 1 if norm == "none" else differences > 100
 
 
-def test_its_first_output_has_the_variance_of_its_input(rng):
+def test_first_layer_keeps_variance(rng):
     net, (x, _) = SmallResNet(), images(rng, 64)
     assert net.stages[0](x).asnumpy().std() == pytest.approx(GAIN, rel=0.1)
 
 
-def test_a_wrong_norm_is_refused():
+def test_invalid_norm_is_rejected():
     with pytest.raises(ValueError, match="'norm' must be 'none' or 'batch', but got 'layer'"):
         SmallResNet(norm="layer")

@@ -46,14 +46,14 @@ def unpacking_fails(body, tmp_path, **options):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_six_files_come_out_and_nothing_else(tmp_path, small, known):
+def test_only_six_expected_files_are_unpacked(tmp_path, small, known):
     found = unpacking(tarred(entries(small)), tmp_path, known=known)
     assert found == fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
 
 
 @pytest.mark.parametrize("start", ["", "./"])
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_forms_of_tar(tmp_path, small, start, form, monkeypatch):
+def test_tar_formats(tmp_path, small, start, form, monkeypatch):
     monkeypatch.setattr(tarfile.TarFile, "format", form)
     unpacking(tarred([(start + name, content) for name, content in small.items()]), tmp_path)
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
@@ -87,7 +87,7 @@ def test_other_entries_are_not_written(tmp_path, small, stranger, first):
 
 
 @pytest.mark.parametrize("kind", ["SYMTYPE", "LNKTYPE", "CHRTYPE", "BLKTYPE", "FIFOTYPE", "DIRTYPE", "GNUTYPE_SPARSE"])
-def test_no_other_kind_of_entry_passes_for_a_file(tmp_path, small, kind):
+def test_entries_other_than_files_are_rejected(tmp_path, small, kind):
     wrong = _member(NAME, getattr(tarfile, kind), f"{TOP}/data_batch_1.bin")
     others = [(name, content) for name, content in small.items() if name != NAME]
     wrong.size = len(small[NAME])  # as a file would announce; what is behind it does not matter
@@ -97,30 +97,30 @@ def test_no_other_kind_of_entry_passes_for_a_file(tmp_path, small, kind):
 
 
 @pytest.mark.parametrize("change", [-1, 1, 50_000])
-def test_another_size(tmp_path, small, change):
+def test_wrong_size_is_rejected(tmp_path, small, change):
     wrong = {**small, NAME: bytes(len(small[NAME]) + change)}
     says = f"contain {len(small[NAME])} bytes of '{NAME}', but got {len(wrong[NAME])}"
     assert says in unpacking_fails(tarred(entries(wrong)), tmp_path)
 
 
-def test_another_content_where_it_is_known(tmp_path, small):
+def test_wrong_content_is_rejected_if_hash_is_known(tmp_path, small):
     wrong = {**small, NAME: bytes(len(small[NAME]))}
     assert f"contain the published '{NAME}', but got SHA-256" in unpacking_fails(
         tarred(entries(wrong)), tmp_path, known=True
     )
 
 
-def test_a_name_twice(tmp_path, small):
+def test_duplicate_name_is_rejected(tmp_path, small):
     twice = [*entries(small), (NAME, small[NAME])]
     assert f"'{NAME}' twice" in unpacking_fails(tarred(twice), tmp_path)
 
 
-def test_a_missing_name(tmp_path, small):
+def test_missing_name_is_rejected(tmp_path, small):
     del small[NAME]
     assert f"none named {NAME}" in unpacking_fails(tarred(entries(small)), tmp_path)
 
 
-def test_a_bomb_is_not_unpacked_to_its_end(tmp_path, small, monkeypatch):
+def test_tar_bomb_is_not_fully_unpacked(tmp_path, small, monkeypatch):
     unpacked, read = [], gzip.GzipFile.read
     monkeypatch.setattr(gzip.GzipFile, "read", lambda file, size=-1: unpacked.append(read(file, size)) or unpacked[-1])
     assert "unpack to at most" in unpacking_fails(tarred([("bomb", bytes(50_000_000)), *entries(small)]), tmp_path)
@@ -130,7 +130,7 @@ def test_a_bomb_is_not_unpacked_to_its_end(tmp_path, small, monkeypatch):
 @pytest.mark.parametrize("kind", ["REGTYPE", "LNKTYPE", "GNUTYPE_LONGNAME", "GNUTYPE_SPARSE", "XHDTYPE", "XGLTYPE"])
 @pytest.mark.parametrize("size", [1 << 64, 1 << 62, 1 << 40, -1, -512, -4096])
 @pytest.mark.parametrize("first", [True, False])
-def test_sizes_that_are_lies(tmp_path, small, kind, size, first):
+def test_false_sizes_in_headers(tmp_path, small, kind, size, first):
     """They lead tarfile past the end, or back to where it was, or make it allocate them."""
     liar = bytearray(_member("liar", getattr(tarfile, kind)).tobuf(tarfile.GNU_FORMAT))
     liar[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
@@ -145,12 +145,12 @@ def test_sizes_that_are_lies(tmp_path, small, kind, size, first):
         assert fingerprints(tmp_path / "out") == expected(tmp_path, known=True)
 
 
-def test_what_is_no_tar_at_all(tmp_path, small):
+def test_files_other_than_tar_gz_are_rejected(tmp_path, small):
     for body in (b"", b"<html>moved</html>", gzip.compress(b"no tar" * 1000), tarred(entries(small), mode="w")):
         assert "be a valid tar.gz archive" in unpacking_fails(body, tmp_path)
 
 
-def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
+def test_damaged_archives_raise_one_line_error(tmp_path, small):
     """Whatever is damaged: the packed bytes, or, with the checksums of gzip right, those of tar."""
     plain, pick, refusals = tarred(entries(small), mode="w"), random.Random(0), 0
     packed = gzip.compress(plain)
