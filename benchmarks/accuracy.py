@@ -76,7 +76,7 @@ def run(arguments: Namespace) -> None:
         rows = _kept(session, arguments)
         for row in _rows(session, task, arguments, folder):
             rows.append({"network": task.network, **row})
-            summaries = [_summary(task, who, mine) for (who,), mine in groups(rows, "contender").items()]
+            summaries = [_summary(task, contender, mine) for (contender,), mine in groups(rows, "contender").items()]
             session.rows = [*rows, *summaries]
             session.save()  # it takes hours
     session.finish(TABLES, draw, size=(11.0, 5.0))
@@ -125,7 +125,7 @@ def _summary(task: Task, name: str, rows: list[dict[str, Any]]) -> dict[str, Any
         "goal": f"{task.goal:.1%}",
         "start_s": statistics.median(row["start_s"] for row in last),
         "goal_s": None if seconds == float("inf") else seconds,
-        "reached": f"{sum(one != float('inf') for one in reached)}/{len(reached)}",
+        "reached": f"{sum(value != float('inf') for value in reached)}/{len(reached)}",
         "all_s": statistics.median(row["seconds"] for row in last),
         "accuracy": statistics.median(row["accuracy"] for row in last),
     }

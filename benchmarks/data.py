@@ -90,15 +90,15 @@ def _loaders(session: Session, loaders: Sequence[Entry], folder: Path, rounds: i
             awake(contender, what="epoch")
         times = alternate(rounds, {contender.name: partial(milliseconds, contender) for contender in contenders})
     return [
-        {"part": "loader", "contender": name, **summary(each, "ms"), "ratio": ratio(each, times.get(OURS))}
-        for name, each in times.items()
+        {"part": "loader", "contender": name, **summary(measured, "ms"), "ratio": ratio(measured, times.get(OURS))}
+        for name, measured in times.items()
     ]
 
 
 def _epoch(session: Session, network: str, window: int, folder: Path, rounds: int) -> dict[str, Any]:
     """Measure epochs with everything around them and without, in turn, in one process."""
     with session.start(EPOCHS, data=folder, network=network, window=window) as contender:
-        epochs = {what: lambda what=what: contender.ask(what=what)["seconds"] for what in ("whole", "training")}
+        epochs = {kind: lambda kind=kind: contender.ask(what=kind)["seconds"] for kind in ("whole", "training")}
         alternate(1, epochs)  # compiles, and warms up
         whole, training = alternate(rounds, epochs).values()
     medians = {"whole_s": statistics.median(whole), "training_s": statistics.median(training)}

@@ -29,30 +29,30 @@ def run(arguments: Namespace) -> None:
     before = session.before() if arguments.contenders else []  # those that are not asked for stay: each takes minutes
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder, "weights.npz")  # ours writes it, PyTorch reads it
-        told = {
+        answers = {
             program.name: _losses(session, program, updates, data=data, weights=weights, rows=rows)
             for program in available(PROGRAMS, arguments.contenders)
         }
     rows_before = [before[update] if update < len(before) else {} for update in range(updates)]
-    session.rows += [_row(update, told, old) for update, old in enumerate(rows_before)]
+    session.rows += [_row(update, answers, old) for update, old in enumerate(rows_before)]
     session.finish(TABLES, draw)
 
 
 def _losses(session: Session, program: Entry, updates: int, **flags: Any) -> list[dict[str, float]]:
     with session.start(program, **flags) as contender:
-        told = []
+        answers = []
         for update in range(updates):
-            told.append(contender.ask())
-            print(f"{program.name}, update {update + 1} of {updates}: loss {told[-1]['loss']:.4f}", flush=True)
-        return told
+            answers.append(contender.ask())
+            print(f"{program.name}, update {update + 1} of {updates}: loss {answers[-1]['loss']:.4f}", flush=True)
+        return answers
 
 
-def _row(update: int, told: Mapping[str, Sequence], old: Mapping[str, Any]) -> dict[str, Any]:
+def _row(update: int, answers: Mapping[str, Sequence], old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of an update, with what an earlier run has measured of the contender that was not asked for."""
     row = {**old, "update": update + 1}
     for name, program in (("ours", PROGRAMS[0]), ("torch", PROGRAMS[1])):
-        if program.name in told:
-            answer = told[program.name][update]
+        if program.name in answers:
+            answer = answers[program.name][update]
             row |= {name: answer["loss"], f"{name}_s": answer["seconds"]}
     return {**row, "difference": row["ours"] - row["torch"]} if {"ours", "torch"} <= row.keys() else row
 

@@ -59,8 +59,8 @@ def _peaks(session: Session, entry: Entry, network: str, settings: Settings) -> 
         with session.start(entry, network=network) as contender:
             row = _row(contender, network, window, batch, _WINDOWS_RUN)
             rows.append({**row, "set_mib": contender.about["parameters"] * 4 / 2**20})
-    one = dict(zip(sizes, rows)).get((1, BATCH[network]), {}).get("peak_mib")
-    return [{**row, "more_sets": one and (row["peak_mib"] - one) / row["set_mib"]} for row in rows]
+    baseline = dict(zip(sizes, rows)).get((1, BATCH[network]), {}).get("peak_mib")
+    return [{**row, "more_sets": baseline and (row["peak_mib"] - baseline) / row["set_mib"]} for row in rows]
 
 
 def _row(contender: Contender, network: str, window: int, batch: int, windows: int, done: int = 0) -> dict[str, Any]:

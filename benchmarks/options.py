@@ -33,11 +33,11 @@ def data_of(benchmark: str, variable: str, data: str) -> Path:
     return path
 
 
-def known(option: str, given: Iterable | None, possible: Iterable) -> None:
+def known(option: str, names: Iterable | None, possible: Iterable) -> None:
     """Reject a name that an option does not have."""
-    for one in given or ():
-        if one not in possible:
-            raise ValueError(f"argument {option}: must be of {', '.join(map(str, possible))}, but got {one}")
+    for name in names or ():
+        if name not in possible:
+            raise ValueError(f"argument {option}: must be of {', '.join(map(str, possible))}, but got {name}")
 
 
 def unused(benchmark: str, **options: object) -> None:
@@ -51,5 +51,5 @@ def chosen(full: Any, short: Any, arguments: Namespace, networks: Sequence[str])
     """Return the settings, or those of `--short`, with the fields that were given as arguments of the same name."""
     known("--networks", arguments.networks, networks)
     settings = short if arguments.short else full
-    given = {name: getattr(arguments, name, None) for name in settings._fields}
-    return settings._replace(**{name: value for name, value in given.items() if value is not None})
+    overrides = {name: getattr(arguments, name, None) for name in settings._fields}
+    return settings._replace(**{name: value for name, value in overrides.items() if value is not None})

@@ -139,11 +139,13 @@ class Contender:
         line, self._held = self._held.split(b"\n", 1)
         return line
 
-    def _error(self, what: str) -> ContenderError:
+    def _error(self, problem: str) -> ContenderError:
         self._stderr.seek(0)
         last = self._stderr.read().decode(errors="replace").splitlines()[-_STDERR_LINES:]
-        said = "".join(f"\n    {line}" for line in last)
-        return ContenderError(f"The contender '{self.name}' {what}." + (f" Its last words:{said}" if said else ""))
+        output = "".join(f"\n    {line}" for line in last)
+        return ContenderError(
+            f"The contender '{self.name}' {problem}." + (f" Its last words:{output}" if output else "")
+        )
 
 
 def environment_of(added: Mapping[str, str]) -> dict[str, str]:

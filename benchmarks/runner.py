@@ -40,8 +40,8 @@ class Session:
     @contextmanager
     def start(self, entry: Entry, **flags: object) -> Iterator[Contender]:
         """Start a contender with these flags and record its versions; at the end it is gone."""
-        given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-        with start(entry, *given) as contender:
+        options = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+        with start(entry, *options) as contender:
             self.versions.update(contender.about.get("versions", {}))
             yield contender
 
@@ -92,11 +92,11 @@ def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, l
 
     What slows the machine for a while slows them all: compare them within a round.
     """
-    given: dict[str, list[T]] = {name: [] for name in bursts}
+    results: dict[str, list[T]] = {name: [] for name in bursts}
     for _ in range(rounds):
         for name, burst in bursts.items():
-            given[name].append(burst())
-    return given
+            results[name].append(burst())
+    return results
 
 
 def awake(contender: Contender, **request: Any) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def repeats(run: Callable[[int], float], seconds: float, least: int = 1) -> int:
     run(least)
     count = least
     while True:
-        took = run(count)
-        if took > seconds / 4:
-            return max(least, round(count * seconds / took))
+        elapsed = run(count)
+        if elapsed > seconds / 4:
+            return max(least, round(count * seconds / elapsed))
         count *= 4
 
 

@@ -40,8 +40,8 @@ def run(arguments: Namespace) -> None:
     record = {"networks": settings.networks, "windows": settings.windows, "starts": settings.rounds}
     session = Session("speed", arguments, {**record, "bursts": _BURSTS, "seconds": burst, "batch": BATCH})
     for network in settings.networks:
-        here = [entry for entry in entries if entry.name != PLAIN or network == "transformer"]
-        times = _times(session, here, network, settings, burst)
+        selected = [entry for entry in entries if entry.name != PLAIN or network == "transformer"]
+        times = _times(session, selected, network, settings, burst)
         for window in settings.windows:
             key = {"network": network, "window": window, "batch": BATCH[network]}
             session.rows += [{**key, **figures} for figures in _figures(times[window])]
@@ -80,8 +80,14 @@ def _figures(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Return for each contender what its row says of its times, and of them beside ours."""
     ours = min(times[OURS]) if OURS in times else None
     rows = [
-        {"contender": name, "ms": min(each), "ms_worst": max(each), "starts": each, "ratio": ours and min(each) / ours}
-        for name, each in times.items()
+        {
+            "contender": name,
+            "ms": min(starts),
+            "ms_worst": max(starts),
+            "starts": starts,
+            "ratio": ours and min(starts) / ours,
+        }
+        for name, starts in times.items()
     ]
     peers = [row for row in rows if row["contender"] not in (OURS, UNTUNED, PLAIN)]
     best = min(peers, key=lambda row: row["ms"], default=None)

@@ -69,24 +69,24 @@ def _commands(commands: Mapping[str, Callable[[], float]], rounds: int) -> Itera
     """Measure each command in its turn, after a round that fetches its files from the disk."""
     alternate(1, commands)
     seconds = alternate(rounds, commands)
-    for name, each in seconds.items():
-        yield {"part": "command", "contender": name, **_summary(each), "ratio": ratio(each, seconds.get(TRAIN))}
+    for name, values in seconds.items():
+        yield {"part": "command", "contender": name, **_summary(values), "ratio": ratio(values, seconds.get(TRAIN))}
 
 
 def _train(network: str, folder: Path) -> float:
     """Return the seconds from the command line to train.py's first line about an update."""
-    with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, str(ROOT / "train.py"), f"--data_path={folder}", f"--model={network}"]
         command += [f"--output_dir={output}", "--log_every=1"]  # the default is 20 lines an epoch
         environment, pipe = environment_of({}), subprocess.PIPE
         began = time.perf_counter()
-        with subprocess.Popen(command, stdout=pipe, stderr=said, env=environment, text=True) as process:
+        with subprocess.Popen(command, stdout=pipe, stderr=errors, env=environment, text=True) as process:
             seen = any(line.startswith("epoch: 1 step: 1 ") for line in process.stdout or ())
             seconds = time.perf_counter() - began
             process.kill()
         if not seen:
-            said.seek(0)
-            raise ContenderError(f"train.py ended before its first update. Its last words:\n{said.read()}")
+            errors.seek(0)
+            raise ContenderError(f"train.py ended before its first update. Its last words:\n{errors.read()}")
     return seconds
 
 

@@ -151,9 +151,9 @@ def run_job(folder, ranks):
 def job(request, once):
     """What each rank of a job has seen, and the job's folder."""
     folder = once(f"ranks-{request.param}", lambda folder: run_job(folder, request.param))
-    each = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
-    assert [rank["rank"] for rank in each] == [[number, request.param] for number in range(request.param)]
-    return each, folder
+    results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
+    assert [rank["rank"] for rank in results] == [[number, request.param] for number in range(request.param)]
+    return results, folder
 
 
 @pytest.fixture(scope="session")

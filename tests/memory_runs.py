@@ -37,8 +37,8 @@ def costs(rows, most=10_000):
 
 def takes_memory_and_time(rows):
     """Take 10 MiB a row, and longer with more rows."""
-    held = [np.ones(10 * 2**17) for _ in range(rows)]
-    return lambda: time.sleep(0.01 * len(held))
+    arrays = [np.ones(10 * 2**17) for _ in range(rows)]
+    return lambda: time.sleep(0.01 * len(arrays))
 
 
 def waits(path, rows):

@@ -153,8 +153,8 @@ def flushed(group):
     model = driver_of(network, tail="carry")
     data = even_data(group)[: 4 if group.rank == 0 else 3]
     train(model, data, epochs=1)
-    held, updated, again = model.micro_batches, model.flush(), model.flush()
-    return {"held": held, "updated": [updated, again], "sum": total([7], group), **left_of(model)}
+    micro_batches, updated, again = model.micro_batches, model.flush(), model.flush()
+    return {"held": micro_batches, "updated": [updated, again], "sum": total([7], group), **left_of(model)}
 
 
 def stopped_at_tails(group):
@@ -191,14 +191,14 @@ def another_number_of_windows(group):
 
 
 def refused(group):
-    said = []
+    messages = []
     for data, options in ((iter(even_data(group)), {}), (even_data(group), {"tail": "carry"})):
         try:
             states = Checkpointer(Path(sys.argv[1]) / "refused") if options else None
             train(driver_of(network_of(), **options), data, checkpointer=states)
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def shards(group):
@@ -215,24 +215,24 @@ def shards(group):
 def stopped_and_resumed(group):
     """The last rank is asked to stop in the middle of its second window; all go on later."""
     folder = Path(sys.argv[1]) / "states"
-    whole = driver_of(network_of())
-    train(whole, even_data(group))
+    uninterrupted = driver_of(network_of())
+    train(uninterrupted, even_data(group))
     asked = count(1)
     stop = (lambda: next(asked) >= N + 2) if group.rank == group.size - 1 else None
-    first, said = driver_of(network_of()), None
+    first, message = driver_of(network_of()), None
     try:
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
-        said = str(stopped)
+        message = str(stopped)
     total([0], group)  # nobody looks for the state before it is there
     second = driver_of(network_of(seed=9))
     states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
     return {
-        "said": said,
+        "said": message,
         "updates": [first.updates, second.updates],
-        "digests": [left_of(model)["digest"] for model in (whole, second)],
-        **left_of(whole),
+        "digests": [left_of(model)["digest"] for model in (uninterrupted, second)],
+        **left_of(uninterrupted),
     }
 
 

@@ -73,17 +73,17 @@ def graphs(group, zero, in_step):
     loss = nn.WithLossCell(network, cross_entropy())
     forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
     update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
-    before, held = digest(optimizer.parameters), []
+    before, observed = digest(optimizer.parameters), []
     for micro_batch in ranks.even_data(group)[:2]:
         forward_backward(*micro_batch)
-        held.append([digest(optimizer.parameters) == before, digest(grad_sum)])
+        observed.append([digest(optimizer.parameters) == before, digest(grad_sum)])
     updated, norm = update()
     clear()
     emptied = digest(grad_sum) == digest([total * 0 for total in grad_sum])
     return {
         "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
         "unordered": [unordered(cell) for cell in (forward_backward, update)],
-        "held": held,
+        "held": observed,
         "elements": sum(total.size for total in grad_sum),
         "updated": bool(updated.asnumpy()),
         "norm": float(norm.asnumpy()),
@@ -96,15 +96,15 @@ def graphs(group, zero, in_step):
 def unordered(cell):
     """Count the pairs of collectives, outside of branches, neither of which waits for the other."""
     nodes, collectives = ranks.nodes_of(cell)
-    inputs = {node.name: [each.name for each in node.input] for node in nodes}
+    inputs = {node.name: [argument.name for argument in node.input] for node in nodes}
 
     def before(name):
-        found, todo = set(), [name]
+        ancestors, todo = set(), [name]
         while todo:
-            new = set(inputs.get(todo.pop(), ())) - found
-            found |= new
+            new = set(inputs.get(todo.pop(), ())) - ancestors
+            ancestors |= new
             todo += new
-        return found
+        return ancestors
 
     earlier = {node.name: before(node.name) for node in collectives}
     return sum(a not in earlier[b] and b not in earlier[a] for a, b in combinations(earlier, 2))
@@ -190,7 +190,7 @@ def bad_on_one(group, zero):
 
 def refused(group):
     """Micro-batches of which one rank may have more."""
-    said = []
+    messages = []
     data = even(group)
     fewer = data if group.rank else data[:-1]
     folder = Path(sys.argv[1]) / "refused"
@@ -208,8 +208,8 @@ def refused(group):
         try:
             driver_of(False, **IN_STEP).train_process(2, own, report=(), ckpt_path=None, **options)
         except (RuntimeError, ValueError) as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def misused(group):
@@ -228,16 +228,16 @@ def misused(group):
         lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
         lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
     )
-    said = []
+    messages = []
     for attempt in tries:
         try:
             attempt()
         except (RuntimeError, ValueError) as error:
-            said.append(str(error))
-    for held in (model, accumulator):  # twice is once
-        held.clear()
-        held.clear()
-    return {"said": said, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
+            messages.append(str(error))
+    for system in (model, accumulator):  # twice is once
+        system.clear()
+        system.clear()
+    return {"said": messages, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
 
 
 def tiny_weights(group):

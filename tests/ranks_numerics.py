@@ -31,7 +31,7 @@ def data_of(rank, *, bad=None, large=None):
         values[bad] = np.nan
     if large is not None:
         values = [LARGE if rank and number == large else 1.0 for number in range(6)]
-    return [micro_batch(each, each, rows=rows(rank, number)) for number, each in enumerate(values)]
+    return [micro_batch(entry, entry, rows=rows(rank, number)) for number, entry in enumerate(values)]
 
 
 def run(group, data, make=None, **options):

@@ -17,8 +17,8 @@ def window_gradient(gradients, weights=None, reduction="mean"):
     weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else weights
     total = [np.zeros(np.shape(array)) for array in gradients[0]]
     for gradient, weight in zip(gradients, weights):
-        total = [held + weight * array for held, array in zip(total, float64(gradient))]
-    return total if reduction == "sum" else [held / float(sum(weights)) for held in total]
+        total = [subtotal + weight * array for subtotal, array in zip(total, float64(gradient))]
+    return total if reduction == "sum" else [subtotal / float(sum(weights)) for subtotal in total]
 
 
 def global_norm(gradients):
@@ -39,19 +39,19 @@ class Window(NamedTuple):
 
 def windows(micro_batches, window, epochs, tail):
     """Return each window of a run and what is left at its end: one micro-batch after the other."""
-    made, held, number = [], [], 0
+    ended, open_window, number = [], [], 0
     for epoch in range(1, epochs + 1):
         for _ in range(micro_batches):
-            held.append(number)
+            open_window.append(number)
             number += 1
-            if len(held) == window:
-                made.append(Window(epoch, tuple(held)))
-                held = []
-        if held and tail == "flush":
-            made.append(Window(epoch, tuple(held)))
+            if len(open_window) == window:
+                ended.append(Window(epoch, tuple(open_window)))
+                open_window = []
+        if open_window and tail == "flush":
+            ended.append(Window(epoch, tuple(open_window)))
         if tail != "carry":
-            held = []
-    return made, held
+            open_window = []
+    return ended, open_window
 
 
 def _comparable(array):

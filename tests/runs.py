@@ -65,9 +65,9 @@ class Run:
         return digest(self.optimizer.get_parameters()), records, (self.model.updates, self.model.skipped), losses
 
 
-def check_same(found, expected):
-    assert found[:3] == expected[:3]
-    assert found[3] == pytest.approx(expected[3], rel=1e-6)
+def check_same(actual, expected):
+    assert actual[:3] == expected[:3]
+    assert actual[3] == pytest.approx(expected[3], rel=1e-6)
 
 
 def numbers(rows=ROWS):

@@ -98,7 +98,7 @@ def test_large_opposite_gradients_cancel_exactly():
 
 
 @pytest.mark.parametrize(
-    "mutation", ["one late", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+    "mutation", ["one late", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no division", "no clear"))]
 )
 def test_reduction_test_detects_mutations(mutation, monkeypatch):
     expected = [np.array([5.0])]
@@ -281,12 +281,12 @@ def test_clip_norm_bounds_window_gradient(bound, reduction, rng):
     micro_gradients = [[rng.randn(*shape).astype(np.float32) for shape in shapes] for _ in range(2)]
     for gradients in micro_gradients:
         fed.step(*as_gradients(*gradients))
-    whole = window_gradient(micro_gradients, reduction=reduction)
-    assert fed.accumulator.grad_norm == pytest.approx(global_norm(whole), rel=1e-5)
+    expected = window_gradient(micro_gradients, reduction=reduction)
+    assert fed.accumulator.grad_norm == pytest.approx(global_norm(expected), rel=1e-5)
     assert global_norm(fed.seen) <= bound * (1 + 1e-6) or bound > 1e3
-    assert miss(fed.seen, clip(whole, bound), 1e-5, 1e-7) <= 1
+    assert miss(fed.seen, clip(expected, bound), 1e-5, 1e-7) <= 1
     early = window_gradient([clip(gradients, bound) for gradients in micro_gradients], reduction=reduction)
-    assert miss(early, clip(whole, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
+    assert miss(early, clip(expected, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
 
 
 def test_clip_norm_defaults_to_none():
@@ -371,10 +371,10 @@ def momentum_of_the_second_window(*, touched):
     accumulator = Accumulator(optimizer, 2)
     if not touched:
         accumulator.window.sums.boundary.touched = ()
-    step, one = Step(accumulator), Tensor([1.0], ms.float32)
-    step(one), step(one)
+    step, gradient = Step(accumulator), Tensor([1.0], ms.float32)
+    step(gradient), step(gradient)
     optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
-    step(one), step(one)
+    step(gradient), step(gradient)
     return values(parameters)[0].item()
 
 
@@ -593,25 +593,25 @@ def test_two_accumulators_in_one_graph():
     parameters = weights_of((1,))
     # Two optimizers of `nn` don't go into one graph: MindSpore calls the counter of each `global_step`.
     optimizer = nn.SGD(parameters, 1.0)
-    one, two = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
+    first, second = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
 
     @ms.jit
     def step(*grads):
-        one(grads)
-        return two(grads, 1.0)
+        first(grads)
+        return second(grads, 1.0)
 
     for gradient in (1, 2, 3, 4, 5, 6):
         step(*as_gradients(gradient))
-    assert (one.updates, two.updates) == (3, 2)
+    assert (first.updates, second.updates) == (3, 2)
     assert values(parameters) == [-(21.0 + 2.0 + 5.0)]
 
 
 def test_two_accumulators_in_one_process():
-    one, two = Fed(2), Fed(2)
-    one.feed(1)
-    two.feed(5, 5)
-    one.feed(1)
-    assert (one.seen, two.seen) == ([2.0], [10.0])
+    first, second = Fed(2), Fed(2)
+    first.feed(1)
+    second.feed(5, 5)
+    first.feed(1)
+    assert (first.seen, second.seen) == ([2.0], [10.0])
 
 
 # What is refused
@@ -656,9 +656,9 @@ NO_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize(("weight", "error", "said"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+@pytest.mark.parametrize(("weight", "error", "reason"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
 @pytest.mark.parametrize("compiles", [False, True])
-def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, said, compiles):
+def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, reason, compiles):
     accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
 
     def step(gradient):
@@ -667,7 +667,7 @@ def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, sai
     with pytest.raises(error) as caught:
         (ms.jit(step) if compiles else step)(Tensor([1.0]))
     first = str(caught.value).split("\n")[0]
-    assert "For 'Accumulator', 'weight' must be" in first and said in first
+    assert "For 'Accumulator', 'weight' must be" in first and reason in first
 
 
 @pytest.mark.parametrize("weight", [np.float32(8), np.int64(8), Tensor(8.0), Tensor([8.0]), 8])

@@ -57,23 +57,23 @@ def test_memory_benchmark_runs(tmp_path):
     assert set(record) == RECORD
     cases = [(row["window"], row["batch"], row["micro_batches"]) for row in record["rows"]]
     assert cases == [(1, 32, 3), (2, 32, 6), (1, 64, 3), (4, 32, 100), (4, 32, 200)]
-    one, two = record["rows"][:2]
+    first, second = record["rows"][:2]
     assert all(100 < row["peak_mib"] < 10_000 for row in record["rows"])
-    assert one["set_mib"] == pytest.approx(669_706 * 4 / 2**20)
-    assert two["more_sets"] == pytest.approx((two["peak_mib"] - one["peak_mib"]) / one["set_mib"])
-    assert one["more_sets"] == 0
+    assert first["set_mib"] == pytest.approx(669_706 * 4 / 2**20)
+    assert second["more_sets"] == pytest.approx((second["peak_mib"] - first["peak_mib"]) / first["set_mib"])
+    assert first["more_sets"] == 0
 
 
 @pytest.mark.slow
 def test_speed_benchmark_runs_with_all_available_contenders(tmp_path):
-    record, said = benchmark("speed", tmp_path)
-    here = [entry.name for entry in WITH_OTHERS if python(entry.environment) and entry.name != PLAIN]
-    check_speed(record, here)
+    record, printed = benchmark("speed", tmp_path)
+    names = [entry.name for entry in WITH_OTHERS if python(entry.environment) and entry.name != PLAIN]
+    check_speed(record, names)
     assert {"ms_accum", "mindspore"} <= set(record["versions"])
     assert all(row["ratio"] == 1 for row in record["rows"] if row["contender"] == OURS)
-    assert "best peer" in said
+    assert "best peer" in printed
     assert not (tmp_path / "speed.png").exists()
-    assert ("benchmarks setup" in said) == (len(here) < len(WITH_OTHERS) - 1)
+    assert ("benchmarks setup" in printed) == (len(names) < len(WITH_OTHERS) - 1)
 
 
 @pytest.mark.slow
@@ -116,8 +116,8 @@ def test_help_is_printed(arguments):
 def test_missing_environment_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.contenders.python", lambda kind: "python" if kind == "mindspore" else None)
     assert {entry.environment for entry in available(ENTRIES, None)} == {"mindspore"}
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
     with pytest.raises(ContenderError, match="benchmarks setup"):
         start(ENTRIES[-1])
 
@@ -159,25 +159,25 @@ def is_gone(pid):
 
 
 def test_contender_answers_and_exits(contender):
-    with contender(echo()) as it:
-        pid = it._process.pid
-        assert it.about == {"ready": True, "size": 3}
-        assert it.ask(window=2) == {"window": 2}
-        assert it.ask(peak=True)["peak_mib"] > 1
+    with contender(echo()) as running:
+        pid = running._process.pid
+        assert running.about == {"ready": True, "size": 3}
+        assert running.ask(window=2) == {"window": 2}
+        assert running.ask(peak=True)["peak_mib"] > 1
     assert is_gone(pid)
 
 
 def test_stopped_contender_exits_after_error_in_caller(contender):
-    with pytest.raises(ZeroDivisionError), contender(echo()) as it:
-        it.stop()
+    with pytest.raises(ZeroDivisionError), contender(echo()) as running:
+        running.stop()
         raise ZeroDivisionError
-    assert is_gone(it._process.pid)
+    assert is_gone(running._process.pid)
 
 
 def test_library_output_is_not_taken_for_answer(contender):
     source = PROTOCOL + "def build():\n    print('noise')\n    return {}, lambda: {'x': 1}\nserve(build)\n"
-    with contender(source) as it:
-        assert it.ask() == {"x": 1}
+    with contender(source) as running:
+        assert running.ask() == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_library_output_is_not_taken_for_answer(contender):
     ],
 )
 def test_program_that_fails_to_start_raises_error(contender, source, limit, words):
-    it = contender(source, limit)
-    with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), it:
+    running = contender(source, limit)
+    with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), running:
         pass
-    assert is_gone(it._process.pid)
+    assert is_gone(running._process.pid)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_program_that_fails_to_start_raises_error(contender, source, limit, word
     ],
 )
 def test_program_that_fails_during_request_raises_error(contender, answer, limit, words):
-    with contender(echo(answer=answer), limit=limit) as it, pytest.raises(ContenderError, match="(?s)" + words):
-        it.ask(window=1)
+    with contender(echo(answer=answer), limit=limit) as running, pytest.raises(ContenderError, match="(?s)" + words):
+        running.ask(window=1)
 
 
 def test_request_to_killed_contender_raises_error(contender):
-    with contender(echo()) as it:
-        os.kill(it._process.pid, signal.SIGKILL)
-        while not is_gone(it._process.pid):
+    with contender(echo()) as running:
+        os.kill(running._process.pid, signal.SIGKILL)
+        while not is_gone(running._process.pid):
             time.sleep(0.01)
         with pytest.raises(ContenderError, match="died"):
-            it.ask(window=1)
-        it.stop()
+            running.ask(window=1)
+        running.stop()
 
 
 def test_stopped_contender_pauses_and_resumes(contender, tmp_path):
@@ -232,14 +232,14 @@ def test_stopped_contender_pauses_and_resumes(contender, tmp_path):
             time.sleep(0.001)
     threading.Thread(target=tick, daemon=True).start()
     """
-    with contender(textwrap.dedent(source) + echo()) as it:
-        it.stop()
+    with contender(textwrap.dedent(source) + echo()) as running:
+        running.stop()
         time.sleep(0.1)
         before = ticks.stat().st_size
         time.sleep(0.3)
         assert ticks.stat().st_size == before
-        it.go()
-        assert it.ask(window=1) == {"window": 1}
+        running.go()
+        assert running.ask(window=1) == {"window": 1}
         time.sleep(0.3)
         assert ticks.stat().st_size > before
 

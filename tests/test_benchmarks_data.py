@@ -60,9 +60,9 @@ def check_data(record, contenders):
 
 @pytest.mark.slow
 def test_data_benchmark_runs(tmp_path):
-    record, said = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
+    record, printed = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
     check_data(record, [OURS, "MnistDataset"])
-    assert "to the first batch" in said and "batch of 32" in said and "ready in memory" in said
+    assert "to the first batch" in printed and "batch of 32" in printed and "ready in memory" in printed
 
 
 @TORCH
@@ -84,9 +84,9 @@ def check_start(record, contenders):
 
 @pytest.mark.slow
 def test_start_benchmark_runs(tmp_path):
-    record, said = benchmark("start", tmp_path)
+    record, printed = benchmark("start", tmp_path)
     check_start(record, [start.TRAIN, OURS])
-    assert "stage by stage" in said
+    assert "stage by stage" in printed
     # What a run compiles does not depend on the size of the window.
     _, two = rows = part(record, "compile")
     assert [row["window"] for row in rows] == [1, 2]
@@ -95,12 +95,12 @@ def test_start_benchmark_runs(tmp_path):
 
 @pytest.mark.slow
 def test_accuracy_benchmark_runs(tmp_path):
-    record, said = benchmark("accuracy", tmp_path)
+    record, printed = benchmark("accuracy", tmp_path)
     (epoch,), (summary,) = part(record, "epoch"), part(record, "summary")
     assert (epoch["contender"], epoch["epoch"], epoch["seed"]) == (OURS, 1, 1)
     assert 0 <= epoch["accuracy"] <= 1 and summary["accuracy"] == epoch["accuracy"]
     check_positive([epoch], "seconds", "start_s")
-    assert record["settings"]["data"] == "the embedded digits" and "98.5%" in said
+    assert record["settings"]["data"] == "the embedded digits" and "98.5%" in printed
 
 
 @TORCH

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.several
 
 @pytest.mark.slow
 def test_ranks_benchmark_runs(tmp_path):
-    record, said = benchmark("ranks", tmp_path)
+    record, printed = benchmark("ranks", tmp_path)
     assert set(record) == RECORD
     assert not (tmp_path / "ranks.png").exists()
     parts = {
@@ -35,12 +35,12 @@ def test_ranks_benchmark_runs(tmp_path):
     assert len(parts["sent"]) == 3 * len(WAYS)
     assert {row["operator"] for row in parts["alone"]} == {"AllReduce", "AllGather"}
     assert all(row["ms"] >= row["ms_min"] > 0 and row["model_ms"] > 0 for row in parts["alone"])
-    one, sharded = parts["memory"]
-    for row in (one, sharded):
+    single, sharded = parts["memory"]
+    for row in (single, sharded):
         kept = scaling.kept_sets(row["way"], row["ranks"])
         assert {name: row[name] for name in KEPT} == pytest.approx(kept, rel=1e-3)
-    assert (one["way"], sharded["way"]) == (ONE, "ZeRO-2")
-    assert "predicted" in said
+    assert (single["way"], sharded["way"]) == (ONE, "ZeRO-2")
+    assert "predicted" in printed
 
 
 def check_times(rows):
@@ -77,9 +77,9 @@ def test_predictions_equal_cost_model():
     times += [{**key, "way": way, "window": 4, "ms": 1.0} for way in WAYS]
     alone = [{"operator": operator, "bandwidth": 100, "latency": 0} for operator in ranks.OPERATORS]
     ranks._predict(times, 800, alone)
-    found = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
+    predicted = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
     expected = {"window's end": 8, "every micro-batch": 32, "ZeRO-1": 12, "ZeRO-2": 36}
-    assert found == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
+    assert predicted == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
 
 
 def test_predicted_update_time_is_not_negative():

@@ -55,15 +55,15 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
 def docstrings():
     """Return every docstring with examples, as doctests."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = []
+    tests = []
     for package in (ms_accum, model_zoo):
         names = [package.__name__, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
         for name in names:
             if name.startswith("ms_accum.zoo"):  # model_zoo's second name
                 continue
             module = importlib.import_module(name)
-            found += [test for test in finder.find(module, name, module=module) if test.examples]
-    return {test.name: test.examples for test in found}
+            tests += [test for test in finder.find(module, name, module=module) if test.examples]
+    return {test.name: test.examples for test in tests}
 
 
 def is_expression(source):
@@ -95,8 +95,8 @@ def execute(programs, folder):
     runner.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{RUNNER}", encoding="utf-8")
     command = [sys.executable, str(runner), str(results), *map(str, paths.values())]
     environment = {name: value for name, value in os.environ.items() if name != "GLOG_v"}  # as the reader's
-    how = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run(command, **how, timeout=600, check=False)
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, **options, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "eliminated by mistake" not in done.stderr, done.stderr  # MindSpore's log: a call whose result is not used
     by_path = json.loads(results.read_text(encoding="utf-8"))
@@ -133,13 +133,13 @@ def missing_tests(text):
 def functions_of(path):
     """Return the names of the functions of a file; none if there is no such file."""
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
-    return {each.name for each in body if isinstance(each, ast.FunctionDef)}
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 DOCTESTS = docstrings()
 # Of the Chinese pages, whose blocks are those of the English ones (tests/test_site.py), none.
 PYTHON = {name: blocks(text, "python") for name, text in TEXTS.items() if not re.search(r"\.zh\.md$|_CN\.md$", name)}
-WITH_PYTHON = [name for name, found in PYTHON.items() if found]
+WITH_PYTHON = [name for name, sources in PYTHON.items() if sources]
 
 
 def of_documents(names, folder):
@@ -168,17 +168,17 @@ def outputs(text):
 
 def not_printed(shown, printed):
     """Return the blocks whose lines were not printed one after the other, in the order of the page."""
-    wrong, place = [], 0
+    wrong, start = [], 0
     for block in shown:
-        found = f"\n{printed}".find(f"\n{block}", place)
-        place = max(found, place)
-        wrong += [block] if found < 0 else []
+        position = f"\n{printed}".find(f"\n{block}", start)
+        start = max(position, start)
+        wrong += [block] if position < 0 else []
     return wrong
 
 
-def faults(name, found):
+def faults(name, result):
     """Return what is wrong with a document whose program was run."""
-    return [found["error"]] if found["error"] else not_printed(outputs(TEXTS[name]), found["printed"])
+    return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
 def test_readme_python_runs(tmp_path):
@@ -269,7 +269,7 @@ def planted(tmp_path_factory):
         "leaves early": ">>> raise SystemExit(0)\n",
     }
     examples = {name: doctest.DocTestParser().get_examples(source) for name, source in sources.items()}
-    programs = {name: program_of(found) for name, found in examples.items()}
+    programs = {name: program_of(parsed) for name, parsed in examples.items()}
     results = execute(programs, tmp_path_factory.mktemp("planted"))
     return {name: mismatches(examples[name], results[name]) for name in sources}
 
@@ -305,5 +305,6 @@ def test_broken_links_are_detected(tmp_path):
 
 
 def test_references_to_missing_tests_are_detected():
-    text = "`tests/test_docs.py::test_links_point_at_existing_files` `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
+    existing = "`tests/test_docs.py::test_links_point_at_existing_files`"
+    text = f"{existing} `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
     assert missing_tests(text) == ["tests/test_docs.py::test_gone", "tests/test_gone.py::test_it"]

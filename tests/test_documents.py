@@ -20,7 +20,7 @@ def test_document_tables_equal_results():
     for path in documents.marked():
         text = path.read_text(encoding="utf-8")
         assert documents.filled(text, made) == text, f"{path.name}: python -m benchmarks tables"
-        used |= {found[2] for found in documents.MARKED.finditer(text)}
+        used |= {match[2] for match in documents.MARKED.finditer(text)}
     measured = {name for name, table in made.items() if table != performance_tables.NOTHING}
     assert measured <= used, "every table has its place in a document"
 
@@ -54,7 +54,7 @@ def test_goal_table_shows_figure_of_each_machine(results):
 
 
 def test_missed_goal_is_marked(monkeypatch):
-    goal = Goal("x", 1.0, lambda found: found("speed")[0]["ms"])
+    goal = Goal("x", 1.0, lambda find_rows: find_rows("speed")[0]["ms"])
     monkeypatch.setattr(performance_tables, "GOALS", (goal,))
     (line,) = performance_tables._goals({"avx2-amd": lambda name: [{"ms": 1.01}]}).splitlines()[2:]
     assert line == "| x | ≤ 1.00 | **1.01**, missed |"
@@ -63,7 +63,7 @@ def test_missed_goal_is_marked(monkeypatch):
 def of_two_machines(first, second):
     """The README's line about a network, as from these times on two machines, each for windows of 4 and 16."""
 
-    def found(times):
+    def find_rows_of(times):
         rows = [
             {"network": "mlp", "window": window, "contender": name, "ms": ms}
             for window in (4, 16)
@@ -72,7 +72,7 @@ def of_two_machines(first, second):
         return lambda benchmark: rows if benchmark == "speed" else []
 
     words = performance_tables.README[""]
-    table = performance_tables._readme_speed(((found(first), found(second)), words))
+    table = performance_tables._readme_speed(((find_rows_of(first), find_rows_of(second)), words))
     return table.splitlines()[2]
 
 

@@ -464,7 +464,7 @@ def test_consecutive_windows_of_different_size_in_float16(dtype, rows, window):
             run(model, [micro_batch(*SMALL_AND_LARGE, rows=count)] * 2, 2)
         else:
             run(model, [micro_batch(*SMALL_AND_LARGE, rows=2 * count)], micro_batch_size=count)
-        assert (model.updates, network.w.asnumpy().tolist()) == (updates, [-each for each in SMALL_AND_LARGE])
+        assert (model.updates, network.w.asnumpy().tolist()) == (updates, [-value for value in SMALL_AND_LARGE])
 
 
 @pytest.mark.parametrize("rows", [[1024, 1], [1, 1024], [1, 1024, 256]], ids=str)
@@ -473,7 +473,7 @@ def test_micro_batches_of_different_size_in_float16_window(rows):
     network = InHalf(ms.float16)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
     run(model, [micro_batch(*SMALL_AND_LARGE, rows=count) for count in rows], len(rows))
-    assert (model.updates, network.w.asnumpy().tolist()) == (1, [-each for each in SMALL_AND_LARGE])
+    assert (model.updates, network.w.asnumpy().tolist()) == (1, [-value for value in SMALL_AND_LARGE])
 
 
 def test_undetected_float16_cast_skips_window():
@@ -503,7 +503,7 @@ def test_fixed_weight_unit_or_weighted_float16_loss_is_detected(mutant, monkeypa
     for rows in windows:
         ops.assign(network.w, Tensor(np.zeros(2), network.w.dtype))
         run(model, [micro_batch(*SMALL_AND_LARGE, rows=count) for count in rows], 2)
-    assert network.w.asnumpy().tolist() != [-each for each in SMALL_AND_LARGE]
+    assert network.w.asnumpy().tolist() != [-value for value in SMALL_AND_LARGE]
 
 
 def test_overflow_in_parameter_dtype_skips_window():
@@ -612,7 +612,7 @@ class Frozen(nn.Cell):
 @pytest.mark.parametrize("keeps", [True, False])
 def test_subnetwork_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
     if not keeps:
-        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, whole: whole.set_train())
+        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, root: root.set_train())
     network = Frozen()
     network.set_train()
     network.backbone.set_train(False)
@@ -649,8 +649,8 @@ def test_planned_updates_include_carried_window():
 def test_planned_updates_of_resumed_run_ignore_open_window(tmp_path):
     """The state has its own; the mutant plans with what the driver had, before it is forgotten."""
     data = [micro_batch(1)] * 3
-    whole = slope_driver(tail="carry")
-    whole.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
+    uninterrupted = slope_driver(tail="carry")
+    uninterrupted.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 2, 3)
     assert model.micro_batches == 2
@@ -666,8 +666,8 @@ def test_mean_loss_is_weighted_by_elements(rng):
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1.0))
     run(model, parts, 2)
     expected = np.array([2 * (y * x).mean(), 2 * y.mean()])
-    found = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     by_rows = np.array([(y[:, :3] * x[:, :3]).mean() + (y[:, 3:] * x[:, 3:]).mean(), y[:, :3].mean() + y[:, 3:].mean()])
     assert np.abs(by_rows / expected - 1).max() > 1e-2
 
@@ -784,19 +784,19 @@ def test_window_of_1_equals_plain_training(make, reduction, rng):
 
 @pytest.mark.graph
 def test_two_drivers_in_one_process():
-    one, two = slope_driver(), slope_driver()
-    run(one, [micro_batch(1)] * 2, 2)
-    run(two, [micro_batch(5)] * 2, 2)
-    run(one, [micro_batch(2)] * 2, 2)
-    assert (seen_gradient(one), seen_gradient(two)) == ([3.0], [5.0])
+    first, second = slope_driver(), slope_driver()
+    run(first, [micro_batch(1)] * 2, 2)
+    run(second, [micro_batch(5)] * 2, 2)
+    run(first, [micro_batch(2)] * 2, 2)
+    assert (seen_gradient(first), seen_gradient(second)) == ([3.0], [5.0])
 
 
 def test_two_drivers_share_an_optimizer(rng):
-    network, optimizer, one = linear_driver(lr=0.1)
-    two = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
+    network, optimizer, first = linear_driver(lr=0.1)
+    second = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
     data = batches(rng, [4, 4])
-    run(one, data, 2)
-    run(two, data, 2)
+    run(first, data, 2)
+    run(second, data, 2)
     assert int(optimizer.global_step.asnumpy()[0]) == 2
 
 

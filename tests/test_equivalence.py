@@ -284,8 +284,8 @@ def check(name, model, reduction, courses):
     for windows in courses:
         weights, gradients, missed = trial.train(windows)
         assert miss(weights, start, 1e-5, 1e-6) >= 100  # it did train
-        found = max(missed), miss(weights, expected_weights(plain, name, gradients), 1e-5, 1e-6)
-        assert max(found) <= 1, (windows, found)
+        errors = max(missed), miss(weights, expected_weights(plain, name, gradients), 1e-5, 1e-6)
+        assert max(errors) <= 1, (windows, errors)
 
 
 # Every optimizer, with windows of every size
@@ -334,8 +334,8 @@ def test_broken_window_is_detected(name, broken, how):
 def test_at_most_one_of_200_windows_hits_a_kink(model, capsys):
     """The networks of the zoo as they are; a window that is wrong would miss in each."""
     trial = Trial(bench(model, "mean"), "Momentum")
-    missed = [each for seed in range(20) for each in trial.train([4], seed)[2]]
-    at_kinks = [each for each in missed if each > 1]
+    missed = [value for seed in range(20) for value in trial.train([4], seed)[2]]
+    at_kinks = [value for value in missed if value > 1]
     with capsys.disabled():
         print(f"\n{model}: {len(at_kinks)} of {len(missed)} windows at a kink; median {np.median(missed):.2f}")
 
@@ -354,7 +354,7 @@ def test_formulas_detect_reordered_gradients(name, rng):
 @pytest.mark.modes
 @pytest.mark.parametrize(
     "mutation",
-    [None, "no division", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no clear", "one late"))],
+    [None, "no division", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no clear", "one late"))],
 )
 def test_driver_equals_large_batch(mutation, monkeypatch):
     on = bench("mlp", "mean")
@@ -366,8 +366,8 @@ def test_driver_equals_large_batch(mutation, monkeypatch):
     big = on.data(SEED)
     data = [tuple(column[row : row + 6] for column in batch) for batch in big for row in range(0, ROWS, 6)]
     run(model, data, 4)
-    found = miss(values(on.parameters), expected, 1e-5, 1e-6)
-    assert found <= 1 if mutation is None else found >= 100
+    error = miss(values(on.parameters), expected, 1e-5, 1e-6)
+    assert error <= 1 if mutation is None else error >= 100
 
 
 # The Accumulator and the Cells
@@ -397,12 +397,12 @@ def by_functions(network, loss_fn, optimizer, weighted):
 
     def step(x, y):
         train_step(x, y)
-        held = [
+        arrays = [
             *optimizer.get_parameters(),
             *accumulator.window.sums.grad_sum,
             accumulator.window.sums.weight_sum[0],
         ]
-        return digest(values(held))
+        return digest(values(arrays))
 
     return step
 
@@ -452,9 +452,9 @@ def least_squares(rng, sizes):
 def least_squares_reference(data, window, epochs, lr):
     """Return the weights after each update on the joined windows, in NumPy float64."""
     w, trace = np.zeros((1, FEATURES)), []
-    for each in reference.windows(len(data), window, epochs, "flush")[0]:
-        x = np.concatenate([data[number % len(data)][0] for number in each.micro_batches]).astype(np.float64)
-        y = np.concatenate([data[number % len(data)][1] for number in each.micro_batches]).astype(np.float64)
+    for update in reference.windows(len(data), window, epochs, "flush")[0]:
+        x = np.concatenate([data[number % len(data)][0] for number in update.micro_batches]).astype(np.float64)
+        y = np.concatenate([data[number % len(data)][1] for number in update.micro_batches]).astype(np.float64)
         w = w - lr * 2 * (x @ w.T - y).T @ x / len(x)
         trace.append(w)
     return trace

@@ -105,13 +105,13 @@ def test_no_sync_parameters_change_only_at_window_end(tmp_path):
     done = run("no_sync", tmp_path, launcher=launcher)
     assert (done.returncode, done.stderr) == (0, "")
     logs = [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in (0, 1)]
-    found = [re.findall(r"^rank \d, (.*): parameter (.*), accumulator (.*)$", log, re.MULTILINE) for log in logs]
-    assert len(found[0]) == len(found[1]) == 5
-    moments, parameters, accumulators = zip(*found[0])
+    matches = [re.findall(r"^rank \d, (.*): parameter (.*), accumulator (.*)$", log, re.MULTILINE) for log in logs]
+    assert len(matches[0]) == len(matches[1]) == 5
+    moments, parameters, accumulators = zip(*matches[0])
     assert [moment.endswith("update") for moment in moments] == [False, False, True, False, True]
     assert parameters[0] == parameters[1] != parameters[2] == parameters[3] != parameters[4]
-    assert parameters == tuple(zip(*found[1]))[1]
-    assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*found[1]))[2][1:]))
+    assert parameters == tuple(zip(*matches[1]))[1]
+    assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*matches[1]))[2][1:]))
 
 
 NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?"
@@ -130,7 +130,7 @@ def differ(shown, printed):
 
 
 def alike(line, other):
-    numbers, others = ([Decimal(number) for number in re.findall(NUMBER, each)] for each in (line, other))
+    numbers, others = ([Decimal(number) for number in re.findall(NUMBER, text)] for text in (line, other))
     return len(numbers) == len(others) and all(
         abs(a - b) <= 2 * Decimal(1).scaleb(a.as_tuple().exponent) or max(abs(a), abs(b)) < Decimal("1e-5")
         for a, b in zip(numbers, others)
@@ -155,7 +155,7 @@ def language_model(tmp_path_factory):
 @pytest.mark.slow
 def test_language_model_shows_error_of_mean_of_means(language_model):
     assert differ(shown("language_model"), language_model.splitlines()) == []
-    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
+    loss = {name: float(value) for name, value in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
     miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", language_model, re.MULTILINE))
     exact, wrong = (abs(loss[name] - loss["one big batch"]) for name in ("weighted by tokens", "mean of means"))
     assert exact < 5e-6 and wrong > 1e-3
@@ -172,8 +172,8 @@ def test_language_model_shows_numerics(language_model):
     assert 1 <= int(overflows) < 20 and 1 <= int(scale) < 2**20
     assert re.search(r"^noise scale: (about [\d,]+ rows|no estimate) ", language_model, re.MULTILINE)
     loss = {
-        name: float(found)
-        for name, found in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
+        name: float(value)
+        for name, value in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
     }
     assert set(loss) == {"weights", "averaged weights"} and loss["weights"] != loss["averaged weights"]
     assert max(loss.values()) < np.log(24)  # the loss of guessing
@@ -186,6 +186,6 @@ def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     assert differ(shown("contrastive"), done.stdout.splitlines()) == []
     miss = dict(re.findall(r"^(\w+), 8 micro-batches: .*difference (\S+)$", done.stdout, re.MULTILINE))
     assert float(miss["CoupledLoss"]) < 1e-5 and float(miss["plain"]) > 0.1
-    found = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
-    assert found[0] < 2 and found[1] > 15
+    shares = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
+    assert shares[0] < 2 and shares[1] > 15
     assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80

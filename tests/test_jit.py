@@ -56,7 +56,7 @@ BYTECODE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="MindSpore rai
 def test_counters_read_inside_step_are_current(window, options):
     network, accumulator, step = made(window, **options)
     for number in range(4):
-        inside = [int(told) for told in step(Tensor([[1.0 + number]], ms.float32))[0]]
+        inside = [int(counter) for counter in step(Tensor([[1.0 + number]], ms.float32))[0]]
         assert inside == [accumulator.updated, accumulator.updates, accumulator.micro_batches]
         assert inside == [window == 1 or number in (1, 3), (number + 1) // window, (number + 1) % window]
     assert network.w.asnumpy()[0] == -10.0 / window
@@ -99,12 +99,12 @@ for made in (*cells, lambda x: TrainOptim(optimizer, grad_sum)()):
 print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 """
     done = in_a_process(tmp_path, program)
-    *said, left = done.stdout.splitlines()
-    assert [line[: line.index(" the step")] for line in said] == [
+    *messages, last = done.stdout.splitlines()
+    assert [line[: line.index(" the step")] for line in messages] == [
         f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim")
     ], done.stderr
-    assert all("compiled by ms.jit without capture_mode='trace'" in line for line in said)
-    assert left == "[0.] [0.]"
+    assert all("compiled by ms.jit without capture_mode='trace'" in line for line in messages)
+    assert last == "[0.] [0.]"
 
 
 def test_strict_jit_syntax_compiles():

@@ -293,12 +293,12 @@ def test_imports_of_lower_layers_are_allowed(room, source):
 
 def reached(arrows, start):
     """Return all that can be reached along the arrows."""
-    found, left = set(), [start]
-    while left:
-        left += [end for begin, end in arrows if begin == left[0] and end not in found]
-        found.update(end for begin, end in arrows if begin == left[0])
-        del left[0]
-    return found
+    reachable, todo = set(), [start]
+    while todo:
+        todo += [end for begin, end in arrows if begin == todo[0] and end not in reachable]
+        reachable.update(end for begin, end in arrows if begin == todo[0])
+        del todo[0]
+    return reachable
 
 
 def test_architecture_diagram_equals_imports():
@@ -331,10 +331,10 @@ def internal(text):
 
 
 def test_no_references_to_internal_documents():
-    found = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
-    found += [*LIBRARY, *ZOO, *PROGRAMS]
-    assert len(found) > 200
-    assert {path.name: lines for path in found if (lines := internal(path.read_text(encoding="utf-8")))} == {}
+    paths = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
+    paths += [*LIBRARY, *ZOO, *PROGRAMS]
+    assert len(paths) > 200
+    assert {path.name: lines for path in paths if (lines := internal(path.read_text(encoding="utf-8")))} == {}
 
 
 @pytest.mark.parametrize("parts", ["# |E10", "# FA|CE's words", "see DES|IGN.md", "as in is|sue 30", "cd /wo|rk/main"])

@@ -118,31 +118,31 @@ def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
     [("mean", N), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("sum", N), ("mean", 1), ("mean", 99)))],
 )
 def test_training_equals_driver(reduction, window):
-    found = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
+    trained = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
     expected, records = by_driver(reduction=reduction, window=window)
-    assert miss(found.weights, expected, rtol=1e-5, atol=1e-7) <= 1
-    assert (found.step.updates, found.step.skipped, found.step.micro_batches) == (len(records), 0, 0)
+    assert miss(trained.weights, expected, rtol=1e-5, atol=1e-7) <= 1
+    assert (trained.step.updates, trained.step.skipped, trained.step.micro_batches) == (len(records), 0, 0)
 
 
 @pytest.mark.parametrize(
-    "mutation", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+    "mutation", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("no division", "no clear"))]
 )
 def test_window_equals_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
     micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
-    found = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
+    trained = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
     expected = Trained(lr=1.0, make=nn.SGD, clip_norm=None, gradient_accumulation_steps=1)
     expected.train(micro_batches=[joined(micro_batches[:3]), joined(micro_batches[3:])], epochs=1)
-    far = miss(found.weights, expected.weights, rtol=1e-5, atol=1e-6)
-    assert far <= 1 if mutation is None else far >= 100
+    error = miss(trained.weights, expected.weights, rtol=1e-5, atol=1e-6)
+    assert error <= 1 if mutation is None else error >= 100
 
 
 @pytest.mark.slow
 def test_without_flush_tail_the_tail_is_carried_to_next_epoch():
-    found = Trained()
-    found.model.train(2, dataset(numbers()))
-    assert (found.step.updates, found.step.micro_batches) == (4, 2)
-    assert found.step.flush() and found.step.updates == 5
+    trained = Trained()
+    trained.model.train(2, dataset(numbers()))
+    assert (trained.step.updates, trained.step.micro_batches) == (4, 2)
+    assert trained.step.flush() and trained.step.updates == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
@@ -150,10 +150,10 @@ def test_nonfinite_window_is_skipped():
     micro_batches = numbers([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
     micro_batches[1] = (bad, micro_batches[1][1])
-    found = Trained().train(micro_batches=micro_batches, epochs=1)
+    trained = Trained().train(micro_batches=micro_batches, epochs=1)
     expected = Trained().train(micro_batches=micro_batches[3:], epochs=1)
-    assert (found.step.updates, found.step.skipped) == (1, 1)
-    np.testing.assert_array_equal(found.weights[0], expected.weights[0])
+    assert (trained.step.updates, trained.step.skipped) == (1, 1)
+    np.testing.assert_array_equal(trained.weights[0], expected.weights[0])
 
 
 # The weight of a micro-batch
@@ -217,8 +217,8 @@ def test_micro_batch_without_labels_is_ignored():
         assert (step.updates, step.skipped) == (1, 0)
         return [parameter.asnumpy() for parameter in optimizer.parameters]
 
-    found = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
-    assert miss(found, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
+    weights = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
+    assert miss(weights, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
 
 
 NOTHING = Tensor(np.full(4, -100, np.int32))
@@ -241,7 +241,7 @@ def trained_with_sums(way, window, data, **options):
         system.train_process(1, data, window, report=(), ckpt_path=None)
     else:
         Model(system).train(1, dataset(data), callbacks=[FlushTail()], dataset_sink_mode=False)
-    return [each.asnumpy() for each in optimizer.get_parameters()], system
+    return [parameter.asnumpy() for parameter in optimizer.get_parameters()], system
 
 
 def one_large_batch_each(data):
@@ -252,7 +252,7 @@ def one_large_batch_each(data):
     plain = nn.TrainOneStepCell(nn.WithLossCell(network, SUMMED["sums"]), optimizer)
     for columns in data:
         plain(*columns)
-    return [each.asnumpy() for each in optimizer.get_parameters()]
+    return [parameter.asnumpy() for parameter in optimizer.get_parameters()]
 
 
 @pytest.mark.modes
@@ -263,24 +263,24 @@ def one_large_batch_each(data):
 )
 def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
     """For windows of 1 and of 2 alike, and as in plain MindSpore, which moves and decays the weights."""
-    (first, one), (second, two), (third, _), (fourth, _) = numbers([4] * 4)
+    (first, first_labels), (second, second_labels), (third, _), (fourth, _) = numbers([4] * 4)
     if loss == "mean losses":  # each of the four labels of a micro-batch, so that the sums of means are a quarter
         options = {**options, "loss_fn": SUMMED[loss]}
     for window in (1, 2):
-        data = [(first, one), (second, two), (third, NOTHING), (fourth, NOTHING)]
-        found, system = trained_with_sums(way, window, data, **options)
+        data = [(first, first_labels), (second, second_labels), (third, NOTHING), (fourth, NOTHING)]
+        parameters, system = trained_with_sums(way, window, data, **options)
         assert (system.updates, system.skipped, system.left_out) == (4 // window, 0, 0)
         if loss == "sums":
             large = [joined(data[at : at + window]) for at in range(0, 4, window)]
-            assert miss(found, one_large_batch_each(large), 1e-5, 1e-7) <= 1
+            assert miss(parameters, one_large_batch_each(large), 1e-5, 1e-7) <= 1
 
 
 @pytest.mark.host
 def test_missing_update_for_empty_sum_is_detected(monkeypatch):
     data = [(x, NOTHING) for x, _ in numbers([4] * 2)]
-    monkeypatch.setattr(windows._AtOnce, "pass_over", lambda one: None)
-    found, system = trained_with_sums("driver", 1, data)
-    assert system.skipped == 2 and miss(found, one_large_batch_each(data), 1e-5, 1e-7) >= 100
+    monkeypatch.setattr(windows._AtOnce, "pass_over", lambda runner: None)
+    parameters, system = trained_with_sums("driver", 1, data)
+    assert system.skipped == 2 and miss(parameters, one_large_batch_each(data), 1e-5, 1e-7) >= 100
 
 
 @pytest.mark.host
@@ -327,39 +327,39 @@ class Sees(Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_tail_is_applied_before_evaluation_and_saving(first, tmp_path):
-    found = Trained()
-    sees = Sees(found)
+    trained = Trained()
+    sees = Sees(trained)
     config = CheckpointConfig(save_checkpoint_steps=7)
     others = [sees, ModelCheckpoint("mine", str(tmp_path), config), TimeMonitor()]
-    found.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
+    trained.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
     weights = by_driver(epochs=1)[0][0], by_driver()[0][0]
     for epoch, expected in enumerate(weights):
         assert miss([sees.evaluated[epoch]], [expected], rtol=1e-5, atol=1e-7) <= 1
         saved = ms.load_checkpoint(str(tmp_path / f"mine-{epoch + 1}_7.ckpt"))
         np.testing.assert_array_equal(saved["1.weight"].asnumpy(), sees.evaluated[epoch])
-    assert sorted(saved) == sorted(parameter.name for parameter in found.step.get_parameters())
+    assert sorted(saved) == sorted(parameter.name for parameter in trained.step.get_parameters())
     assert not any("accum" in name or "train_step" in name for name in saved)
     ms.load_param_into_net(network_of(), saved, strict_load=True)
 
 
 @pytest.mark.slow
 def test_early_stopping_and_restored_weights():
-    found = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
-    sees, stop = Sees(found), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    found.fit(sees, stop, FlushTail(), epochs=9)
+    trained = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
+    sees, stop = Sees(trained), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    trained.fit(sees, stop, FlushTail(), epochs=9)
     epochs = len(sees.ended)
     assert 1 < epochs < 9 and stop.stopped_epoch == epochs
-    np.testing.assert_array_equal(found.weights[0], sees.ended[-2])
+    np.testing.assert_array_equal(trained.weights[0], sees.ended[-2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [True, False])
 def test_reduce_lr_on_plateau(last):
     """It needs `cb_params.optimizer`, which Model does not set for a train step."""
-    found = Trained(lr=1e-3)
+    trained = Trained(lr=1e-3)
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
-    found.fit(*([FlushTail(), reduce] if last else [reduce, FlushTail()]), epochs=3)
-    assert float(found.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
+    trained.fit(*([FlushTail(), reduce] if last else [reduce, FlushTail()]), epochs=3)
+    assert float(trained.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
 
 
 class Slope(nn.Cell):
@@ -392,14 +392,14 @@ def test_summary_collector_writes_the_loss(tmp_path):
     )
     Trained().train(losses, collector, epochs=1)
     (name,) = (name for name in os.listdir(tmp_path) if name.endswith("_MS"))
-    data, found = (tmp_path / name).read_bytes(), {}
+    data, losses_by_step = (tmp_path / name).read_bytes(), {}
     while data:  # each event is between its length with a checksum, and its own checksum
         size = int.from_bytes(data[:8], "little")
         event = Event.FromString(data[12 : 12 + size])
         for value in event.summary.value:
-            found[event.step] = value.scalar_value
+            losses_by_step[event.step] = value.scalar_value
         data = data[16 + size :]
-    assert [found[step] for step in range(1, 8)] == pytest.approx(losses.seen)
+    assert [losses_by_step[step] for step in range(1, 8)] == pytest.approx(losses.seen)
 
 
 # Resumed
@@ -407,17 +407,17 @@ def test_summary_collector_writes_the_loss(tmp_path):
 
 def resumable(folder, stop=None, epochs=2):
     """Train, or go on; return what is left at the end, or None if it was stopped."""
-    found, micro_batch = Trained(), itertools.count(1)
+    trained, micro_batch = Trained(), itertools.count(1)
     data = dataset(numbers())
     asked = None if stop is None else lambda: next(micro_batch) == stop
-    states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), found.step, data)
+    states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), trained.step, data)
     losses, callbacks = Losses(), [states, FlushTail()]
     try:
-        found.model.train(epochs, data, callbacks=[losses, *callbacks], initial_epoch=states.initial_epoch)
+        trained.model.train(epochs, data, callbacks=[losses, *callbacks], initial_epoch=states.initial_epoch)
     except Stopped:
         return losses.seen, None
-    left = digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters())
-    return losses.seen, (left, found.step.updates, losses.steps[-1])
+    state = digest(parameter.asnumpy() for parameter in trained.optimizer.get_parameters())
+    return losses.seen, (state, trained.step.updates, losses.steps[-1])
 
 
 @pytest.fixture(scope="module")
@@ -433,20 +433,20 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
     losses = []
     for stop in (*stops, None):
-        seen, left = resumable(tmp_path, stop)
+        seen, state = resumable(tmp_path, stop)
         losses += seen
-    assert left == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
+    assert state == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_resumed_run_without_window_differs(tmp_path, never_stopped):
     """The mutant of the test above: the window is lost."""
     resumable(tmp_path, 4)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
-    found.step.window.clear()
-    found.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
-    assert digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters()) != never_stopped[1][0]
+    trained, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
+    trained.step.window.clear()
+    trained.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
+    assert digest(parameter.asnumpy() for parameter in trained.optimizer.get_parameters()) != never_stopped[1][0]
 
 
 @pytest.mark.host
@@ -461,22 +461,22 @@ def test_resuming_before_epoch_end_warns(tmp_path):
 @pytest.mark.host
 def test_restored_weights_are_saved(tmp_path):
     """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
-    found, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, every=1), found.step, data)
+    trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, every=1), trained.step, data)
     stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    found.model.fit(9, data, dataset(numbers([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
+    trained.model.fit(9, data, dataset(numbers([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
     other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
     SaveStates(Checkpointer(tmp_path, resume="auto"), other.step, data)
-    np.testing.assert_array_equal(other.weights[0], found.weights[0])
+    np.testing.assert_array_equal(other.weights[0], trained.weights[0])
 
 
 @pytest.mark.host
 def test_stop_request_saves_open_window(tmp_path, never_stopped_on_host):
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path), found.step, data)
+    trained, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path), trained.step, data)
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
-    found.model.train(2, data, callbacks=[stop, states, FlushTail()])
-    assert found.step.micro_batches == 2
+    trained.model.train(2, data, callbacks=[stop, states, FlushTail()])
+    assert trained.step.micro_batches == 2
     assert resumable(tmp_path)[1] == never_stopped_on_host[1]
 
 
@@ -498,12 +498,12 @@ def never_stopped_on_host(tmp_path_factory):
 )
 def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
     resumable(tmp_path, 9)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+    trained, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
     trained_on = dataset(numbers(options["data"])) if "data" in options else data
     initial = options.get("initial_epoch", states.initial_epoch)
     with pytest.raises(ValueError, match=message):
-        found.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
+        trained.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
 
 
 @pytest.mark.host
@@ -515,29 +515,29 @@ def test_epochs_of_another_length_are_rejected(tmp_path):
 
 @pytest.mark.host
 def test_save_states_cannot_be_reused(tmp_path):
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path), found.step, data)
-    found.model.train(1, data, callbacks=[states, FlushTail()])
+    trained, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path), trained.step, data)
+    trained.model.train(1, data, callbacks=[states, FlushTail()])
     with pytest.raises(RuntimeError, match="a run of Model has used it already"):
-        found.model.train(1, data, callbacks=[states, FlushTail()])
+        trained.model.train(1, data, callbacks=[states, FlushTail()])
 
 
 @pytest.mark.host
 def test_restarted_counting_callbacks_warn(tmp_path):
     resumable(tmp_path, 9)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+    trained, data = Trained(), dataset(numbers())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
     callbacks = [FlushTail(), states, ReduceLROnPlateau("loss"), EarlyStopping("loss")]
     with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau restart in a resumed run"):
-        found.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
+        trained.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
 
 
 @pytest.mark.slow
 def test_changed_settings_are_rejected_on_resume(tmp_path):
     resumable(tmp_path, 4)
-    found = Trained(gradient_accumulation_steps=5)
+    trained = Trained(gradient_accumulation_steps=5)
     with pytest.raises(ValueError, match="accumulate_step was 3 and is 5"):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, dataset(numbers()))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, dataset(numbers()))
 
 
 # What is refused
@@ -574,8 +574,8 @@ def test_flush_tail_requires_accumulated_train_step():
 
 @pytest.mark.host
 def test_model_with_loss_and_step_is_rejected():
-    found = Trained()
-    model = Model(found.step, loss_fn=cross_entropy())
+    trained = Trained()
+    model = Model(trained.step, loss_fn=cross_entropy())
     with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
         model.train(1, dataset(numbers()), callbacks=[FlushTail()])
 
@@ -603,14 +603,14 @@ def test_uncompilable_lambdas_are_rejected_at_construction(name):
 # The edges of an epoch
 
 
-class Held(Callback):
+class WindowSizes(Callback):
     """Keeps how many micro-batches the window holds at an evaluation and at an epoch's end."""
 
     def __init__(self, step):
-        self.step, self.held = step, []
+        self.step, self.sizes = step, []
 
     def on_eval_begin(self, run_context):
-        self.held.append(self.step.micro_batches)
+        self.sizes.append(self.step.micro_batches)
 
     on_train_epoch_end = on_eval_begin
 
@@ -633,21 +633,21 @@ class Varying:
 @pytest.mark.host
 @pytest.mark.parametrize("first", [True, False])
 def test_window_is_empty_at_epoch_end(first):
-    found = Trained()
-    held, valid = Held(found.step), dataset(numbers([4]))
+    trained = Trained()
+    recorder, valid = WindowSizes(trained.step), dataset(numbers([4]))
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
-    callbacks = [FlushTail(), held, stop] if first else [stop, FlushTail(), held]
-    found.model.fit(2, dataset(numbers()), valid, callbacks=callbacks)
-    assert held.held == [0, 0] and found.step.updates == 2
+    callbacks = [FlushTail(), recorder, stop] if first else [stop, FlushTail(), recorder]
+    trained.model.fit(2, dataset(numbers()), valid, callbacks=callbacks)
+    assert recorder.sizes == [0, 0] and trained.step.updates == 2
 
 
 @pytest.mark.host
 def test_epoch_longer_than_dataset_size():
-    found = Trained()
-    held = Held(found.step)
+    trained = Trained()
+    recorder = WindowSizes(trained.step)
     data = GeneratorDataset(Varying(), ["x", "y"], shuffle=False)
-    found.model.train(2, data, callbacks=[FlushTail(), held])
-    assert held.held == [0, 0]
+    trained.model.train(2, data, callbacks=[FlushTail(), recorder])
+    assert recorder.sizes == [0, 0]
 
 
 @pytest.mark.host
@@ -655,12 +655,12 @@ def test_open_window_of_interrupted_run_is_discarded():
     def fail(context):
         raise KeyError("mine")
 
-    found = Trained()
+    trained = Trained()
     with pytest.raises(KeyError):
-        found.model.train(1, dataset(numbers()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)])
-    assert found.step.micro_batches == 1
+        trained.model.train(1, dataset(numbers()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)])
+    assert trained.step.micro_batches == 1
     losses = Losses()
-    found.train(losses)
+    trained.train(losses)
     expected = Losses()
     Trained().train(expected)
     assert losses.seen == expected.seen
@@ -668,23 +668,23 @@ def test_open_window_of_interrupted_run_is_discarded():
 
 @pytest.mark.modes
 def test_predicting_does_not_train():
-    found = Trained(gradient_accumulation_steps=1)
-    before = found.weights
-    loss = found.model.predict(*numbers([8])[0])
-    for now, then in zip(found.weights, before):
+    trained = Trained(gradient_accumulation_steps=1)
+    before = trained.weights
+    loss = trained.model.predict(*numbers([8])[0])
+    for now, then in zip(trained.weights, before):
         np.testing.assert_array_equal(now, then)
-    assert loss.shape == () and found.step.updates == 0
-    found.step(*numbers([8])[0])  # the predicting graph is another one; by hand a step trains after set_train
-    found.step.set_train()
-    found.step(*numbers([8])[0])
-    assert found.step.updates == 1
+    assert loss.shape == () and trained.step.updates == 0
+    trained.step(*numbers([8])[0])  # the predicting graph is another one; by hand a step trains after set_train
+    trained.step.set_train()
+    trained.step(*numbers([8])[0])
+    assert trained.step.updates == 1
 
 
 @pytest.mark.host
 def test_direct_call_of_step_trains():
-    found = Trained(gradient_accumulation_steps=1)
-    found.step(*numbers([8])[0])
-    assert found.step.updates == 1
+    trained = Trained(gradient_accumulation_steps=1)
+    trained.step(*numbers([8])[0])
+    assert trained.step.updates == 1
 
 
 @pytest.mark.host

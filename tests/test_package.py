@@ -48,10 +48,10 @@ def third_party(path, everywhere):
     """Return what a file imports of others: when it is imported itself, or anywhere."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if everywhere else tree.body
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     nodes = ast.walk(tree) if everywhere else tree.body
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    roots = {name.split(".")[0] for name in found} - {"ms_accum", "model_zoo"}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    roots = {name.split(".")[0] for name in modules} - {"ms_accum", "model_zoo"}
     return {DISTRIBUTIONS.get(name, name) for name in roots if name not in STANDARD}
 
 
@@ -115,7 +115,7 @@ def test_programs_import_zoo_by_installed_name(path):
 def test_python_classifiers_equal_requires_python():
     low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
     named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
-    assert [int(found[1]) for found in named if found] == list(range(low, high))
+    assert [int(match[1]) for match in named if match] == list(range(low, high))
 
 
 # The zoo's second name
@@ -172,7 +172,7 @@ def test_console_script_imports_no_user_modules(name, function, tmp_path):
 def launched(monkeypatch):
     """Return the list of the commands that the launcher would run."""
     commands_run = []
-    monkeypatch.setattr(launcher, "launch", lambda command, *how: commands_run.append(command) or 0)
+    monkeypatch.setattr(launcher, "launch", lambda command, *options: commands_run.append(command) or 0)
     return commands_run
 
 

@@ -134,12 +134,12 @@ def resolve(path):
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:length]))
+            resolved = importlib.import_module(".".join(parts[:length]))
         except ImportError:
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            resolved = getattr(resolved, part)
+        return resolved
     raise ImportError(path)
 
 

@@ -31,8 +31,8 @@ def test_fit_recovers_link(operator):
 
 def test_sent_parameter_sets():
     """In parameter sets, of two ranks, as docs/scaling.md says."""
-    found = {way: [scaling.sent_sets(way, window, 2) for window in (1, 4)] for way in COLLECTIVES}
-    assert found == {"window's end": [1, 1], "every micro-batch": [1, 4], "ZeRO-1": [1, 1], "ZeRO-2": [1, 2.5]}
+    sets = {way: [scaling.sent_sets(way, window, 2) for window in (1, 4)] for way in COLLECTIVES}
+    assert sets == {"window's end": [1, 1], "every micro-batch": [1, 4], "ZeRO-1": [1, 1], "ZeRO-2": [1, 2.5]}
     assert scaling.sent_sets("ZeRO-1", 4, 2, scatters=False) == 1.5
     assert scaling.sent_sets("ZeRO-2", 4, 2, scatters=False) == 4.5
 

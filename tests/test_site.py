@@ -53,8 +53,8 @@ def skeleton(text):
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_both_languages_have_same_structure(english, chinese):
     mine, theirs = skeleton(read(english)), skeleton(read(chinese))
-    for what, first, second in zip(("headings", "code", "rows of tables", "marks"), mine, theirs):
-        assert first == second, what
+    for part, first, second in zip(("headings", "code", "rows of tables", "marks"), mine, theirs):
+        assert first == second, part
 
 
 @pytest.mark.parametrize("chinese", [chinese for _, chinese in PAIRS], ids=lambda path: str(path.relative_to(ROOT)))
@@ -111,11 +111,11 @@ def test_documented_versions_equal_package(name):
 
 def pages_of(entry):
     """Yield the files that an entry of the navigation names."""
-    for each in entry.values() if isinstance(entry, dict) else entry:
-        if isinstance(each, str):
-            yield each
+    for item in entry.values() if isinstance(entry, dict) else entry:
+        if isinstance(item, str):
+            yield item
         else:
-            yield from pages_of(each)
+            yield from pages_of(item)
 
 
 def test_every_page_is_in_navigation():
@@ -125,10 +125,10 @@ def test_every_page_is_in_navigation():
 
 def test_every_public_name_is_in_reference():
     pages = "\n".join(map(read, DOCS.glob("reference/*.md")))
-    found = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
     public = [f"ms_accum.{name}" for name in ms_accum.__all__] + [f"model_zoo.{name}" for name in zoo.__all__]
     constants = {f"model_zoo.{name}" for name in zoo.__all__ if not callable(getattr(zoo, name))}
-    assert sorted(found) == sorted(set(public) - constants)
+    assert sorted(documented) == sorted(set(public) - constants)
 
 
 def test_pictures_equal_script_output():
@@ -146,7 +146,7 @@ def test_pictures_equal_script_output():
 def avoided(text):
     """Return the words of a text that are to be avoided, with better ones."""
     prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [f"{found[0]!r}: {better}" for words, better in AVOIDED.items() for found in re.finditer(words, prose, re.I)]
+    return [f"{match[0]!r}: {better}" for words, better in AVOIDED.items() for match in re.finditer(words, prose, re.I)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ SOURCES = [*ROOT.glob("ms_accum/**/*.py"), *ROOT.glob("model_zoo/**/*.py"), *ROO
 @pytest.mark.parametrize("path", [*SOURCES, ROOT / "train.py", ROOT / "eval.py"], ids=lambda path: str(path.name))
 def test_docstrings_and_messages_use_plain_english(path):
     texts = [node.value for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Constant)]
-    assert [each for text in texts if isinstance(text, str) for each in avoided(text)] == []
+    assert [finding for text in texts if isinstance(text, str) for finding in avoided(text)] == []
 
 
 def test_avoided_words_are_detected():

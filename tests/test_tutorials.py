@@ -79,11 +79,11 @@ def left_by(program, rows, folder):
     """Run a side of the diff on this data; return the weights that it begins with, and those that it leaves."""
     network = nn.Dense(6, 3)
     start, optimizer = values(network.trainable_params()), nn.SGD(network.trainable_params(), LR)
-    given = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
-    given["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
+    variables = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
+    variables["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
     path = folder / "program.py"  # MindSpore compiles functions of files only
     path.write_text(program, encoding="utf-8")
-    runpy.run_path(str(path), init_globals=given)
+    runpy.run_path(str(path), init_globals=variables)
     return start, values(network.trainable_params())
 
 
@@ -100,22 +100,22 @@ def programs_of_benchmarks(monkeypatch):
 
 
 def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
-    start, found = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
+    start, actual = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
 
 
 def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
     """Only the import is another: our default sums, as the tutorial does."""
     program = re.sub(r"^class Accumulator.*$", "from ms_accum import Accumulator", sides(READMES[0])[0], flags=re.M)
-    start, found = left_by(program, rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+    start, actual = left_by(program, rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
 
 
 def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
-    start, found = left_by(sides(READMES[0])[1], rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+    start, actual = left_by(sides(READMES[0])[1], rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
 
 
 def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
@@ -125,12 +125,12 @@ def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
     assert "4 times too small" in divided
     kept = re.sub(r"^    return loss$", divided, after, count=1, flags=re.MULTILINE)
     assert kept != after
-    start, found = left_by(kept, rows, tmp_path)
+    start, actual = left_by(kept, rows, tmp_path)
 
     def a_quarter(weights, window):
         return [gradient / 4 for gradient in of_the_large_batch(weights, window)]
 
-    assert reference.miss(found, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
@@ -140,9 +140,9 @@ def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_
     later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
         "accumulator(grads)", "loss = loss / 4; accumulator(grads)"
     )
-    start, found = left_by(later, rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
-    assert reference.miss(found, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
+    start, actual = left_by(later, rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
@@ -172,9 +172,9 @@ def test_functional_program_equals_tutorial(programs, rows):
     network = nn.Dense(6, 3)
     start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
     losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
-    found = values(network.trainable_params())
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses, **MOMENTUM), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "flush", of_divided_losses, **MOMENTUM), **TOLERANCE) >= 100
+    actual = values(network.trainable_params())
+    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses, **MOMENTUM), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", of_divided_losses, **MOMENTUM), **TOLERANCE) >= 100
     logits = micro_batches(rows)[0][0] @ start[0].T + start[1]
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(BATCH), micro_batches(rows)[0][1]]
     assert losses[0] == pytest.approx(expected.mean() / WINDOW, rel=1e-5)  # the tutorial shows the divided loss
@@ -187,11 +187,11 @@ def test_cells_program_equals_tutorial(programs, rows, monkeypatch):
     trainer = module.make("mlp")
     windows = [micro_batches(rows)[:WINDOW], micro_batches(rows)[2 : 2 + WINDOW]]
     trainer.windows_of(WINDOW)([trainer.load(window) for window in windows])
-    found = values(network.trainable_params())
+    actual = values(network.trainable_params())
     for gradient_of, holds in ((summed, True), (of_divided_losses, False)):
         weights, states = reference.float64(start), [{}, {}]
         for step, window in enumerate(windows, 1):
             gradients = gradient_of(weights, window)
             weights = [reference.momentum(w, g, s, step, LR) for w, g, s in zip(weights, gradients, states)]
-        missed = reference.miss(found, weights, **TOLERANCE)
+        missed = reference.miss(actual, weights, **TOLERANCE)
         assert missed <= 1 if holds else missed >= 100

@@ -94,9 +94,9 @@ class Pooling(nn.Cell):
 @pytest.mark.modes
 @pytest.mark.parametrize("steps", [2, 3, 4, 12])
 def test_gradients_agree(steps):
-    found = verify(dense(), cross_entropy(), batch(), steps)
-    assert found.ok and found.diagnosis == "The gradients agree." and len(found.table) == 4
-    assert max(difference for _, _, difference in found.table) < 1e-4 and min(norm for _, norm, _ in found.table) > 0
+    result = verify(dense(), cross_entropy(), batch(), steps)
+    assert result.ok and result.diagnosis == "The gradients agree." and len(result.table) == 4
+    assert max(difference for _, _, difference in result.table) < 1e-4 and min(norm for _, norm, _ in result.table) > 0
 
 
 @pytest.mark.graph
@@ -151,8 +151,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_in_user_network_is_diagnosed(fault):
     make, loss, options, diagnosis = FAULTS[fault]
-    found = verify(make(), loss(), batch(), 4, **options)
-    assert not found.ok and re.search(diagnosis, found.diagnosis), found
+    result = verify(make(), loss(), batch(), 4, **options)
+    assert not result.ok and re.search(diagnosis, result.diagnosis), result
 
 
 IN_GRAPH_MODE = ("coupled", "BatchNorm")  # a case of each kind of diagnosis
@@ -164,7 +164,7 @@ NO_GRAPH = "BCE outside graphs"  # what MindSpore does wrongly outside graphs on
     "fault",
     [
         *IN_GRAPH_MODE,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS if each not in (*IN_GRAPH_MODE, NO_GRAPH)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name not in (*IN_GRAPH_MODE, NO_GRAPH)),
     ],
 )
 def test_fault_in_user_network_is_diagnosed_in_graph_mode(fault):
@@ -186,20 +186,20 @@ def test_matching_reduction_agrees(reduction):
 
 def test_missing_division_is_diagnosed(monkeypatch):
     mutate(monkeypatch, "no division")
-    found = verify(dense(), cross_entropy(), batch(), 4)
-    assert not found.ok and "times the large batch's: the window is divided wrongly" in found.diagnosis
+    result = verify(dense(), cross_entropy(), batch(), 4)
+    assert not result.ok and "times the large batch's: the window is divided wrongly" in result.diagnosis
 
 
 def test_ignored_weights_are_diagnosed(monkeypatch):
     monkeypatch.setattr(Weight, "counted", lambda self, micro_batch: 1.0)
-    found = verify(dense(), cross_entropy(), batch(), 4)
-    assert not found.ok and re.search("the window is divided wrongly|The weights are not", found.diagnosis)
+    result = verify(dense(), cross_entropy(), batch(), 4)
+    assert not result.ok and re.search("the window is divided wrongly|The weights are not", result.diagnosis)
 
 
 def test_nan_is_diagnosed():
     x, y = batch()
-    found = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
-    assert not found.ok and found.diagnosis.startswith("A gradient is not finite")
+    result = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
+    assert not result.ok and result.diagnosis.startswith("A gradient is not finite")
 
 
 def test_frozen_batch_norm_agrees():
@@ -210,9 +210,9 @@ def test_frozen_batch_norm_agrees():
 @pytest.mark.parametrize("training", [True, False])
 def test_network_is_restored(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)
-    before = [each.asnumpy().copy() for each in network.get_parameters()]
+    before = [parameter.asnumpy().copy() for parameter in network.get_parameters()]
     verify(network, cross_entropy(), batch(), 3)
-    assert all((each.asnumpy() == b).all() for each, b in zip(network.get_parameters(), before))
+    assert all((parameter.asnumpy() == b).all() for parameter, b in zip(network.get_parameters(), before))
     assert {cell.training for _, cell in network.cells_and_names()} == {training}
 
 
@@ -293,9 +293,9 @@ IN_ORDER, MIXED = np.arange(12), np.random.RandomState(1).permutation(12)
 @pytest.mark.graph
 @pytest.mark.parametrize("labels", [MIXED, pytest.param(IN_ORDER, marks=pytest.mark.slow)], ids=["mixed", "in order"])
 def test_row_index_labels_are_diagnosed(labels):
-    found = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
-    assert not found.ok and "can't: the loss couples the rows of a batch, which the labels number" in found.diagnosis
-    assert "Use CoupledLoss." in found.diagnosis and "\n" not in found.diagnosis and len(found.table) == 4
+    result = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
+    assert not result.ok and "can't: the loss couples the rows of a batch, which the labels number" in result.diagnosis
+    assert "Use CoupledLoss." in result.diagnosis and "\n" not in result.diagnosis and len(result.table) == 4
 
 
 def test_network_with_fixed_batch_size_is_diagnosed():
@@ -305,8 +305,8 @@ def test_network_with_fixed_batch_size_is_diagnosed():
                 raise ValueError("24 rows")
             return self.dense(x)
 
-    found = verify(Fixed(), cross_entropy(), batch(), 4)
-    assert not found.ok and "accepts one batch size only, or the loss couples" in found.diagnosis
+    result = verify(Fixed(), cross_entropy(), batch(), 4)
+    assert not result.ok and "accepts one batch size only, or the loss couples" in result.diagnosis
 
 
 def test_kink_is_not_taken_for_cause(monkeypatch):
@@ -314,9 +314,9 @@ def test_kink_is_not_taken_for_cause(monkeypatch):
     both = _Trial._both
 
     def moved(self, off=()):
-        expected, found = both(self, off)
-        return expected, [found[0] * 1.004, *found[1:]] if off else found
+        expected, gradients = both(self, off)
+        return expected, [gradients[0] * 1.004, *gradients[1:]] if off else gradients
 
     monkeypatch.setattr(_Trial, "_both", moved)
-    found = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
-    assert re.search("^BatchNorm .* Random layers", found.diagnosis)
+    result = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
+    assert re.search("^BatchNorm .* Random layers", result.diagnosis)

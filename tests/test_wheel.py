@@ -67,9 +67,9 @@ def build(tmp_path_factory):
         folder = tmp_path_factory.mktemp("build")
         python = environment_in(folder / "environment") / "python"
         command = [python, "-m", "pip", "install", "--upgrade", f"setuptools{version}", "build"]
-        got = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        if got.returncode:
-            pytest.skip(f"no package index: {got.stderr.strip().splitlines()[-1]}")
+        installation = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        if installation.returncode:
+            pytest.skip(f"no package index: {installation.stderr.strip().splitlines()[-1]}")
         shutil.copytree(ROOT, folder / "clone", ignore=LEFT)
         printed = run(python, "-m", "build", "--no-isolation", cwd=folder / "clone")
         return folder / "clone" / "dist", printed
@@ -302,7 +302,7 @@ def test_program_using_every_public_name_type_checks(checked):
 
 
 def test_wrong_types_are_detected(checked):
-    found = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
+    errors = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
     wanted = re.findall(r"# ([\w-]+)$", WRONG, re.MULTILINE)
     first = WRONG.splitlines().index('updates_per_epoch("45", 4)  # arg-type') + 1
-    assert found == [(str(first + number), kind) for number, kind in enumerate(wanted)]
+    assert errors == [(str(first + number), kind) for number, kind in enumerate(wanted)]

@@ -162,10 +162,10 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     }
 
     def burst(what: str, count: int) -> dict[str, float]:
-        run, held = pieces[what]
+        run, size = pieces[what]
         seconds, _ = timed(lambda: [_wait(run()) for _ in range(count)])
         ours.clear()
-        return {"seconds": seconds, "micro_batches": held * count}
+        return {"seconds": seconds, "micro_batches": size * count}
 
     return {"versions": VERSIONS, "parameters": networks_ms.size(trained), "pieces": list(pieces)}, burst
 

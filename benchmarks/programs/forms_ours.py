@@ -136,7 +136,7 @@ def forms_of(block: str, rows: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
 
     def product(width: int, out: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
         turned = {"weight (out, in)": False, "weight (in, out)": True}
-        return {name: Product(width, out, turned=each) for name, each in turned.items()}, [numbers(32, width)]
+        return {name: Product(width, out, turned=is_turned) for name, is_turned in turned.items()}, [numbers(32, width)]
 
     if block == "attention":
         qkv = random.randn(3 * WIDTH, WIDTH).astype(np.float32) / np.float32(math.sqrt(WIDTH))

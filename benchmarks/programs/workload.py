@@ -71,7 +71,7 @@ def run(make: Callable[..., Trainer]) -> None:
         def prepared(window: int, batch: int) -> tuple[Train, list]:
             pool = micro_batches(flags["network"], batch, max(_POOL, window))
             windows = [pool[i : i + window] for i in range(0, len(pool) - window + 1, window)]
-            return trainer.windows_of(window), [trainer.load(each) for each in windows]
+            return trainer.windows_of(window), [trainer.load(arrays) for arrays in windows]
 
         def burst(window: int, batch: int, windows: int) -> dict[str, float]:
             train, ready = prepared(window, batch)

@@ -37,8 +37,8 @@ def test_move_crops_padded_image_and_mirrors(rng):
     moves = draw_moves(20, seed=1, number=0)
     before = images.copy()
     moved = move(images, moves)
-    each = zip(images, moves.top, moves.left, moves.mirrored)
-    assert np.array_equal(moved, [moved_plainly(*one) for one in each])
+    cases = zip(images, moves.top, moves.left, moves.mirrored)
+    assert np.array_equal(moved, [moved_plainly(*case) for case in cases])
     assert np.array_equal(images, before) and moved.flags["C_CONTIGUOUS"]
     # The planted fault: rows and columns exchanged.
     assert not np.array_equal(moved, move(images, Moves(moves.left, moves.top, moves.mirrored)))
@@ -79,10 +79,10 @@ def test_only_training_images_are_moved_and_anew_each_epoch(folder):
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_moves_do_not_depend_on_batch_size_or_shards(folder, batch_size, num_shards):
     shards = [cifar10(folder, batch_size, num_shards=num_shards, shard_id=n) for n in range(num_shards)]
-    whole = cifar10(folder, 8)
+    complete = cifar10(folder, 8)
     for _ in range(2):
         parts = [row for shard in shards for row in rows_of(shard)]
-        assert sorted(parts) == sorted(rows_of(whole))
+        assert sorted(parts) == sorted(rows_of(complete))
 
 
 def test_moves_do_not_depend_on_shuffling(folder):

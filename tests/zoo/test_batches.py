@@ -49,8 +49,8 @@ def test_endless_iterators_do_not_consume_next_epoch(folder):
     dataset, expected = create_dataset(folder, 8), create_dataset(folder, 8)
     for _ in range(20):
         # The tutorials' loop: a new iterator for each epoch, endless by default.
-        found = [batch["label"].asnumpy() for batch in dataset.create_dict_iterator()]
-        assert same(found, epoch_of(expected))
+        labels = [batch["label"].asnumpy() for batch in dataset.create_dict_iterator()]
+        assert same(labels, epoch_of(expected))
 
 
 def test_abandoned_iterator_counts_as_one_epoch(folder):
@@ -82,9 +82,9 @@ def test_dataset_size_does_not_advance_epoch(folder):
 def test_seed_defaults_to_mindspore_seed_or_zero(folder, monkeypatch, global_seed, meant):
     # MindSpore can set a seed, but not unset one.
     monkeypatch.setattr(ms, "get_seed", lambda: global_seed)
-    found = epoch_of(create_dataset(folder, 8))
-    assert same(found, epoch_of(create_dataset(folder, 8, seed=meant)))
-    assert not same(found, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
+    labels = epoch_of(create_dataset(folder, 8))
+    assert same(labels, epoch_of(create_dataset(folder, 8, seed=meant)))
+    assert not same(labels, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
 
 
 def test_order_ignores_numpy_global_seed(folder):

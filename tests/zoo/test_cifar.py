@@ -25,7 +25,7 @@ def cifar10(folder, batch_size=10, **arguments):
     return create_dataset(folder, batch_size, dataset="cifar10", **arguments)
 
 
-def refused(folder, usage="train", *, error=DataError):
+def error_of(folder, usage="train", *, error=DataError):
     """Return the message with which a folder is refused."""
     with pytest.raises(error) as caught:
         cifar10(folder, usage=usage)
@@ -100,28 +100,28 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("content", "says"), DAMAGED.values(), ids=DAMAGED)
-def test_damaged_file_is_rejected(folder, content, says):
+@pytest.mark.parametrize(("content", "reason"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_file_is_rejected(folder, content, reason):
     path = folder / "data_batch_3.bin"
     path.write_bytes(content)
-    message = refused(folder)
-    assert f"the file {str(path)!r} must " in message and says in message
+    message = error_of(folder)
+    assert f"the file {str(path)!r} must " in message and reason in message
 
 
 def test_error_names_row_of_invalid_label(folder):
     (folder / "test_batch.bin").write_bytes(bytes(7 * RECORD) + b"\xff" + bytes(RECORD - 1))
-    assert "label 255 in row 7" in refused(folder, "test")
+    assert "label 255 in row 7" in error_of(folder, "test")
 
 
 def test_huge_file_is_rejected_without_reading(tmp_path):
     with open(tmp_path / "test_batch.bin", "wb") as file:
         file.truncate(2**40 // RECORD * RECORD)  # with no block on the disk
-    assert "contain at most 10000 records" in refused(tmp_path, "test")
+    assert "contain at most 10000 records" in error_of(tmp_path, "test")
 
 
 def test_flipped_label_bits(folder):
     """Nothing in the format covers pixels: only labels and the size are checked."""
-    path, pick, refusals = folder / "data_batch_2.bin", random.Random(0), 0
+    path, pick, rejections = folder / "data_batch_2.bin", random.Random(0), 0
     content = path.read_bytes()
     for _ in range(200):
         damaged = bytearray(content)
@@ -129,11 +129,11 @@ def test_flipped_label_bits(folder):
         damaged[row * RECORD] ^= 1 << pick.randrange(8)
         path.write_bytes(damaged)
         if damaged[row * RECORD] > 9:
-            refusals += 1
-            assert f"in row {row}" in refused(folder)
+            rejections += 1
+            assert f"in row {row}" in error_of(folder)
         else:
             assert load_cifar10(folder, "train").labels.max() <= 9
-    assert refusals > 100
+    assert rejections > 100
 
 
 @pytest.mark.parametrize("name", [*FILES["train"], *FILES["test"]])
@@ -142,7 +142,7 @@ def test_missing_file_is_rejected(tmp_path, name, top):
     folder = write_cifar10(tmp_path / "data", top=top)
     os.unlink(folder / top / name)
     usage = "test" if name in FILES["test"] else "train"
-    message = refused(folder, usage, error=FileNotFoundError)
+    message = error_of(folder, usage, error=FileNotFoundError)
     if usage == "train":
         assert f"the file {str(folder / top / name)!r} is missing next to" in message
     else:
@@ -151,7 +151,7 @@ def test_missing_file_is_rejected(tmp_path, name, top):
 
 def test_folders_without_cifar10_are_rejected(tmp_path):
     write_mnist(tmp_path / "mnist")
-    for path, error, says in (
+    for path, error, reason in (
         ("nowhere", FileNotFoundError, "must be an existing folder"),
         ("mnist", FileNotFoundError, "must contain CIFAR-10's data_batch_1.bin"),
         ("pickled", FileNotFoundError, "with the pickled version for Python"),
@@ -160,7 +160,7 @@ def test_folders_without_cifar10_are_rejected(tmp_path):
         (tmp_path / "pickled" / "cifar-10-batches-py").mkdir(parents=True, exist_ok=True)
         (tmp_path / "pickled" / "cifar-10-batches-py" / "test_batch").touch()
         (tmp_path / "cifar-10-binary.tar.gz").touch()
-        assert says in refused(tmp_path / path, error=error)
+        assert reason in error_of(tmp_path / path, error=error)
 
 
 def test_cifar10_folder_for_mnist_is_rejected(folder):
@@ -169,7 +169,7 @@ def test_cifar10_folder_for_mnist_is_rejected(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"dataset": "cifar100"}, ValueError, "'dataset' must be one of ('mnist', 'digits', 'cifar10'), but got 'cif"),
         ({"dataset": 10}, TypeError, "'dataset' must be one of ('mnist', 'digits', 'cifar10'), but got type int."),
@@ -183,10 +183,10 @@ def test_cifar10_folder_for_mnist_is_rejected(folder):
         ),
     ],
 )
-def test_contradictory_arguments_are_rejected(arguments, error, says):
+def test_contradictory_arguments_are_rejected(arguments, error, reason):
     with pytest.raises(error) as caught:
         create_dataset(**arguments)
-    assert str(caught.value).startswith(f"For 'create_dataset', {says}")
+    assert str(caught.value).startswith(f"For 'create_dataset', {reason}")
 
 
 def test_explicit_default_dataset_changes_nothing(tmp_path):

@@ -122,7 +122,7 @@ def test_real_mnist_has_1875_batches(mnist):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"batch_size": 0}, ValueError, "'batch_size' must be an int >= 1, but got 0."),
         ({"batch_size": -1}, ValueError, "'batch_size' must be an int >= 1, but got -1."),
@@ -159,11 +159,11 @@ def test_real_mnist_has_1875_batches(mnist):
         ({"data_path": "a\0b"}, ValueError, "'data_path' must be a path, but got 'a\\x00b'."),
     ],
 )
-def test_invalid_arguments_are_rejected_in_one_line(arguments, error, says):
+def test_invalid_arguments_are_rejected_in_one_line(arguments, error, reason):
     with pytest.raises(error) as caught:
         create_dataset(**arguments)
     message = str(caught.value)
-    assert message.startswith(f"For 'create_dataset', {says}")
+    assert message.startswith(f"For 'create_dataset', {reason}")
     assert len(message.splitlines()) == 1
 
 

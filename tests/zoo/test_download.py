@@ -41,7 +41,7 @@ def serve():
         yield lambda answer: servers.enter_context(serving(answer))
 
 
-def refused(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENCE):
+def error_of(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENCE):
     """Return the message of a failed download, after seeing that nothing is left."""
     with pytest.raises(error) as caught:
         download_mnist(tmp_path / "data", url, stall_seconds=stall_seconds)
@@ -121,7 +121,7 @@ def test_real_archive(tmp_path, serve):
     name = "train/train-images-idx3-ubyte"
     wrong[name] = wrong[name][:-1] + bytes([wrong[name][-1] ^ 1])
     bodies = [zipped(pairs(some), method=zipfile.ZIP_STORED) for some in (wrong, files)]
-    assert "SHA-256" in refused(serve(sends(bodies[0])), tmp_path, error=DataError)
+    assert "SHA-256" in error_of(serve(sends(bodies[0])), tmp_path, error=DataError)
     download_mnist(tmp_path / "data", serve(sends(bodies[1])))
     assert fingerprints(tmp_path / "data") == model_zoo.data.download.MNIST.files
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
@@ -133,7 +133,7 @@ def test_real_archive(tmp_path, serve):
 def test_wrong_hash_is_rejected(tmp_path, small, serve):
     name = "train/train-labels-idx1-ubyte"
     wrong = {**small, name: small[name][:-1] + b"\x01"}
-    message = refused(serve(sends(zipped(pairs(wrong)))), tmp_path, error=DataError)
+    message = error_of(serve(sends(zipped(pairs(wrong)))), tmp_path, error=DataError)
     assert name in message and "SHA-256" in message
 
 
@@ -141,27 +141,27 @@ def test_wrong_hash_is_rejected(tmp_path, small, serve):
 @pytest.mark.parametrize("announced", [True, False])
 def test_truncated_body_is_rejected(tmp_path, small, serve, kept, announced):
     body = zipped(pairs(small))
-    refused(serve(sends(body[:kept], length=len(body), announced=announced)), tmp_path)
+    error_of(serve(sends(body[:kept], length=len(body), announced=announced)), tmp_path)
 
 
 def test_stalled_server_times_out(tmp_path, small):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
-        assert "no data arrived for 1 seconds" in refused(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        assert "no data arrived for 1 seconds" in error_of(url, tmp_path, error=TimeoutError, stall_seconds=1)
 
 
 def test_too_large_archive_is_rejected(tmp_path, small, serve, monkeypatch):
     monkeypatch.setattr(model_zoo.data.archive, "OVERHEAD", 1 << 16)
-    assert "it is longer than" in refused(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
+    assert "it is longer than" in error_of(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
 
 
 def test_html_page_is_rejected(tmp_path, small, serve):
-    assert "valid zip archive" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
+    assert "valid zip archive" in error_of(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
 
 
 def test_hostile_archive_is_rejected(tmp_path, small, serve):
     body = zipped([*pairs(small), ("../evil", b"x")])
-    assert "'../evil'" in refused(serve(sends(body)), tmp_path, error=DataError)
+    assert "'../evil'" in error_of(serve(sends(body)), tmp_path, error=DataError)
 
 
 def test_interrupt_leaves_no_files(tmp_path, small, monkeypatch):
@@ -207,7 +207,7 @@ def test_failure_while_moving_files_is_rolled_back(tmp_path, small, serve, monke
 
     monkeypatch.setattr(os, "replace", full)
     url = serve(sends(zipped(pairs(small))))
-    assert "No space left" in refused(url, tmp_path, error=OSError)
+    assert "No space left" in error_of(url, tmp_path, error=OSError)
 
 
 # What it is asked
@@ -221,7 +221,7 @@ def test_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"url": "file:///etc/passwd"}, ValueError, "'url' must be an http:// or https:// address"),
         ({"url": "ftp://host/x.zip"}, ValueError, "'url' must be an http:// or https:// address"),
@@ -238,11 +238,11 @@ def test_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
         ({"data_path": None}, TypeError, "'data_path' must be a path, but got type NoneType."),
     ],
 )
-def test_invalid_arguments_are_rejected(tmp_path, arguments, error, says):
+def test_invalid_arguments_are_rejected(tmp_path, arguments, error, reason):
     with pytest.raises(error) as caught:
         download_mnist(**{"data_path": tmp_path / "data", **arguments})
     message = str(caught.value)
-    assert message.startswith("For 'download_mnist', ") and says in message
+    assert message.startswith("For 'download_mnist', ") and reason in message
     assert not isinstance(caught.value, DataError)
     assert len(message.splitlines()) == 1 and left_in(tmp_path) == set()
 

@@ -37,7 +37,7 @@ def serve():
         yield lambda answer: servers.enter_context(serving(answer))
 
 
-def refused(url, tmp_path, *, error=(OSError, ValueError)):
+def error_of(url, tmp_path, *, error=(OSError, ValueError)):
     """Return the message of a failed download, after seeing that nothing is left."""
     with pytest.raises(error) as caught:
         download_cifar10(tmp_path / "data", url)
@@ -85,18 +85,18 @@ def test_archive_with_wrong_hash_is_not_opened(tmp_path, small, serve, monkeypat
     )
     # The planted fault: one bit, in the time that gzip's header has.
     wrong = small[:5] + bytes([small[5] ^ 1]) + small[6:]
-    message = refused(serve(sends(wrong)), tmp_path, error=DataError)
+    message = error_of(serve(sends(wrong)), tmp_path, error=DataError)
     assert hashlib.sha256(wrong).hexdigest() in message and f"({len(wrong)} bytes)" in message and opened == []
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5000, -1])
 def test_truncated_body_is_rejected(tmp_path, small, serve, kept):
-    refused(serve(sends(small[:kept], announced=False)), tmp_path)
+    error_of(serve(sends(small[:kept], announced=False)), tmp_path)
 
 
 def test_html_page_and_endless_body_are_rejected(tmp_path, small, serve):
-    assert "SHA-256" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
-    assert "it is longer than" in refused(serve(sends(bytes(4 << 20), announced=False)), tmp_path, error=OSError)
+    assert "SHA-256" in error_of(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
+    assert "it is longer than" in error_of(serve(sends(bytes(4 << 20), announced=False)), tmp_path, error=OSError)
 
 
 def test_archive_with_known_hash_but_other_files_is_rejected(tmp_path, small, serve, monkeypatch):
@@ -104,7 +104,7 @@ def test_archive_with_known_hash_but_other_files_is_rejected(tmp_path, small, se
     body = tarred(entries(files))
     known = model_zoo.data.download.CIFAR10._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setattr(model_zoo.data.download, "CIFAR10", known)
-    assert "contain 12292 bytes of" in refused(serve(sends(body)), tmp_path, error=DataError)
+    assert "contain 12292 bytes of" in error_of(serve(sends(body)), tmp_path, error=DataError)
 
 
 def test_files_of_another_size_are_not_replaced(tmp_path, small):

@@ -25,7 +25,7 @@ def values_of(layer, x, share):
 
     by_all = ms.grad(weighted, 0, layer.trainable_params() or None)(x)
     by_input, by_weights = by_all if layer.trainable_params() else (by_all, ())
-    return [each.asnumpy() for each in (layer(x), by_input, *by_weights)]
+    return [tensor.asnumpy() for tensor in (layer(x), by_input, *by_weights)]
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -39,7 +39,7 @@ def fetched(url, folder, *, stall_seconds=PATIENCE, max_bytes=1 << 20):
     return (folder / "x.zip").read_bytes()
 
 
-def unfetched(url, folder, *, error=OSError, **kwargs):
+def fetch_error(url, folder, *, error=OSError, **kwargs):
     """Return the message of a failure, after seeing that it took the form of one line."""
     with pytest.raises(error) as caught:
         fetched(url, folder, **kwargs)
@@ -61,7 +61,7 @@ def test_file_is_downloaded_unchanged(tmp_path, announced, seconds):
 def test_silent_server_times_out(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url, start = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", time.monotonic()
-        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        message = fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=1)
         assert "no data arrived for 1 seconds, after 0 bytes" in message
         assert time.monotonic() - start < BOUND
 
@@ -77,7 +77,7 @@ def test_server_stalling_in_body_times_out(tmp_path):
 
     with serving(stall) as url:
         start = time.monotonic()
-        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        message = fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=2)
         over.set()
         assert "no data arrived for 2 seconds" in message
         assert time.monotonic() - start < BOUND
@@ -90,21 +90,21 @@ def test_endless_body_is_rejected(tmp_path):
             handler.wfile.write(b"x" * 65536)
 
     with serving(pour) as url:
-        assert "it is longer than 1048576 bytes" in unfetched(url, tmp_path)
+        assert "it is longer than 1048576 bytes" in fetch_error(url, tmp_path)
 
 
 def test_body_shorter_than_announced_is_rejected(tmp_path):
     with serving(sends(b"x" * 100, length=200)) as url:
-        assert "100" in unfetched(url, tmp_path)
+        assert "100" in fetch_error(url, tmp_path)
 
 
 def test_http_error_is_reported(tmp_path):
     with serving(lambda handler: handler.send_error(404)) as url:
-        assert "404" in unfetched(url, tmp_path)
+        assert "404" in fetch_error(url, tmp_path)
 
 
 def test_refused_connection_is_reported(tmp_path):
-    assert "refused" in unfetched("http://127.0.0.1:1/x.zip", tmp_path)
+    assert "refused" in fetch_error("http://127.0.0.1:1/x.zip", tmp_path)
 
 
 def test_chunked_body(tmp_path):
@@ -118,7 +118,7 @@ def test_chunked_body(tmp_path):
         assert fetched(url, tmp_path) == bytes(20_000)
     (tmp_path / "x.zip").unlink()
     with serving(lambda handler: chunked(handler, end=b"4e20\r\n" + bytes(100))) as url:
-        assert "IncompleteRead" in unfetched(url, tmp_path)
+        assert "IncompleteRead" in fetch_error(url, tmp_path)
 
 
 @pytest.mark.parametrize("part", [pytest.param("header", marks=pytest.mark.slow), "body"])
@@ -134,7 +134,7 @@ def test_slow_server_times_out(tmp_path, part):
 
     with serving(drip) as url:
         start = time.monotonic()
-        assert "no data arrived for 2 seconds" in unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        assert "no data arrived for 2 seconds" in fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=2)
         assert time.monotonic() - start < BOUND
 
 
@@ -154,7 +154,7 @@ def patched(tmp_path, monkeypatch):
 def test_slow_name_lookup_or_connection_times_out(tmp_path, patched, step):
     patched(f"import socket, time\nsocket.{step} = lambda *args, **kwargs: time.sleep(60)\n")
     start = time.monotonic()
-    message = unfetched("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
+    message = fetch_error("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
     assert "no data arrived for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
 
 
@@ -174,7 +174,7 @@ def test_failed_transfer_leaves_no_process_or_connection(tmp_path, count, max_by
         ended.append(True)
 
     with serving(pause) as url:
-        unfetched(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
+        fetch_error(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
         over.set()
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
@@ -185,13 +185,13 @@ def test_stale_partial_file_is_not_used(tmp_path):
     """`download` would ask the server for the rest of it."""
     (tmp_path / "x.zip.part").write_bytes(b"stale")
     with serving(sends(b"fresh")) as url:
-        assert "File exists" in unfetched(url, tmp_path)
+        assert "File exists" in fetch_error(url, tmp_path)
     assert (tmp_path / "x.zip.part").read_bytes() == b"stale" and not (tmp_path / "x.zip").exists()
 
 
 @pytest.mark.parametrize("page", ["https://www.dropbox.com/s/x/a.zip?dl=0", "https://drive.google.com/file/d/x/view"])
 def test_links_to_file_store_pages_are_rejected(tmp_path, page):
-    assert "a link to a page of a file store is not the address of a file" in unfetched(page, tmp_path)
+    assert "a link to a page of a file store is not the address of a file" in fetch_error(page, tmp_path)
 
 
 # The package
@@ -203,9 +203,9 @@ def test_transfer_uses_download_package(tmp_path, patched):
     (tmp_path / "patches" / "download.py").write_text(
         "def download(url, path, **how):\n    open(path, 'w').write(repr((url, sorted(how.items()))))\n"
     )
-    got = fetched("http://host.invalid/x.zip", tmp_path, stall_seconds=7).decode()
-    how = "[('kind', 'file'), ('progressbar', False), ('replace', True), ('timeout', 14), ('verbose', False)]"
-    assert got == f"('http://host.invalid/x.zip', {how})"
+    content = fetched("http://host.invalid/x.zip", tmp_path, stall_seconds=7).decode()
+    options = "[('kind', 'file'), ('progressbar', False), ('replace', True), ('timeout', 14), ('verbose', False)]"
+    assert content == f"('http://host.invalid/x.zip', {options})"
 
 
 def test_missing_download_package_is_reported_in_one_line(tmp_path, patched):
@@ -213,8 +213,8 @@ def test_missing_download_package_is_reported_in_one_line(tmp_path, patched):
     (tmp_path / "patches" / "download.py").write_text("raise ModuleNotFoundError(\"No module named 'download'\")")
     with pytest.raises(ImportError) as caught:
         fetched("http://host.invalid/x.zip", tmp_path)
-    got = "but got the error: No module named 'download'. Run: pip install download"
-    assert str(caught.value) == f"For 'download_mnist', 'url' must come with the package download installed, {got}"
+    problem = "but got the error: No module named 'download'. Run: pip install download"
+    assert str(caught.value) == f"For 'download_mnist', 'url' must come with the package download installed, {problem}"
 
 
 def test_user_module_named_download_is_not_imported(tmp_path, monkeypatch):
@@ -251,7 +251,7 @@ def test_progress_bar_is_shown_on_terminal_only(tmp_path):
 def test_stale_file_is_not_used(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"stale")
     with serving(sends(b"fresh")) as url:
-        assert "File exists" in unfetched(url, tmp_path)
+        assert "File exists" in fetch_error(url, tmp_path)
     assert (tmp_path / "x.zip").read_bytes() == b"stale"
 
 
@@ -325,10 +325,10 @@ def test_redirects_between_tls_and_plain_servers(tmp_path, tls):
             assert fetched(url, tmp_path) == b"secret"
         (tmp_path / "x.zip").unlink()
         with serving(moved(plain), tls=tls) as down:
-            assert "redirects from https to an unencrypted connection" in unfetched(down, tmp_path)
+            assert "redirects from https to an unencrypted connection" in fetch_error(down, tmp_path)
             assert not (tmp_path / "x.zip").exists()
             with serving(moved(down)) as up_and_down:
-                assert "redirects from https to an unencrypted connection" in unfetched(up_and_down, tmp_path)
+                assert "redirects from https to an unencrypted connection" in fetch_error(up_and_down, tmp_path)
 
 
 def test_redirect_body_is_not_read(tmp_path):
@@ -347,7 +347,7 @@ def test_redirect_body_is_not_read(tmp_path):
 def test_untrusted_certificate_is_rejected(tmp_path, tls, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
     with serving(sends(b"secret"), tls=tls) as url:
-        assert "CERTIFICATE_VERIFY_FAILED" in unfetched(url, tmp_path)
+        assert "CERTIFICATE_VERIFY_FAILED" in fetch_error(url, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -86,7 +86,7 @@ class Damage:
 
     name: str
     content: bytes | None
-    says: str
+    reason: str
 
 
 DAMAGE = {
@@ -126,7 +126,7 @@ def test_damaged_files_are_rejected_in_one_line(folder, damage):
     with pytest.raises(kind) as caught:
         create_dataset(folder, 16, usage="train")
     message = str(caught.value)
-    assert damage.says in message and str(path) in message
+    assert damage.reason in message and str(path) in message
     assert message.startswith("For 'create_dataset', ") and len(message.splitlines()) == 1
     assert message.endswith((".", "'")) and ". " in message
 
@@ -134,12 +134,12 @@ def test_damaged_files_are_rejected_in_one_line(folder, damage):
 def test_every_truncation_is_rejected(tmp_path):
     folder = write_mnist(tmp_path, train=2, test=0, layout="flat")
     for name in (IMAGES, LABELS):
-        whole = (folder / name).read_bytes()
-        for length in (*range(min(len(whole), 40)), len(whole) - 1):
-            (folder / name).write_bytes(whole[:length])
+        content = (folder / name).read_bytes()
+        for length in (*range(min(len(content), 40)), len(content) - 1):
+            (folder / name).write_bytes(content[:length])
             with pytest.raises(ValueError, match=name):
                 create_dataset(folder, 1)
-        (folder / name).write_bytes(whole)
+        (folder / name).write_bytes(content)
     assert create_dataset(folder, 1).get_dataset_size() == 2
 
 
@@ -164,8 +164,8 @@ def test_missing_folder_is_rejected(tmp_path):
         create_dataset(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("name", "says"), [("MNIST_Data.zip", "Unpack it"), ("x.npz", "folder")])
-def test_file_in_place_of_folder_is_rejected(tmp_path, name, says):
+@pytest.mark.parametrize(("name", "reason"), [("MNIST_Data.zip", "Unpack it"), ("x.npz", "folder")])
+def test_file_in_place_of_folder_is_rejected(tmp_path, name, reason):
     (tmp_path / name).write_bytes(b"PK\x03\x04")
-    with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{says}"):
+    with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{reason}"):
         create_dataset(tmp_path / name)

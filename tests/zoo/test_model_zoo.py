@@ -65,15 +65,15 @@ def _batch_norm(name, channels):
 
 @pytest.mark.parametrize(("network", "expected"), [(LeNet5, LENET5), (MLP, MLP_), (ResNet18, _resnet18())])
 def test_parameters_equal_tutorials(network, expected):
-    found = {parameter.name: parameter.shape for parameter in network().get_parameters()}
-    assert found == expected
+    shapes = {parameter.name: parameter.shape for parameter in network().get_parameters()}
+    assert shapes == expected
 
 
 def test_classes_and_channels_change_first_and_last_layer_only():
     network = LeNet5(num_class=3, num_channel=2)
-    found = {parameter.name: parameter.shape for parameter in network.get_parameters()}
+    shapes = {parameter.name: parameter.shape for parameter in network.get_parameters()}
     changed = {"conv1.weight": (6, 2, 5, 5), "fc3.weight": (3, 84), "fc3.bias": (3,)}
-    assert found == {**LENET5, **changed}
+    assert shapes == {**LENET5, **changed}
     assert MLP(num_class=3)(ms.ops.zeros((2, 1, 28, 28))).shape == (2, 3)
     assert ResNet18(num_class=3).fc.weight.shape == (3, 512)
 
@@ -97,11 +97,11 @@ def test_lenet5_equals_numpy_reference():
     net = LeNet5()
     image = np.random.RandomState(1).randn(1, 1, 32, 32).astype(np.float32)
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
-    found = net(ms.Tensor(image)).asnumpy()
-    np.testing.assert_allclose(found, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
+    actual = net(ms.Tensor(image)).asnumpy()
+    np.testing.assert_allclose(actual, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
     # The planted fault: without the second pooling's maximum, far more than the tolerance.
     wrong = _lenet5(image, weights, pool=np.mean)
-    assert np.abs(found - wrong).max() > 100 * 1e-5
+    assert np.abs(actual - wrong).max() > 100 * 1e-5
 
 
 def _lenet5(image, weights, *, pool=np.max):
@@ -134,12 +134,12 @@ def test_resnet18_equals_numpy_reference():
             parameter.set_data(ms.Tensor(random.uniform(0.5, 1.5, parameter.shape).astype(np.float32)))
     image = random.randn(1, 3, 32, 32).astype(np.float32)
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
-    found = net(ms.Tensor(image)).asnumpy()
+    actual = net(ms.Tensor(image)).asnumpy()
     expected = _resnet18_of(image, weights)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # The planted fault: one shortcut less, the last.
     wrong = _resnet18_of(image, weights, shortcut=lambda x, name: x * (name != "layer4.1"))
-    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
 def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
@@ -208,10 +208,10 @@ def test_examples_run(module):
 
 def imports_of(module):
     """Return the absolute names of the modules from which a module imports."""
-    found = importlib.import_module(module)
-    tree = ast.parse(inspect.getsource(found))
+    imported = importlib.import_module(module)
+    tree = ast.parse(inspect.getsource(imported))
     froms = ["." * n.level + (n.module or "") for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    names = [importlib.util.resolve_name(name, found.__package__) for name in froms]
+    names = [importlib.util.resolve_name(name, imported.__package__) for name in froms]
     return names + [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
 
 

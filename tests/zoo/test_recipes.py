@@ -50,7 +50,7 @@ def test_recipe_sets_optimizer(argv, expected):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         (("cifar10", "lenet5", "x", None), "--model: lenet5 does not accept the images of cifar10; resnet18 does"),
         (("mnist", "resnet18", "x", None), "--model: resnet18 does not accept the images of mnist; lenet5 does"),
@@ -62,10 +62,10 @@ def test_recipe_sets_optimizer(argv, expected):
         (("digits", None, "x", None), "--dataset: digits are embedded"),
     ],
 )
-def test_contradictory_flags_are_rejected(arguments, says):
+def test_contradictory_flags_are_rejected(arguments, reason):
     with pytest.raises(ValueError) as caught:
         choose(*arguments)
-    assert str(caught.value).startswith(f"argument {says}")
+    assert str(caught.value).startswith(f"argument {reason}")
 
 
 def test_recipe_models_accept_their_images():

@@ -33,11 +33,11 @@ def test_small_resnet_equals_numpy_reference(rng):
     net = network()
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
     x, _ = images(rng, 2)
-    found, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    actual, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # The planted fault: weights as they are.
     wrong = by_numpy(x.asnumpy(), weights, standardize=lambda weight: weight)
-    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
 def standardized(weight):
@@ -64,8 +64,8 @@ def gradients(net, *batches):
     """Return the mean gradient of batches of one size."""
     forward = nn.WithLossCell(net, cross_entropy())
     differentiate = ms.value_and_grad(forward, None, net.trainable_params())
-    found = [[each.asnumpy() for each in differentiate(*batch)[1]] for batch in batches]
-    return [sum(each) / len(batches) for each in zip(*found)]
+    of_batches = [[gradient.asnumpy() for gradient in differentiate(*batch)[1]] for batch in batches]
+    return [sum(gradients) / len(batches) for gradients in zip(*of_batches)]
 
 
 @pytest.mark.slow
