@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import mnist
 from .contenders import OURS, Entry, available
-from .options import data_of, unused
+from .options import data_of, reject_options
 from .runner import Session
 from .tables import groups, part
 
@@ -67,7 +67,7 @@ TABLES = {
 def run(arguments: Namespace) -> None:
     """Train each contender alone on the machine, in turn; print tables and write the results."""
     name, short = arguments.command, arguments.short
-    unused(name, windows=arguments.windows, networks=arguments.networks)
+    reject_options(name, windows=arguments.windows, networks=arguments.networks)
     task = TASKS[name]
     embedded = short and name == "accuracy"  # the digits
     record = {"rounds": arguments.rounds, "short": short, "data": "the embedded digits" if embedded else "real"}
@@ -86,7 +86,7 @@ def _kept(session: Session, arguments: Namespace) -> list[dict[str, Any]]:
     """Return the epochs that an earlier run has measured of contenders that are not asked for: each takes an hour."""
     if not arguments.contenders:
         return []
-    return [row for row in part(session.before(), "epoch") if row["contender"] not in arguments.contenders]
+    return [row for row in part(session.earlier_rows(), "epoch") if row["contender"] not in arguments.contenders]
 
 
 def _rows(session: Session, task: Task, arguments: Namespace, folder: Path | None) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .contenders import OURS, Entry, available
-from .options import data_of, unused
+from .options import data_of, reject_options
 from .runner import Session
 
 PROGRAMS = (
@@ -22,11 +22,12 @@ TABLES = {"": ("", "update:d ours:.4f torch:.4f difference:+.4f ours_s:.1f torch
 
 def run(arguments: Namespace) -> None:
     """Train each contender for some updates; print the losses side by side and write the results."""
-    unused("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
+    reject_options("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
     data = data_of("losses", "CIFAR10_DATA", "CIFAR-10")
     updates, rows = (1, 8) if arguments.short else (UPDATES, 128)
     session = Session("losses", arguments, {"updates": updates, "rows": rows, "window": 4, "network": "resnet18"})
-    before = session.before() if arguments.contenders else []  # those that are not asked for stay: each takes minutes
+    # Contenders that are not selected keep their rows: each takes minutes.
+    before = session.earlier_rows() if arguments.contenders else []
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder, "weights.npz")  # ours writes it, PyTorch reads it
         answers = {

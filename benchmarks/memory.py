@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from . import plots
 from .contenders import ENTRIES, OURS, Entry, available
-from .options import chosen
+from .options import select_settings
 from .process import Contender
 from .runner import Session
 from .speed import BATCH
@@ -36,7 +36,7 @@ SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, growth=(100, 200))
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = chosen(Settings(), SHORT, arguments, tuple(BATCH))
+    settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     entries = available(ENTRIES, arguments.contenders)
     session = Session("memory", arguments, settings._asdict())
     for network in settings.networks:

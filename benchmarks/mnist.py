@@ -48,7 +48,7 @@ def files(short: bool) -> Iterator[Path]:
         yield folder
 
 
-def forget(folder: Path) -> None:
+def drop_page_cache(folder: Path) -> None:
     """Have the next reader fetch the files from the disk, as after a boot, and not from the page cache."""
     for path in folder.rglob("*-ubyte"):
         with open(path, "rb") as file:

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import plots, scaling
 from .contenders import OURS, Entry
-from .options import chosen, unused
+from .options import reject_options, select_settings
 from .process import Contender, ContenderError
 from .runner import Session, alternate, check_loss, ratio, repeats, summary
 from .scaling import KEPT, WAYS
@@ -86,8 +86,8 @@ SHORT = Settings(
 
 def run(arguments: Namespace) -> None:
     """Measure, print the tables, write JSON and plot."""
-    unused("ranks", contenders=arguments.contenders)
-    settings = chosen(Settings(), SHORT, arguments, tuple(BATCH))
+    reject_options("ranks", contenders=arguments.contenders)
+    settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     if sum(window > 1 for window in settings.windows) < 2:
         raise ValueError("argument --windows: must be two or more above 1, to tell micro-batches from the boundary")
     session = Session("ranks", arguments, {**settings._asdict(), "batch": BATCH})
@@ -105,7 +105,7 @@ def run(arguments: Namespace) -> None:
 
 @contextmanager
 def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Iterator[Contender]:
-    """Start so many ranks, as one contender; a single one is the process that does alone what all do together."""
+    """Start this number of ranks as one contender; a single rank trains alone on the global batch."""
     entry, flags = Entry(OURS, "mindspore", "ranks_ours.py", ("--ways", *ways)), {"network": network}
     with tempfile.TemporaryDirectory() as folder:
         if ranks > 1:
@@ -117,10 +117,10 @@ def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Ite
 
 def _network(session: Session, network: str, ranks: int, settings: Settings, alone: list[dict]) -> list[dict]:
     """Return the rows of a network and a number of ranks, and fill in those of collectives alone if there are none."""
-    with _job(session, network, ranks, (APART, *WAYS)) as many, _job(session, network, 1, (APART,)) as single:
-        alone += [] if alone else _alone(many, ranks, settings)
-        measured = {window: _rounds(many, single, network, window, settings) for window in settings.windows}
-        graphs = {way: many.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
+    with _job(session, network, ranks, (APART, *WAYS)) as job, _job(session, network, 1, (APART,)) as single:
+        alone += [] if alone else _alone(job, ranks, settings)
+        measured = {window: _rounds(job, single, network, window, settings) for window in settings.windows}
+        graphs = {way: job.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
         size = single.about["parameters"] * _FLOAT32
     key = {"network": network, "ranks": ranks}
     times = [
@@ -130,11 +130,11 @@ def _network(session: Session, network: str, ranks: int, settings: Settings, alo
     return [*times, *({**key, "set_mib": size / _MIB, **row} for row in _sent(graphs, measured, ranks))]
 
 
-def _alone(many: Contender, ranks: int, settings: Settings) -> list[dict]:
+def _alone(job: Contender, ranks: int, settings: Settings) -> list[dict]:
     """Measure collectives of several sizes, and add the figures of the model that is fitted to the extremes."""
     rows = []
     for operator in OPERATORS:
-        seconds = {n * _FLOAT32: _collective(many, operator, n, settings) for n in settings.elements}
+        seconds = {n * _FLOAT32: _collective(job, operator, n, settings) for n in settings.elements}
         medians = {size: statistics.median(durations) for size, durations in seconds.items()}
         link = scaling.fitted(operator, ranks, medians)
         for size, durations in seconds.items():
@@ -144,15 +144,15 @@ def _alone(many: Contender, ranks: int, settings: Settings) -> list[dict]:
     return rows
 
 
-def _collective(many: Contender, operator: str, elements: int, settings: Settings) -> list[float]:
+def _collective(job: Contender, operator: str, elements: int, settings: Settings) -> list[float]:
     """Return the seconds that one takes, one figure a round."""
 
-    def took(count: int) -> float:
-        answers = many.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
+    def slowest_seconds(count: int) -> float:
+        answers = job.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
         return max(answer["seconds"] for answer in answers)
 
-    count = repeats(took, settings.seconds, least=2)
-    return [took(count) / count for _ in range(settings.rounds)]
+    count = repeats(slowest_seconds, settings.seconds, least=2)
+    return [slowest_seconds(count) / count for _ in range(settings.rounds)]
 
 
 class Burst(NamedTuple):
@@ -162,21 +162,19 @@ class Burst(NamedTuple):
     sent: float
 
 
-def _rounds(
-    many: Contender, single: Contender, network: str, window: int, settings: Settings
-) -> dict[str, list[Burst]]:
+def _rounds(job: Contender, single: Contender, network: str, window: int, settings: Settings) -> dict[str, list[Burst]]:
     """Return the bursts of one process and of each way, one a round."""
     print(f"  windows of {window} ...", flush=True)
     ask = partial(_burst, batch=BATCH[network])
-    bursts = {ONE: partial(ask, single, way=APART, window=many.about["ranks"] * window)}
+    bursts = {ONE: partial(ask, single, way=APART, window=job.about["ranks"] * window)}
     # A window of 1 of a process alone has no accumulators: it would not be comparable.
     ways = (APART, *WAYS) if window > 1 else WAYS
-    bursts.update({way: partial(ask, many, way=way, window=window) for way in ways})
+    bursts.update({way: partial(ask, job, way=way, window=window) for way in ways})
     return alternate(settings.rounds, {name: _ready(burst, settings.seconds) for name, burst in bursts.items()})
 
 
 def _ready(burst: Callable[..., Burst], seconds: float) -> Callable[[], Burst]:
-    """Compile, and return a burst of so many seconds."""
+    """Compile, and return a burst that takes about `seconds`."""
     return partial(burst, windows=repeats(lambda windows: burst(windows=windows).seconds * windows, seconds))
 
 

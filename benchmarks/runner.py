@@ -39,7 +39,7 @@ class Session:
 
     @contextmanager
     def start(self, entry: Entry, **flags: object) -> Iterator[Contender]:
-        """Start a contender with these flags and record its versions; at the end it is gone."""
+        """Start a contender with these flags and record its versions; it ends with the context."""
         options = [f"--{name}={value}" for name, value in flags.items() if value is not None]
         with start(entry, *options) as contender:
             self.versions.update(contender.about.get("versions", {}))
@@ -55,7 +55,7 @@ class Session:
                 contenders[-1].stop()
             yield contenders
 
-    def before(self) -> list[dict[str, Any]]:
+    def earlier_rows(self) -> list[dict[str, Any]]:
         """Return the rows that an earlier run has written to the same folder; their versions are kept too.
 
         Raises:
@@ -99,9 +99,9 @@ def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, l
     return results
 
 
-def awake(contender: Contender, **request: Any) -> dict[str, Any]:
+def wake_and_ask(contender: Contender, **request: Any) -> dict[str, Any]:
     """Wake a stopped contender for one request, and return the answer."""
-    contender.go()
+    contender.resume()
     answer = contender.ask(**request)
     contender.stop()
     return answer
@@ -114,7 +114,7 @@ def check_loss(contender: Contender, answer: Mapping[str, Any]) -> None:
 
 
 def repeats(run: Callable[[int], float], seconds: float, least: int = 1) -> int:
-    """Compile, and return how often something runs in so many seconds; `run(count)` returns the seconds of so often."""
+    """Compile, and return how often `run` fits into `seconds`; `run(count)` returns the seconds of `count` runs."""
     run(least)
     count = least
     while True:

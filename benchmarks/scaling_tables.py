@@ -51,7 +51,7 @@ class Assumed(NamedTuple):
         return 6 * self.parameters * self.tokens / self.computing
 
     def link(self, ranks: int, between: Link) -> Link:
-        """Return the slowest link of a ring of so many devices; hops inside of nodes count like those between."""
+        """Return the slowest link of a ring of `ranks` devices; hops inside of nodes count like those between."""
         if ranks <= self.node:
             return self.inside
         return Link(min(self.inside.bandwidth, between.bandwidth), between.latency)
@@ -70,7 +70,7 @@ def tables() -> dict[str, str]:
 
 @markdown
 def _time(rows: Sequence[dict]) -> Lines:
-    """Ratios to one process, and in brackets what the model says they are."""
+    """Ratios to one process, and in brackets those of the model."""
     yield ["network", "ranks", "N", "one process, ms", "apart", *WAYS]
     for key, mine in groups(rows, "network", "ranks", "window").items():
         by_way = {row["way"]: row for row in mine}

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import plots
 from .contenders import OURS, PLAIN, UNTUNED, WITH_OTHERS, Entry, available, check_same_size
-from .options import Settings, chosen
+from .options import Settings, select_settings
 from .process import Contender
 from .runner import Session, check_loss, repeats
 from .tables import groups
@@ -34,7 +34,7 @@ Times = dict[int, dict[str, list[float]]]
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = chosen(FULL, SHORT, arguments, tuple(BATCH))
+    settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     burst = 0.05 if arguments.short else 0.5
     entries = available(WITH_OTHERS, settings.contenders)
     record = {"networks": settings.networks, "windows": settings.windows, "starts": settings.rounds}
@@ -64,7 +64,7 @@ def _times(session: Session, entries: Sequence[Entry], network: str, settings: S
 
 
 def _milliseconds(contender: Contender, window: int, batch: int, seconds: float) -> float:
-    """Return the milliseconds of a micro-batch, the median of some bursts of so many seconds."""
+    """Return the milliseconds of a micro-batch, the median of some bursts of about `seconds`."""
     seconds_of = partial(_seconds, contender, window, batch)
     windows = repeats(seconds_of, seconds)
     return statistics.median(1000 * seconds_of(windows) / (windows * window) for _ in range(_BURSTS))
@@ -77,7 +77,7 @@ def _seconds(contender: Contender, window: int, batch: int, windows: int) -> flo
 
 
 def _figures(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return for each contender what its row says of its times, and of them beside ours."""
+    """Return the figures of each contender's row: its times, and their ratio to ours."""
     ours = min(times[OURS]) if OURS in times else None
     rows = [
         {

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from . import mnist, plots
 from .contenders import ENTRIES, OURS, Entry, available
-from .options import Settings, chosen, known
+from .options import Settings, check_names, select_settings
 from .process import ROOT, ContenderError, environment_of
 from .runner import Session, alternate, ratio, summary
 from .tables import part
@@ -43,8 +43,8 @@ SHORT = Settings(NETWORKS[:1], (1, 2), rounds=1, contenders=CONTENDERS[:2])
 
 def run(arguments: Namespace) -> None:
     """Measure commands, stages and compilation, print a table of each, and write the results."""
-    settings = chosen(FULL, SHORT, arguments, NETWORKS)
-    known("--contenders", arguments.contenders, [TRAIN, *(entry.name for entry in ENTRIES)])
+    settings = select_settings(FULL, SHORT, arguments, NETWORKS)
+    check_names("--contenders", arguments.contenders, [TRAIN, *(entry.name for entry in ENTRIES)])
     source = mnist.source(arguments.short)
     print(f"data: {source}", flush=True)
     record = {"data": source, "rounds": settings.rounds, "batch": BATCH, "window": 4, "short": arguments.short}

@@ -1,4 +1,4 @@
-"""How do tests read the event files of TensorBoard?"""
+"""Read the event files of TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do tests get MNIST's files without MNIST?"""
+"""Write small files in MNIST's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
+"""Programs that the memory tests run in separate processes. Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
 
 from __future__ import annotations
 

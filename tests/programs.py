@@ -1,4 +1,4 @@
-"""Helpers for tests that run the two programs: in this process, or as a person does."""
+"""Run the two programs in tests, in this process or in another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does each of several processes that train together see, gradients being summed at the end of a window?
+"""Scenarios of several ranks that sum gradients at the end of a window.
 
 Run by tests/ranks_job.py. Scenarios of the host run in PyNative mode, some of the others in graph mode only if the job
 has the argument `everything`.
@@ -70,7 +70,7 @@ def own_data(group):
 
 
 class Batches(list):
-    """Batches that say their size, as those of a dataset do."""
+    """Batches with `get_batch_size`, as a dataset has it."""
 
     def get_batch_size(self):
         return len(self[0][0])
@@ -82,13 +82,13 @@ def even_data(group):
 
 
 def train(model, data, mini_steps=N, epochs=2, **options):
-    """Train and return what each update said."""
+    """Train and return the record of each update."""
     recorder = Recorder()
     model.train_process(epochs, data, mini_steps, report=(recorder,), ckpt_path=None, **options)
     return [record._replace(seconds=0.0) for record in recorder.records]
 
 
-def left_of(model):
+def final_state_of(model):
     parameters = values(model._window.optimizer.get_parameters())
     return {
         "parameters": [array.tolist() for array in parameters],
@@ -100,7 +100,7 @@ def trained(group, reduction, mini_steps):
     """From weights that only rank 0 has."""
     model = driver_of(network_of(seed=1 + group.rank), reduction=reduction, clip_norm=0.5)
     records = train(model, own_data(group), mini_steps)
-    return {**left_of(model), "records": records}
+    return {**final_state_of(model), "records": records}
 
 
 def nodes_of(cell):
@@ -154,7 +154,7 @@ def flushed(group):
     data = even_data(group)[: 4 if group.rank == 0 else 3]
     train(model, data, epochs=1)
     micro_batches, updated, again = model.micro_batches, model.flush(), model.flush()
-    return {"held": micro_batches, "updated": [updated, again], "sum": total([7], group), **left_of(model)}
+    return {"held": micro_batches, "updated": [updated, again], "sum": total([7], group), **final_state_of(model)}
 
 
 def stopped_at_tails(group):
@@ -176,9 +176,9 @@ def bad_on_one_rank(group):
     model = driver_of(network_of())
     before = []
     window = model._window.end
-    model._window.end = lambda *requests: before.append(left_of(model)["digest"]) or window(*requests)
+    model._window.end = lambda *requests: before.append(final_state_of(model)["digest"]) or window(*requests)
     train(model, data, epochs=1)
-    return {"digests": [*before, left_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
+    return {"digests": [*before, final_state_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
 
 
 def another_number_of_windows(group):
@@ -213,7 +213,7 @@ def shards(group):
 
 
 def stopped_and_resumed(group):
-    """The last rank is asked to stop in the middle of its second window; all go on later."""
+    """The last rank is asked to stop in the middle of its second window; all resume later."""
     folder = Path(sys.argv[1]) / "states"
     uninterrupted = driver_of(network_of())
     train(uninterrupted, even_data(group))
@@ -224,15 +224,15 @@ def stopped_and_resumed(group):
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
         message = str(stopped)
-    total([0], group)  # nobody looks for the state before it is there
+    total([0], group)  # no rank looks for the state before it is saved
     second = driver_of(network_of(seed=9))
     states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
     return {
         "said": message,
         "updates": [first.updates, second.updates],
-        "digests": [left_of(model)["digest"] for model in (uninterrupted, second)],
-        **left_of(uninterrupted),
+        "digests": [final_state_of(model)["digest"] for model in (uninterrupted, second)],
+        **final_state_of(uninterrupted),
     }
 
 
@@ -289,7 +289,7 @@ def sharded(group):
     }
 
 
-def look(group):
+def run_scenarios(group):
     return {
         "mean 3": trained(group, "mean", N),
         "mean 1": in_job_mode(trained, group, "mean", 1),

@@ -1,4 +1,4 @@
-"""What does each of several processes see that train different things, or have different numbers of micro-batches?
+"""Scenarios of ranks whose settings differ, or whose numbers of micro-batches do.
 
 Run by tests/ranks_job.py.
 """
@@ -456,7 +456,7 @@ def of_any_text(group):
     return [[len(item) for item in texts], agreement._exchanged("equal", group)]
 
 
-def look(group):
+def run_scenarios(group):
     on_host = ranks.on_host
     return {
         "settings": on_host(settings_that_differ, group),

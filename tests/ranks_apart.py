@@ -1,4 +1,4 @@
-"""What do ranks have alike that nobody trains, and what must each have for itself?
+"""Scenarios of what must be equal on all ranks without being trained, and of what must differ.
 
 Run by tests/ranks_job.py.
 """
@@ -139,7 +139,7 @@ def pooled(group, own="auto"):
     return [network[0].moving_mean.asnumpy().tolist(), network[0].moving_variance.asnumpy().tolist()]
 
 
-def look(group):
+def run_scenarios(group):
     on_host = ranks.on_host
     return {
         "backbones": on_host(backbones, group),

@@ -1,4 +1,4 @@
-"""What does each of several processes see whose loss compares the rows of all of them?
+"""Scenarios of ranks whose loss compares the rows of all of them.
 
 Run by tests/ranks_job.py.
 """
@@ -53,7 +53,7 @@ def gathered(group):
     return [[array.tolist(), str(array.dtype), first] for array, first in results]
 
 
-def look(group):
+def run_scenarios(group):
     return {
         "trained": ranks.in_job_mode(trained_by, group),
         "in step": ranks.on_host(trained_by, group, sync_every_micro_batch=True),

@@ -1,4 +1,4 @@
-"""What does each of several processes see that sum gradients in every micro-batch, complete or in parts?
+"""Scenarios of ranks that sum gradients in every micro-batch, complete or in parts.
 
 Run by tests/ranks_job.py, as tests/ranks.py.
 """
@@ -42,7 +42,7 @@ def driver_of(zero, *, clip_norm=0.05, **options):
 
 
 def even(group):
-    """As many micro-batches on all ranks, of which more or fewer rows count. One shape is one graph."""
+    """The same number of micro-batches on all ranks, with different numbers of unmasked rows, in one shape."""
     count = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
     data = [
         (x, ops.cat([y[:n], ops.full_like(y[n:], IGNORED)]))
@@ -145,7 +145,7 @@ def stopped(group, folder):
 
 
 def resumed(group):
-    """A run of which accumulators are sharded is stopped, and goes on."""
+    """A run with sharded accumulators is stopped and resumed."""
     folder = Path(sys.argv[1]) / "in step"
     first = ranks.on_host(stopped, group, folder)
     total([0], group)
@@ -248,7 +248,7 @@ def tiny_weights(group):
 
 
 def sent(group):
-    """Whatever rank 0 has, of any type."""
+    """All ranks get the parameters of rank 0, of any type."""
     random = np.random.RandomState(group.rank)
     arrays = [random.rand(3, 2), random.randint(0, 2**62, 5), random.rand(7).astype(np.float16), random.rand(4) < 0.5]
     parameters = [Parameter(Tensor(array)) for array in arrays]
@@ -295,7 +295,7 @@ def looked_into(kinds):
     return kinds if ranks.EVERYTHING else ("zero 2",)
 
 
-def look(group):
+def run_scenarios(group):
     on_host, in_job_mode = ranks.on_host, ranks.in_job_mode
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
@@ -307,7 +307,7 @@ def look(group):
         "functional": {
             name: functional(group, zero, **options)
             for name, (zero, options) in kinds.items()
-            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.look`
+            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.run_scenarios`
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],

@@ -1,4 +1,4 @@
-"""What does each of several processes see of loss scales, gradients that are not finite, and averages?
+"""Scenarios of ranks with loss scales, gradients that are not finite, and averages.
 
 Run by tests/ranks_job.py.
 """
@@ -68,14 +68,14 @@ def scaled(group):
 
 
 def scaled_in_a_loop(group):
-    """The same with an `Accumulator`, which is not told the losses."""
+    """The same with an `Accumulator`, which does not get the losses."""
     scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
     trained = Trained("accumulator", Half(), WINDOW, loss_scale=scaler).train(data_of(group.rank, large=2))
     counts = [trained.updates, trained.system.skipped, trained.system.overflows]
     return {"weights": trained.weights.tolist(), "counts": counts, "scale": float(scaler.scale_value.asnumpy())}
 
 
-def look(group):
+def run_scenarios(group):
     bad = data_of(group.rank, bad=BAD)
     micro = {"nonfinite": "skip_micro"}
     every = {"sync_every_micro_batch": True}

@@ -1,4 +1,4 @@
-"""What should come out? The maths in NumPy float64, by plain loops; nothing here imports ms_accum."""
+"""The expected results, in NumPy float64 and plain loops; nothing here imports ms_accum."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def windows(micro_batches, window, epochs, tail):
 
 
 def _comparable(array):
-    """Return it in float32 if that is what it is, as neighbours subtract exactly there, else in float64."""
+    """Return a float32 array unchanged, as neighbours subtract exactly in it, and others in float64."""
     array = np.asarray(array)
     return array if array.dtype == np.float32 else array.astype(np.float64)
 

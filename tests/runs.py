@@ -80,7 +80,7 @@ def even():
 
 
 def stop_after(micro_batches):
-    """Return what asks a run to stop once it has seen so many."""
+    """Return a function that requests a stop after this number of micro-batches."""
     count = itertools.count(1)
     return lambda: next(count) == micro_batches
 

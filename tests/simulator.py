@@ -1,4 +1,4 @@
-"""What should any run of windows leave? The rules in NumPy float64, by plain loops; nothing here imports ms_accum.
+"""A simulator of windows in NumPy float64 and plain loops; nothing here imports ms_accum.
 
 A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, Momentum, averages and counters. It
 trains one network, whose loss is known in closed form: half the mean squared distance of two weights from the rows of

@@ -1,4 +1,4 @@
-"""What happens to a gradient, and in which order?"""
+"""The Accumulator: reduction, clipping, skipped windows, counters and arguments."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_float16_parameters_get_float16_gradients():
     assert values(parameters)[0] == -1.5
 
 
-# Storage that changes between two windows
+# State that changes between two windows
 
 
 class Step(nn.Cell):
@@ -386,7 +386,7 @@ def test_untouched_optimizer_state_set_between_windows_is_ignored():
     assert momentum_of_the_second_window(touched=False) != -2 - (10 + 2)
 
 
-# Another size of the window
+# Changing the window size
 
 
 def test_window_size_change_does_not_recompile(compiles):
@@ -424,7 +424,7 @@ def test_window_size_change_from_or_to_1_is_rejected(before, after):
         Fed(before).accumulator.accumulate_step = after
 
 
-# Windows that are skipped
+# Skipped windows
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -614,7 +614,7 @@ def test_two_accumulators_in_one_process():
     assert (first.seen, second.seen) == ([2.0], [10.0])
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -741,7 +741,7 @@ def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
 @pytest.mark.modes
 @pytest.mark.parametrize("accumulate_step", [1, 2])
 def test_window_of_zero_weights_makes_no_update(accumulate_step):
-    """Else weight decay would move the parameters; a weight that is not 0 cancels out to the bit."""
+    """Otherwise weight decay would change the parameters; a weight other than 0 cancels out exactly."""
     parameters = [Parameter(Tensor(np.ones(3), ms.float32), name="w")]
     accumulator = Accumulator(nn.SGD(parameters, 0.5, weight_decay=0.5), accumulate_step, reduction="mean")
     step = compiled_weighted(accumulator)

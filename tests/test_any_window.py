@@ -1,4 +1,4 @@
-"""Is what any run of windows leaves what a simulator says?
+"""Random training programs compared with a simulator.
 
 Random combinations of sizes, tails, weights, policies, scales and ways, with NaN in random micro-batches, and with
 stops, flushes, clears and changes of the weights between, against tests/simulator.py. The seed is fixed: a case is a
@@ -61,11 +61,11 @@ def of_column(x, z, c):
     return c[0]
 
 
-# What is tried
+# Random programs
 
 
 class Case:
-    """A random program: what is made, and what is done with it."""
+    """A random program: the settings, and the calls."""
 
     def __init__(self, number, in_graphs=False):
         self.rng = np.random.RandomState(1000 + number)
@@ -144,7 +144,7 @@ class Case:
         return tuple(column.astype(np.float32) for column in (x, z, np.full(rows, weight)))
 
 
-# What it is tried on
+# The systems under test
 
 
 class System:
@@ -223,7 +223,7 @@ class System:
         )
 
     def stopped(self, train, stops, folder):
-        """Train with stops; what goes on is made anew, and knows the folder alone."""
+        """Train with stops; the resumed run is a new system that gets only the folder."""
         if not stops:
             return train(None)
         for stop in stops:
@@ -306,7 +306,7 @@ class System:
     def shift(self):
         ops.assign(self.network.w, self.network.w + SHIFT)
 
-    # What it leaves
+    # What remains
 
     @property
     def numbers(self):
@@ -326,7 +326,7 @@ class System:
         return [self.network.w.asnumpy(), self.optimizer.moments[0].asnumpy(), *average]
 
 
-# What is compared
+# Comparisons
 
 
 def check_numbers(simulator, system):
@@ -406,7 +406,7 @@ def test_random_case_matches_simulator_in_graph_mode(number, tmp_path):
     check_case(Case(number, in_graphs=True), tmp_path)
 
 
-# Faults that are planted, and the cases that find them
+# Planted faults
 
 
 def _late_scale(scale, updated, loss, left_out=None):

@@ -1,4 +1,4 @@
-"""Do the benchmarks run, and are their rows sane? How fast anything is, no test says."""
+"""The benchmarks run and write valid rows. No test measures speed."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_stopped_contender_pauses_and_resumes(contender, tmp_path):
         before = ticks.stat().st_size
         time.sleep(0.3)
         assert ticks.stat().st_size == before
-        running.go()
+        running.resume()
         assert running.ask(window=1) == {"window": 1}
         time.sleep(0.3)
         assert ticks.stat().st_size > before
@@ -279,14 +279,14 @@ def test_saved_record_contains_machine(tmp_path):
 
 def test_rows_of_another_machine_are_rejected(tmp_path):
     session = Session("losses", Namespace(output=tmp_path), {})
-    assert session.before() == []
+    assert session.earlier_rows() == []
     path = save("losses", tmp_path, [{"loss": 1.5}], {}, {"torch": "1"})
-    assert session.before() == [{"loss": 1.5}] and session.versions == {"torch": "1"}
+    assert session.earlier_rows() == [{"loss": 1.5}] and session.versions == {"torch": "1"}
     record = json.loads(path.read_text(encoding="utf-8"))
     record["machine"]["cpu"] = "another"
     path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(NotAvailable, match="was measured on another, not on this machine"):
-        session.before()
+        session.earlier_rows()
 
 
 def test_table_is_aligned(capsys):

@@ -1,11 +1,8 @@
-"""Do the benchmarks of input, start and accuracy run, and are their rows sane? How fast anything is, no test says."""
+"""The benchmarks of input, start and accuracy run and write valid rows. No test measures speed."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -15,12 +12,14 @@ from benchmarks import accuracy, data, losses, mnist, start
 from benchmarks.contenders import OURS
 from benchmarks.contenders import start as launch
 from benchmarks.environments import python
-from benchmarks.options import NotAvailable, known, unused
+from benchmarks.options import NotAvailable, check_names, reject_options
 from benchmarks.runner import Session
 from cifar_files import write_cifar10
 from idx_files import fingerprints, write_mnist, zipped
 from model_zoo import create_dataset
 from programs import settings_of
+from test_benchmarks import RECORD
+from test_benchmarks import benchmark as run_benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
@@ -28,14 +27,11 @@ TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of Py
 
 def benchmark(name, output, *options):
     """Run a benchmark in its short form as a user does, and return its record and what it printed."""
-    command = [sys.executable, "-m", "benchmarks", name, "--short", "--output", str(output), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    record, printed = run_benchmark(name, output, *options)
     assert sorted(path.name for path in output.iterdir()) == [f"{name}.json"]
-    record = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
-    assert set(record) == {"benchmark", "date", "machine", "versions", "settings", "rows"}
+    assert set(record) == RECORD
     assert record["benchmark"] == name and "mindspore" in record["versions"]
-    return record, done.stdout
+    return record, printed
 
 
 def part(record, name):
@@ -207,7 +203,7 @@ def test_mnist_is_read_from_zip_or_folder(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("MNIST_DATA", str(path))
     assert mnist.source(short=False) == "MNIST"
     with mnist.files(short=False) as folder:
-        mnist.forget(folder)
+        mnist.drop_page_cache(folder)
         assert fingerprints(folder) == fingerprints(written)
     assert not folder.exists()
 
@@ -222,7 +218,7 @@ def test_random_files_replace_missing_mnist(monkeypatch):
 
 def test_unknown_options_are_rejected():
     with pytest.raises(ValueError, match="argument --networks: must be of a, b, but got c"):
-        known("--networks", ["a", "c"], ["a", "b"])
+        check_names("--networks", ["a", "c"], ["a", "b"])
     with pytest.raises(ValueError, match="argument --windows: accuracy has no such choice"):
-        unused("accuracy", rounds=None, windows=[2])
-    known("--networks", None, ["a"])
+        reject_options("accuracy", rounds=None, windows=[2])
+    check_names("--networks", None, ["a"])

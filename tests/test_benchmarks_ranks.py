@@ -1,4 +1,4 @@
-"""Does the benchmark of several ranks run, are its rows sane, and do its graphs send what the cost model says?"""
+"""The benchmark of several ranks runs, and its graphs send what the cost model predicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does everything run that the documentation shows?
+"""The examples of the documentation run.
 
 MindSpore compiles functions of files only, so each example becomes a program in a file. All programs
 run one after the other in one process, as the reader's would in a session of their own.
@@ -104,7 +104,7 @@ def execute(programs, folder):
 
 
 def mismatches(examples, result):
-    """Say which examples printed something else than the docstring says."""
+    """Return the examples whose output differs from the docstring."""
     if result["error"]:
         return [result["error"]]
     checker, wrong = doctest.OutputChecker(), []

@@ -1,4 +1,4 @@
-"""Are the tables of docs/ those of the results, and do they say what was measured?"""
+"""The tables of docs/ equal the results."""
 
 from __future__ import annotations
 

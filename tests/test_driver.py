@@ -1,4 +1,4 @@
-"""How does a run go?"""
+"""Runs of the driver."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_window_size_change_inside_carried_window_is_rejected():
     assert (model.updates, model.micro_batches) == (2, 0)
 
 
-# Another size of the window
+# Changing the window size
 
 
 @pytest.mark.graph
@@ -117,7 +117,7 @@ def test_window_size_changes_from_and_to_1(first):
     assert seen_gradient(model) == [{1: 4 + 2 + 4, 2: 2 + 4 + 2}[first]]
 
 
-# Whole batches
+# Complete batches
 
 
 def test_complete_batches_are_windows():
@@ -286,7 +286,7 @@ def test_network_with_own_loss_accepts_any_columns(window):
     assert values([network.w]) == [-2.0 * 2 / window]
 
 
-# The loss that is shown
+# The reported loss
 
 
 def test_reported_loss_is_mean_over_window(rng):
@@ -672,7 +672,7 @@ def test_mean_loss_is_weighted_by_elements(rng):
     assert np.abs(by_rows / expected - 1).max() > 1e-2
 
 
-# Runs that go wrong
+# Runs that fail
 
 
 @pytest.mark.graph
@@ -800,7 +800,7 @@ def test_two_drivers_share_an_optimizer(rng):
     assert int(optimizer.global_step.asnumpy()[0]) == 2
 
 
-# What is changed between two runs
+# Changes between two runs
 
 
 @pytest.mark.graph
@@ -872,7 +872,7 @@ def test_optimizer_loss_scale_is_divided_out(window):
     assert seen_gradient(model) == [3.0]
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Are N micro-batches one big batch?
+"""N micro-batches equal one large batch.
 
-Three comparisons say so of each optimizer. At every update the gradient of the window is that of the
+Each optimizer is checked by three comparisons. At every update the gradient of the window is that of the
 big batch at the same weights. The weights that come out are, for optimizers that are linear in the
 gradient, those of a run on big batches by plain MindSpore. The others magnify the last bits of a
 gradient (Adam divides by its size), so theirs are what the optimizer makes of the measured gradients:

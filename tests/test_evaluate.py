@@ -1,4 +1,4 @@
-"""Does `evaluate` count every sample, in evaluation mode, and nothing that is no label?"""
+"""`evaluate` counts every sample in evaluation mode, and checks the labels."""
 
 from __future__ import annotations
 

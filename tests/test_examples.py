@@ -1,4 +1,4 @@
-"""Do the examples run on the public API, and show what they are to show?"""
+"""The examples run on the public API and print what the documents show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an Accumulator do its work in every way in which MindSpore compiles a step?"""
+"""An Accumulator in each way in which MindSpore compiles a step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def in_a_process(folder, program):
 
 
 def test_trace_capture_mode_is_rejected(tmp_path):
-    """In a process of its own: one in which a trace has failed ends badly, whatever failed."""
+    """In a separate process: one in which a trace has failed does not end cleanly."""
     program = """
 import mindspore as ms
 from mindspore import Tensor, nn
@@ -108,7 +108,7 @@ print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 
 
 def test_strict_jit_syntax_compiles():
-    """Where MindSpore is told to take no Python that it can't compile."""
+    """With the setting that rejects Python code that MindSpore can't compile."""
     ms.set_context(jit_syntax_level=ms.STRICT)
     try:
         network, accumulator, step = made(2)

@@ -1,4 +1,4 @@
-"""Has the project the shape that it says it has?
+"""The structure of the project: imports, packages and forbidden constructs.
 
 Each rule is a function from a source text to what is wrong with it; each is fed a text that breaks it.
 """
@@ -86,7 +86,7 @@ def package_of(room, module):
 
 
 def wrong_imports(source, room, module=""):
-    """Say which imports of a module of `ms_accum` do not go down."""
+    """Return the imports of a module of `ms_accum` that do not go down."""
     wrong = []
     for name in imported(ast.parse(source), package_of(room, module)):
         package, _, target = name.partition(".")
@@ -116,7 +116,7 @@ def strange_bases(source):
 
 
 def dangerous(source):
-    """Say where a source runs texts, starts a shell or unpickles."""
+    """Return where a source runs texts, starts a shell or unpickles."""
     tree, wrong = ast.parse(source), []
     wrong += [name for name in imported(tree) if name.split(".")[0] in FORBIDDEN_IMPORTS]
     for node in ast.walk(tree):
@@ -132,7 +132,7 @@ def asserts(source):
     return [f"line {node.lineno}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
 
 
-# What is looked for, where, and how to mend it.
+# By name: the check, the files and the remedy.
 RULES = {
     "imports ms_accum": (library_imports, ZOO, "hand in what it needs: model_zoo is of use without ms_accum"),
     "inherits": (strange_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
@@ -162,14 +162,14 @@ FINE = {
 }
 
 
-def each_rule_and_file():
+def rule_cases():
     for rule, (check, paths, remedy) in RULES.items():
         for path in paths:
             name = path.relative_to(ROOT).as_posix()
             yield pytest.param(check, path, remedy, id=f"{name}-{rule}")
 
 
-@pytest.mark.parametrize(("check", "path", "remedy"), list(each_rule_and_file()))
+@pytest.mark.parametrize(("check", "path", "remedy"), list(rule_cases()))
 def test_file_follows_rule(check, path, remedy):
     wrong = check(path.read_text(encoding="utf-8"))
     assert not wrong, f"{path.relative_to(ROOT)}: {'; '.join(wrong)}. To mend it: {remedy}."
@@ -309,7 +309,7 @@ def test_architecture_diagram_equals_imports():
     assert all(FLOOR[room] > FLOOR[other] for room, other in drawn)
 
 
-# What only those who wrote it can understand
+# References to internal documents
 
 INTERNAL = r"\b(DESIGN|FACE|FACTS|CASES)(\.md|'s)|^# [A-Z]{1,2}\d+\b|\b[Ii]ssues? \d+|(^|[\s\"'`(=])/work/"
 WRITTEN = (
@@ -326,7 +326,7 @@ WRITTEN = (
 
 
 def internal(text):
-    """Return the lines that name a document, a list or a folder that a stranger does not have."""
+    """Return the lines that name an internal document, list or folder."""
     return [line for line in text.splitlines() if re.search(INTERNAL, line)]
 
 

@@ -1,4 +1,4 @@
-"""Do MindCV's optimizers and schedulers train as with one large batch?
+"""MindCV's optimizers and schedulers train as with one large batch.
 
 MindCV is installed into an environment of its own, which sees the packages of this one behind its own.
 """
@@ -32,7 +32,7 @@ def run(*command, **options):
 
 
 def install(folder):
-    """Make the environment; where the index can't be reached, say so in a file."""
+    """Make the environment; write a file with the reason if the index can't be reached."""
     own = folder / "environment"
     venv.create(own, with_pip=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(own), "platbase": str(own)})

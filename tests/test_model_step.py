@@ -1,4 +1,4 @@
-"""Does MindSpore's Model, with the train step and its callback, train as one large batch would?"""
+"""MindSpore's Model with the train step and its callback trains as with one large batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
@@ -27,7 +27,7 @@ from mindspore.train import (
 )
 from mindspore.train.summary_pb2 import Event
 
-from helpers import Recorder, batches, cross_entropy, joined, mutate
+from helpers import Recorder, Slope, batches, cross_entropy, joined, mutate
 from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
@@ -362,15 +362,6 @@ def test_reduce_lr_on_plateau(last):
     assert float(trained.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
 
 
-class Slope(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
-
-    def construct(self, x):
-        return ops.mean(ops.sum(x * self.w, 1))
-
-
 def test_learning_rate_scheduler_and_lambda_callback():
     """The rate that is used is that of the window's last micro-batch; the gradient is 1."""
     network, seen = Slope(), []
@@ -406,7 +397,7 @@ def test_summary_collector_writes_the_loss(tmp_path):
 
 
 def resumable(folder, stop=None, epochs=2):
-    """Train, or go on; return what is left at the end, or None if it was stopped."""
+    """Train, or resume; return the losses and the final state, which is None if the run was stopped."""
     trained, micro_batch = Trained(), itertools.count(1)
     data = dataset(numbers())
     asked = None if stop is None else lambda: next(micro_batch) == stop
@@ -440,7 +431,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
 
 @pytest.mark.slow
 def test_resumed_run_without_window_differs(tmp_path, never_stopped):
-    """The mutant of the test above: the window is lost."""
+    """The mutant of the test above: the open window is lost."""
     resumable(tmp_path, 4)
     trained, data = Trained(), dataset(numbers())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
@@ -540,7 +531,7 @@ def test_changed_settings_are_rejected_on_resume(tmp_path):
         SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, dataset(numbers()))
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.host
@@ -616,7 +607,7 @@ class WindowSizes(Callback):
 
 
 class Varying:
-    """Yields 7 or 5 micro-batches in turn, and MindSpore is told 5."""
+    """Yields 7 or 5 micro-batches in turn; its length is 5."""
 
     def __init__(self):
         self.passes = 0

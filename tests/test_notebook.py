@@ -1,4 +1,4 @@
-"""Does the notebook run from top to bottom, and does it show what is stored in it?"""
+"""The notebook runs from top to bottom and reproduces its stored outputs."""
 
 from __future__ import annotations
 

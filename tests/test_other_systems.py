@@ -1,4 +1,4 @@
-"""Does it import and train without what only Linux, or no Windows, has?
+"""The package imports and trains without the features of Linux that other systems lack.
 
 MindSpore has wheels for macOS and Windows. Neither system is at hand, so what they lack is taken away here.
 """

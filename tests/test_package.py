@@ -1,4 +1,4 @@
-"""Does what is installed have what pyproject.toml says, and is it found by its names?"""
+"""The installed package agrees with pyproject.toml, and is found by its names."""
 
 from __future__ import annotations
 

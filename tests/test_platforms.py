@@ -1,4 +1,4 @@
-"""On which platforms does MindSpore say that what we call runs?
+"""The platforms that MindSpore documents for the APIs that we call.
 
 No Ascend and no GPU is at hand: all that can be had is the "Supported Platforms" line of each API: of what is imported
 from MindSpore, and of the methods of Tensors.
@@ -86,7 +86,7 @@ def mindspore_names(tree):
 
 
 def called(tree):
-    """Yield what is called: plainly, by what it is given to, as a decorator, or as the base of a class."""
+    """Yield what is called: directly, as an argument, as a decorator, or as the base of a class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from [node.func, *(argument for argument in node.args if is_operator(argument))]

@@ -1,4 +1,4 @@
-"""Is the public surface what is documented, no more and no less?"""
+"""The public API equals its documentation."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ PUBLIC = [
     "updates_per_epoch",
     "verify",
 ]
-# They compute on numbers or cut what they get, on the host: there is no platform to name.
+# Functions on the host, for which no platform is named.
 ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
-# Their fields are documented one by one, and nobody makes one.
+# Users do not construct these; their fields are documented one by one.
 RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
-# What is raised; nobody makes one.
+# Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
@@ -212,8 +212,8 @@ def test_untested_platforms_are_not_claimed(name):
 
 def test_import_loads_no_heavy_modules():
     names = ("ms_accum", "model_zoo", "sklearn", "mindspore", "numpy", "matplotlib")
-    look = f"import sys, ms_accum; print(*(name for name in {names} if name in sys.modules))"
-    command = [sys.executable, "-c", look]
+    program = f"import sys, ms_accum; print(*(name for name in {names} if name in sys.modules))"
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "ms_accum\n"
 

@@ -1,4 +1,4 @@
-"""Does the cost model of several ranks say what it is said to?"""
+"""The cost model of several ranks."""
 
 from __future__ import annotations
 

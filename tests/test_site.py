@@ -1,4 +1,4 @@
-"""Are the documents in both languages in step, in the site, short, and in plain English?"""
+"""The documents: both languages alike, all pages in the site, short, and in plain English."""
 
 from __future__ import annotations
 

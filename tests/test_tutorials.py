@@ -1,4 +1,4 @@
-"""Does the README move a program from MindSpore's tutorial, and do the benchmarks run what the tutorials do?
+"""The README's change of the tutorial's program, and the benchmarks' copies of the tutorials.
 
 What the tutorials compute is written in NumPy: gradients of mean losses are added, in the 2.x one of losses that are
 divided by the window's size. A short last window stays in the sums until the next epoch.
@@ -69,13 +69,13 @@ def of_divided_losses(weights, window):
 # The README's diff
 
 
-def sides(readme):
+def programs_of_diff(readme):
     """Return the programs before and after the change."""
     (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return ["".join(f"{line[2:]}\n" for line in diff.splitlines() if line[:1] != other) for other in "+-"]
 
 
-def left_by(program, rows, folder):
+def train_by_program(program, rows, folder):
     """Run a side of the diff on this data; return the weights that it begins with, and those that it leaves."""
     network = nn.Dense(6, 3)
     start, optimizer = values(network.trainable_params()), nn.SGD(network.trainable_params(), LR)
@@ -87,7 +87,7 @@ def left_by(program, rows, folder):
     return start, values(network.trainable_params())
 
 
-def with_the_tutorials_class(program):
+def with_tutorial_class(program):
     """Put in the class that the README leaves out."""
     line = r"^class Accumulator: \.\.\..*$"
     assert len(re.findall(line, program, re.MULTILINE)) == 1
@@ -100,32 +100,34 @@ def programs_of_benchmarks(monkeypatch):
 
 
 def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
-    start, actual = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
+    start, actual = train_by_program(with_tutorial_class(programs_of_diff(READMES[0])[0]), rows, tmp_path)
     assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
     assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
 
 
 def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
-    """Only the import is another: our default sums, as the tutorial does."""
-    program = re.sub(r"^class Accumulator.*$", "from ms_accum import Accumulator", sides(READMES[0])[0], flags=re.M)
-    start, actual = left_by(program, rows, tmp_path)
+    """Only the import changes: our default sums, as the tutorial does."""
+    program = re.sub(
+        r"^class Accumulator.*$", "from ms_accum import Accumulator", programs_of_diff(READMES[0])[0], flags=re.M
+    )
+    start, actual = train_by_program(program, rows, tmp_path)
     assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
 
 
 def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
-    start, actual = left_by(sides(READMES[0])[1], rows, tmp_path)
+    start, actual = train_by_program(programs_of_diff(READMES[0])[1], rows, tmp_path)
     assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
     assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
 
 
 def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
-    """As the diff says of this line; so it is the one that has to go."""
-    before, after = sides(READMES[0])
+    """As the comment in the diff states: this line must be removed."""
+    before, after = programs_of_diff(READMES[0])
     (divided,) = [line for line in before.splitlines() if "loss / 4" in line]
     assert "4 times too small" in divided
     kept = re.sub(r"^    return loss$", divided, after, count=1, flags=re.MULTILINE)
     assert kept != after
-    start, actual = left_by(kept, rows, tmp_path)
+    start, actual = train_by_program(kept, rows, tmp_path)
 
     def a_quarter(weights, window):
         return [gradient / 4 for gradient in of_the_large_batch(weights, window)]
@@ -135,19 +137,19 @@ def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
 
 @pytest.mark.host
 def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_of_benchmarks):
-    """The broken twin: there it changes only what is shown."""
-    before = with_the_tutorials_class(sides(READMES[0])[0])
+    """The mutant: then the division changes only the loss that is shown."""
+    before = with_tutorial_class(programs_of_diff(READMES[0])[0])
     later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
         "accumulator(grads)", "loss = loss / 4; accumulator(grads)"
     )
-    start, actual = left_by(later, rows, tmp_path)
+    start, actual = train_by_program(later, rows, tmp_path)
     assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
     assert reference.miss(actual, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
 def test_both_readmes_show_same_change():
-    english, chinese = map(sides, READMES)
+    english, chinese = map(programs_of_diff, READMES)
     assert english == chinese and english[0] != english[1]
 
 

@@ -1,4 +1,4 @@
-"""Does `verify` say why the gradients of micro-batches differ from the large batch's?"""
+"""`verify` diagnoses why gradients of micro-batches differ from the large batch's."""
 
 from __future__ import annotations
 

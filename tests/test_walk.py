@@ -1,4 +1,4 @@
-"""Does a micro-batch pass through as few functions, files and classes as it should?"""
+"""The number of functions, files and classes that a micro-batch passes through."""
 
 from __future__ import annotations
 

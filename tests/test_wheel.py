@@ -1,4 +1,4 @@
-"""Does what is built install into a fresh environment, and work there from another folder?
+"""The built package installs into a fresh environment, and works there from another folder.
 
 The oldest setuptools that pyproject.toml allows, and the newest, build the sdist and, from it, the wheel. MindSpore is
 not installed again: the fresh environment sees the packages of this one behind its own.
@@ -35,11 +35,11 @@ THEIRS = ("train.py", "eval.py", "model_zoo.py", "zoo.py", "program.py", "benchm
 
 def run(*command, cwd, status=0, **environment):
     """Run a command and return its output."""
-    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env={**known, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=600,
@@ -85,7 +85,7 @@ def built(request, build):
 
 @pytest.fixture(scope="module")
 def installed(build, tmp_path_factory):
-    """The programs of a fresh environment, and a folder of a user's whose files have the names of ours."""
+    """The programs of a fresh environment, and a user's folder whose files have the names of our modules."""
     folder = tmp_path_factory.mktemp("installed")
     programs = environment_in(folder / "environment", sees_ours=True)
     (wheel,) = build(f"=={OLDEST}")[0].glob("*.whl")

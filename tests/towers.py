@@ -1,4 +1,4 @@
-"""What do tests of losses that couple the rows of a batch train?"""
+"""Networks and losses for tests of losses that couple the rows of a batch."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def batch_norm(data: str, seed: int) -> Iterator:
 
 
 def torch(data: str, seed: int) -> Iterator:
-    """Train with the usual loop, from the batches of ours: each loss divided by the window's size."""
+    """Train with the usual loop, on the same batches as ours: each loss divided by the window's size."""
     import torch
     from networks_torch import SmallResNet
     from torch.nn import functional

@@ -47,7 +47,7 @@ def _cell(operator: str) -> nn.Cell:
 
 
 def alone(group: Group, operator: str, elements: int, count: int) -> dict[str, Any]:
-    """Return the seconds that so many collectives of float32 take with nothing else going on.
+    """Return the seconds that `count` collectives of float32 take alone.
 
     `elements` are those of what comes out.
     """

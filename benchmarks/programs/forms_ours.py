@@ -187,7 +187,7 @@ class Step(nn.Cell):
 
 
 def build(block: str, rows: int) -> tuple[dict, Callable[..., dict]]:
-    """Make the forms of a block, in graph mode; one is run so often, or compared with the first."""
+    """Make the forms of a block, in graph mode; one is run `count` times, or compared with the first."""
     ms.set_context(mode=ms.GRAPH_MODE)  # some MindSpore versions start in the other one
     forms, inputs = forms_of(block, rows)
     steps = {name: Step(tuned(form)) for name, form in forms.items()}

@@ -62,7 +62,7 @@ class Job:
         return json.loads(stream.readline() or self._ended())
 
     def _ended(self) -> Any:
-        """End as the launcher does, which has said why."""
+        """End with the exit code of the launcher, which has printed the reason."""
         sys.exit(self._launcher.wait(_END) or 1)
 
 

@@ -1,6 +1,6 @@
 """Ours: one of several ranks, or the process that is compared with them, training in each way in turn.
 
-All ways are trained in turn by one process, on one network, so that they share the machine's moods.
+All ways are trained in turn by one process, on one network, so that the state of the machine affects all of them alike.
 """
 
 from __future__ import annotations

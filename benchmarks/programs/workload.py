@@ -36,8 +36,8 @@ class Trainer(NamedTuple):
     load: Callable[[Sequence[MicroBatch]], Any]
     """Turns a window of arrays into the framework's own."""
     windows_of: Callable[[int], Train]
-    """Prepares windows of so many micro-batches, from fresh weights or not. Returns the function that trains some: an
-    update after each window, and nothing left in the queue when it returns the last loss."""
+    """Prepares windows of this number of micro-batches, from new or trained weights. Returns the function that trains
+    some: an update after each window, and nothing left in the queue when it returns the last loss."""
 
 
 def one_by_one(
@@ -61,7 +61,7 @@ def one_by_one(
 
 
 def run(make: Callable[..., Trainer]) -> None:
-    """Be a program that trains `--network` in bursts; the flags are the parameters of `make`."""
+    """Serve requests to train `--network` in bursts; the flags are the parameters of `make`."""
     flags = flags_of(make)
 
     def build() -> tuple[dict, Callable[..., dict]]:

@@ -1,4 +1,4 @@
-"""Does anything come out of an archive but the four files?"""
+"""Only the four expected files are unpacked from a zip archive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE = {
 def test_hostile_names_are_rejected(tmp_path, small, extra, reason, first):
     good = pairs(small)
     assert reason in unpack_error(zipped(extra + good if first else good + extra), tmp_path)
-    # Refused before anything is unpacked, wherever the hostile entry stands.
+    # Rejected before anything is unpacked, at any position of the hostile entry.
     assert left_in(tmp_path) == set()
 
 
@@ -100,7 +100,7 @@ def test_encrypted_file_is_rejected(tmp_path, small):
 
 
 def unpack_error(body, tmp_path):
-    """Return the message with which an archive is refused."""
+    """Return the message of the error about an archive."""
     archive = tmp_path / "original.zip"
     archive.write_bytes(body)
     with pytest.raises(DataError) as caught:

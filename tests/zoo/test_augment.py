@@ -1,4 +1,4 @@
-"""Are images moved as they should, and alike whenever their rows are read again?"""
+"""Augmentation moves images as specified, and reproducibly."""
 
 from __future__ import annotations
 

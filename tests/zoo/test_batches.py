@@ -1,4 +1,4 @@
-"""Do the batches come in the order they should, epoch by epoch?"""
+"""The order of batches, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def epoch_of(dataset):
 
 
 def same(left, right):
-    """Say whether two epochs are equal batch by batch."""
+    """Return whether two epochs are equal batch by batch."""
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 

@@ -1,4 +1,4 @@
-"""Is CIFAR-10 read as it is, wherever it lies, and is anything else refused in one line?"""
+"""CIFAR-10 is read correctly from each layout, and invalid files are rejected in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cifar10(folder, batch_size=10, **arguments):
 
 
 def error_of(folder, usage="train", *, error=DataError):
-    """Return the message with which a folder is refused."""
+    """Return the message of the error about a folder."""
     with pytest.raises(error) as caught:
         cifar10(folder, usage=usage)
     message = str(caught.value)
@@ -81,7 +81,7 @@ def test_number_of_batches(folder):
         cifar10(folder, 101)
 
 
-# What is refused
+# Invalid arguments
 
 DAMAGED = {
     "empty": (b"", "but got an empty file"),

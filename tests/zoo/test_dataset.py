@@ -1,4 +1,4 @@
-"""Are the batches the right ones, and are bad arguments refused in one line?"""
+"""`create_dataset`: its batches, and errors about invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Does MNIST arrive whole or not at all, whatever the server sends?"""
+"""MNIST is downloaded completely or not at all, whatever the server sends."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -16,7 +15,7 @@ import pytest
 import model_zoo.data.archive
 import model_zoo.data.download
 from idx_files import fingerprints, left_in, pairs, real_mnist, write_mnist, zipped
-from loopback import sends, serving
+from loopback import sends
 from model_zoo import DataError, create_dataset, download_mnist
 from model_zoo.data.download import MNIST
 from model_zoo.data.mnist import find_split
@@ -34,13 +33,6 @@ def small(tmp_path, monkeypatch):
     return {name: (folder / name).read_bytes() for name in fingerprints(folder)}
 
 
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
-
-
 def error_of(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENCE):
     """Return the message of a failed download, after seeing that nothing is left."""
     with pytest.raises(error) as caught:
@@ -51,7 +43,7 @@ def error_of(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIEN
     return message
 
 
-# It arrives
+# Successful downloads
 
 
 @pytest.mark.parametrize("top", ["MNIST_Data/", ""])
@@ -127,7 +119,7 @@ def test_real_archive(tmp_path, serve):
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
 
 
-# It does not arrive
+# Failed downloads
 
 
 def test_wrong_hash_is_rejected(tmp_path, small, serve):
@@ -175,7 +167,7 @@ def test_interrupt_leaves_no_files(tmp_path, small, monkeypatch):
     assert left_in(tmp_path) == set()
 
 
-# What is there stays
+# Existing files
 
 
 @pytest.mark.parametrize("name", ["train/train-images-idx3-ubyte", "test/t10k-labels-idx1-ubyte"])
@@ -210,7 +202,7 @@ def test_failure_while_moving_files_is_rolled_back(tmp_path, small, serve, monke
     assert "No space left" in error_of(url, tmp_path, error=OSError)
 
 
-# What it is asked
+# Arguments
 
 
 def test_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):

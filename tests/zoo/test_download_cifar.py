@@ -1,8 +1,7 @@
-"""Does CIFAR-10 arrive whole or not at all? What it shares with MNIST is tested there."""
+"""CIFAR-10 is downloaded completely or not at all. What it shares with MNIST is tested there."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 
@@ -11,7 +10,7 @@ import pytest
 import model_zoo.data.download
 from cifar_files import entries, tarred, write_cifar10
 from idx_files import fingerprints, left_in
-from loopback import sends, serving
+from loopback import sends
 from model_zoo import DataError, create_dataset, download_cifar10
 from model_zoo.data.cifar import TOP
 from model_zoo.data.download import CIFAR10
@@ -28,13 +27,6 @@ def small(tmp_path, monkeypatch):
     expected = CIFAR10._replace(files=sizes, sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setattr(model_zoo.data.download, "CIFAR10", expected)
     return body
-
-
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
 
 
 def error_of(url, tmp_path, *, error=(OSError, ValueError)):

@@ -1,4 +1,4 @@
-"""Do the forms that are fast on CPU compute what MindSpore's layers do, with their gradients?"""
+"""The layers that are fast on CPU equal MindSpore's, with their gradients."""
 
 from __future__ import annotations
 

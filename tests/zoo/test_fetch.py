@@ -1,4 +1,4 @@
-"""Does a fetch end in bounded time, whatever the server does, and keep to TLS?"""
+"""A download ends in bounded time, whatever the server does, and keeps TLS."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_slow_name_lookup_or_connection_times_out(tmp_path, patched, step):
 
 @pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (20_000, 1_000)], ids=["stalled", "too long"])
 def test_failed_transfer_leaves_no_process_or_connection(tmp_path, count, max_bytes):
-    """Neither a process nor a connection, although the server would go on."""
+    """Neither a process nor a connection stays, although the server would continue."""
     over, ended = threading.Event(), []
 
     def pause(handler):
@@ -198,7 +198,7 @@ def test_links_to_file_store_pages_are_rejected(tmp_path, page):
 
 
 def test_transfer_uses_download_package(tmp_path, patched):
-    """The twin of all other tests here: with another package of that name there is another file."""
+    """With another package of that name there is another file."""
     patched("")
     (tmp_path / "patches" / "download.py").write_text(
         "def download(url, path, **how):\n    open(path, 'w').write(repr((url, sorted(how.items()))))\n"
@@ -226,7 +226,7 @@ def test_user_module_named_download_is_not_imported(tmp_path, monkeypatch):
 
 
 def test_progress_bar_is_shown_on_terminal_only(tmp_path):
-    """And there is none where nobody looks."""
+    """Without a terminal there is no bar."""
     program = (
         "from pathlib import Path\nfrom model_zoo.data.fetch import fetch\n"
         "fetch({!r}, Path({!r}), stall_seconds=60, max_bytes=1 << 20, caller='x')\nprint('done')"

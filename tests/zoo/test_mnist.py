@@ -1,4 +1,4 @@
-"""Is MNIST found wherever it is, and refused in one line when it is damaged?"""
+"""MNIST is found in each layout, and damaged files are rejected in one line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ GOOD_IMAGES, GOOD_LABELS = idx_images(make_digits(64, 0)[0]), idx_labels(make_di
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """One bad file: its name, what it holds (None: nothing, it is missing), what is said of it."""
+    """One bad file: its name, its content (None if it is missing), and a part of the error message."""
 
     name: str
     content: bytes | None

@@ -1,4 +1,4 @@
-"""Are the networks those of the tutorials, and is the package light?"""
+"""The networks equal those of the tutorials, and the package imports quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does each data set get its recipe, and only where nobody said otherwise?"""
+"""Each data set has its recipe, which flags override."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the network for CIFAR-10 compute what it says, each row for itself?"""
+"""The network for CIFAR-10 equals a NumPy reference, and treats each row on its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
 
 
 def network(norm="none"):
-    """Return one that uses its blocks: their gains begin with 0."""
+    """Return a network whose blocks have an effect: by default their gains begin with 0."""
     ms.set_seed(1)
     net, random = SmallResNet(norm=norm), np.random.RandomState(1)
     for name, parameter in net.parameters_dict().items():

@@ -1,4 +1,4 @@
-"""Does anything come out of a tar archive but the expected files?"""
+"""Only the expected files are unpacked from a tar archive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unpack(body, tmp_path, *, known=False):
 
 
 def unpack_error(body, tmp_path, **options):
-    """Return the message with which an archive is refused."""
+    """Return the message of the error about an archive."""
     with pytest.raises(DataError) as caught:
         unpack(body, tmp_path, **options)
     assert len(str(caught.value).splitlines()) == 1
@@ -65,7 +65,7 @@ def _member(name, kind, target=""):
     return member
 
 
-STRANGERS = {
+UNEXPECTED = {
     "slip": ("../../evil", b"x"),
     "slip under the top": (f"{TOP}/../../evil", b"x"),
     "absolute": ("/evil", b"x"),
@@ -76,11 +76,11 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("entry", UNEXPECTED.values(), ids=UNEXPECTED)
 @pytest.mark.parametrize("first", [True, False])
-def test_other_entries_are_not_written(tmp_path, small, stranger, first):
+def test_other_entries_are_not_written(tmp_path, small, entry, first):
     good = entries(small)
-    unpack(tarred([stranger, *good] if first else [*good, stranger]), tmp_path)
+    unpack(tarred([entry, *good] if first else [*good, entry]), tmp_path)
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
     assert {name.split("/")[0] for name in left_in(tmp_path)} == {"out"}
     assert not (tmp_path / "out" / TOP).is_symlink()
@@ -131,7 +131,7 @@ def test_tar_bomb_is_not_fully_unpacked(tmp_path, small, monkeypatch):
 @pytest.mark.parametrize("size", [1 << 64, 1 << 62, 1 << 40, -1, -512, -4096])
 @pytest.mark.parametrize("first", [True, False])
 def test_false_sizes_in_headers(tmp_path, small, kind, size, first):
-    """They lead tarfile past the end, or back to where it was, or make it allocate them."""
+    """They make tarfile read past the end, read the same block again, or allocate that much memory."""
     liar = bytearray(_member("liar", getattr(tarfile, kind)).tobuf(tarfile.GNU_FORMAT))
     liar[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
     liar[482] = kind == "GNUTYPE_SPARSE"  # more of its map is to follow
@@ -151,7 +151,7 @@ def test_files_other_than_tar_gz_are_rejected(tmp_path, small):
 
 
 def test_damaged_archives_raise_one_line_error(tmp_path, small):
-    """Whatever is damaged: the packed bytes, or, with the checksums of gzip right, those of tar."""
+    """The packed bytes are damaged, or, with valid checksums of gzip, those of tar."""
     plain, pick, rejections = tarred(entries(small), mode="w"), random.Random(0), 0
     packed = gzip.compress(plain)
     for number in range(400):
