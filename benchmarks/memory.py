@@ -90,8 +90,8 @@ def _growth(session: Session, entry: Entry, settings: Settings) -> list[dict]:
 def draw(figure: Any, rows: Sequence[dict]) -> None:
     """Draw the peaks over the window's size, for each network."""
     for axes, network, peaks in plots.columns(figure, [row for row in rows if "more_sets" in row]):
-        of_one = groups([row for row in peaks if row["batch"] == BATCH[network]], "contender")
-        for (name,), mine in of_one.items():
+        by_contender = groups([row for row in peaks if row["batch"] == BATCH[network]], "contender")
+        for (name,), mine in by_contender.items():
             plots.line(axes, mine, "peak_mib", color=plots.COLOURS[name], label=name)
         for row in [row for row in peaks if row["batch"] != BATCH[network]]:
             label = f"{OURS}, batch {row['batch']} at once"

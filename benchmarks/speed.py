@@ -99,10 +99,10 @@ def draw(figure: Any, rows: Sequence[dict]) -> None:
     panels = plots.columns(figure, rows, 2)
     for (above, below), network, mine in panels:
         _bars(above, network, mine)
-        of_one = groups([row for row in mine if row["ratio"]], "contender")
+        by_contender = groups([row for row in mine if row["ratio"]], "contender")
         for name, colour in plots.COLOURS.items():
-            if (name,) in of_one:
-                plots.line(below, of_one[name,], "ratio", color=colour, label=name)
+            if (name,) in by_contender:
+                plots.line(below, by_contender[name,], "ratio", color=colour, label=name)
         plots.ratios_over_windows(below, mine)
     (_, first), _, _ = panels[0]
     first.set_ylabel(f"time / time of {OURS}")

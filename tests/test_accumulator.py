@@ -18,7 +18,7 @@ from reference import clip, digest, global_norm, miss, window_gradient
 DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
 
 
-def weights_of(*shapes, dtype=ms.float32):
+def make_parameters(*shapes, dtype=ms.float32):
     return [
         Parameter(initializer("zeros", shape, dtype).init_data(), name=f"w{number}")
         for number, shape in enumerate(shapes)
@@ -58,7 +58,7 @@ class Fed:
     """An Accumulator in front of SGD(1.0) from 0: minus the parameters are the gradients that it saw."""
 
     def __init__(self, accumulate_step, *arguments, shapes=((1,),), **options):
-        self.parameters = weights_of(*shapes)
+        self.parameters = make_parameters(*shapes)
         self.accumulator = Accumulator(nn.SGD(self.parameters, 1.0), accumulate_step, *arguments, **options)
         self.step = compiled(self.accumulator)
         self.weighted = compiled_weighted(self.accumulator)
@@ -164,9 +164,9 @@ def test_flush_returns_false_for_skipped_window():
 EXPERIMENTAL = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 
 
-def with_a_short_window(kind, sizes):
+def train_with_short_window(kind, sizes):
     """Feed windows of 3 and 2 micro-batches to an optimizer, and flush."""
-    parameters = weights_of((2,))
+    parameters = make_parameters((2,))
     accumulator = Accumulator(getattr(optim, kind)(parameters, lr=0.1), sizes, reduction="mean")
     step = (
         compiled(accumulator) if ms.get_context("mode") == ms.GRAPH_MODE else lambda grads: accumulator((grads,), 1.0)
@@ -181,8 +181,8 @@ def with_a_short_window(kind, sizes):
 @pytest.mark.parametrize("kind", EXPERIMENTAL)
 def test_flushed_window_equals_full_window_of_same_micro_batches(kind):
     """In PyNative mode the first window leaves a compiled part of such an optimizer behind."""
-    flushed = with_a_short_window(kind, 3)
-    full = with_a_short_window(kind, {0: 3, 1: 2})
+    flushed = train_with_short_window(kind, 3)
+    full = train_with_short_window(kind, {0: 3, 1: 2})
     assert flushed[:3] == (True, 2, 0) and full[:3] == (False, 2, 0)
     assert flushed[3] == full[3]
 
@@ -190,15 +190,15 @@ def test_flushed_window_equals_full_window_of_same_micro_batches(kind):
 @pytest.mark.modes
 def test_flush_without_division_is_detected(monkeypatch):
     """The mutant."""
-    full = with_a_short_window("SGD", {0: 3, 1: 2})
+    full = train_with_short_window("SGD", {0: 3, 1: 2})
     mutate(monkeypatch, "no division")
-    assert with_a_short_window("SGD", 3)[3] != full[3]
+    assert train_with_short_window("SGD", 3)[3] != full[3]
 
 
 @pytest.mark.host
 def test_flush_is_compiled_if_step_is_compiled():
     """Outside graphs, an experimental optimizer could not be compiled again for another shape."""
-    parameters = weights_of((2,))
+    parameters = make_parameters((2,))
     accumulator = Accumulator(optim.SGD(parameters, lr=1.0), 3, reduction="mean")
 
     @ms.jit
@@ -236,7 +236,7 @@ def test_counters():
 
 @pytest.mark.parametrize("make", [nn.Momentum, nn.Adam])
 def test_optimizer_state_is_unchanged_inside_window(make):
-    parameters = weights_of((3,), (2, 2))
+    parameters = make_parameters((3,), (2, 2))
     optimizer = make(parameters, 0.1, 0.9)
     accumulator = Accumulator(optimizer, 3, reduction="mean")
     step = compiled(accumulator)
@@ -295,7 +295,7 @@ def test_clip_norm_defaults_to_none():
 
 
 def test_grad_norm_is_computed_after_unscaling():
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     accumulator = Accumulator(nn.SGD(parameters, 1.0, loss_scale=8.0), 2, 1.0)
     step = compiled(accumulator)
     for gradient in (16.0, 24.0):
@@ -341,7 +341,7 @@ def test_float16_accumulation_is_detected(monkeypatch):
 
 
 def test_float16_parameters_get_float16_gradients():
-    parameters = weights_of((1,), dtype=ms.float16)
+    parameters = make_parameters((1,), dtype=ms.float16)
     accumulator = Accumulator(nn.Momentum(parameters, 1.0, 0.9), 2, reduction="mean")
     step = compiled(accumulator)
     for gradient in (1.0, 2.0):
@@ -364,9 +364,9 @@ class Step(nn.Cell):
         return self.accumulator((gradient,))
 
 
-def momentum_of_the_second_window(*, touched):
+def parameter_after_second_window(*, touched):
     """Return the parameter after a second window, before which the moments were set to 10 by name."""
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     optimizer = nn.Momentum(parameters, 1.0, 1.0)
     accumulator = Accumulator(optimizer, 2)
     if not touched:
@@ -379,11 +379,11 @@ def momentum_of_the_second_window(*, touched):
 
 
 def test_optimizer_state_set_between_windows_is_used():
-    assert momentum_of_the_second_window(touched=True) == -2 - (10 + 2)
+    assert parameter_after_second_window(touched=True) == -2 - (10 + 2)
 
 
 def test_untouched_optimizer_state_set_between_windows_is_ignored():
-    assert momentum_of_the_second_window(touched=False) != -2 - (10 + 2)
+    assert parameter_after_second_window(touched=False) != -2 - (10 + 2)
 
 
 # Changing the window size
@@ -430,7 +430,7 @@ def test_window_size_change_from_or_to_1_is_rejected(before, after):
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("accumulate_step", [1, 2])
 def test_nonfinite_window_is_skipped(accumulate_step, poison):
-    parameters = weights_of((2,), (3,))
+    parameters = make_parameters((2,), (3,))
     optimizer = nn.Adam(parameters, 0.1)
     accumulator = Accumulator(optimizer, accumulate_step, 1.0, reduction="mean")
     step = compiled(accumulator)
@@ -480,7 +480,7 @@ def test_clear_by_multiplication_is_detected(monkeypatch):
 def test_window_of_1_allocates_no_accumulators(monkeypatch):
     made = []
     monkeypatch.setattr(windows, "zeros_like", lambda *arguments: made.append(arguments))
-    Accumulator(nn.SGD(weights_of((2,)), 1.0), 1, reduction="mean")
+    Accumulator(nn.SGD(make_parameters((2,)), 1.0), 1, reduction="mean")
     assert not made
 
 
@@ -489,7 +489,7 @@ def test_window_of_1_equals_plain_optimizer(reduction, rng):
     arrays = [rng.randn(4, 3).astype(np.float32), rng.randn(3).astype(np.float32)]
     results = []
     for accumulate in (False, True):
-        parameters = weights_of((4, 3), (3,))
+        parameters = make_parameters((4, 3), (3,))
         optimizer = nn.Adam(parameters, 0.1)
         step = compiled(Accumulator(optimizer, 1, reduction=reduction)) if accumulate else compiled(optimizer)
         for _ in range(3):
@@ -561,7 +561,7 @@ def test_split_batches_in_functional_pattern(rng):
 
 def test_pynative_mode():
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     accumulator = Accumulator(nn.SGD(parameters, 1.0), 2, reduction="mean")
     for gradient in (1.0, 2.0, 3.0):
         accumulator(as_gradients(gradient), 1)
@@ -580,7 +580,7 @@ def state_of(accumulator):
 
 
 def test_state_has_unique_names_and_is_not_trainable():
-    parameters = weights_of((2,), (3,))
+    parameters = make_parameters((2,), (3,))
     optimizer = nn.SGD(parameters, 1.0)
     state = [p for _ in range(2) for p in state_of(Accumulator(optimizer, 2, reduction="mean"))]
     names = [parameter.name for parameter in [*state, *optimizer.get_parameters()]]
@@ -590,7 +590,7 @@ def test_state_has_unique_names_and_is_not_trainable():
 
 
 def test_two_accumulators_in_one_graph():
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     # Two optimizers of `nn` don't go into one graph: MindSpore calls the counter of each `global_step`.
     optimizer = nn.SGD(parameters, 1.0)
     first, second = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
@@ -633,7 +633,7 @@ def test_two_accumulators_in_one_process():
 )
 def test_invalid_arguments(arguments, options, error, match):
     with pytest.raises(error) as caught:
-        Accumulator(nn.SGD(weights_of((1,)), 1.0), *arguments, **options)
+        Accumulator(nn.SGD(make_parameters((1,)), 1.0), *arguments, **options)
     assert str(caught.value).startswith(f"For 'Accumulator', {match}")
 
 
@@ -659,7 +659,7 @@ NO_WEIGHTS = {
 @pytest.mark.parametrize(("weight", "error", "reason"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
 @pytest.mark.parametrize("compiles", [False, True])
 def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, reason, compiles):
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), 2, reduction="mean")
 
     def step(gradient):
         return accumulator((gradient,), weight)
@@ -672,14 +672,14 @@ def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, rea
 
 @pytest.mark.parametrize("weight", [np.float32(8), np.int64(8), Tensor(8.0), Tensor([8.0]), 8])
 def test_numpy_scalars_and_one_element_tensors_are_valid_weights(weight):
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), 2, reduction="mean")
     accumulator(as_gradients(1.0), weight)
     accumulator(as_gradients(4.0), 4)
     assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
 
 
 def test_uncompilable_accumulate_step_schedule_is_rejected():
-    optimizer, sizes = nn.SGD(weights_of((1,)), 1.0), 2
+    optimizer, sizes = nn.SGD(make_parameters((1,)), 1.0), 2
     with pytest.raises(ValueError, match="^For 'Accumulator', 'accumulate_step' must be a function that MindSpore can"):
         Accumulator(optimizer, lambda updates: sizes)
 
@@ -695,7 +695,7 @@ def test_weight_with_sum_reduction_is_rejected():
 def test_mean_reduction_without_weight_is_rejected(mode, window):
     """With weights of 1 it would be the wrong mean of uneven micro-batches."""
     ms.set_context(mode=mode)
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), window, reduction="mean")
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), window, reduction="mean")
 
     def step(*grads):
         return accumulator(grads)
@@ -713,7 +713,7 @@ def test_mean_reduction_without_weight_is_rejected(mode, window):
     ],
 )
 def test_gradients_of_another_network_are_rejected(gradients, match):
-    step = compiled(Accumulator(nn.SGD(weights_of((2,), (3,)), 1.0), 2))
+    step = compiled(Accumulator(nn.SGD(make_parameters((2,), (3,)), 1.0), 2))
     with pytest.raises(ValueError, match=match):
         step(*as_gradients(*gradients))
 
@@ -733,7 +733,7 @@ def grouped(parameters):
     ids=["Lamb", "LARS", "mint AdamW", "AdaFactor groups"],
 )
 def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
-    optimizer = make(weights_of((2,), (3,)))
+    optimizer = make(make_parameters((2,), (3,)))
     with pytest.raises(ValueError, match=f"'optimizer' must be one that .*{instead}"):
         Accumulator(optimizer, 2)
 

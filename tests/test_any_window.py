@@ -56,7 +56,7 @@ def cycling(updates):
     return updates % 3 + 1
 
 
-def of_column(x, z, c):
+def column_weight(x, z, c):
     """A weight, on the host and in a graph."""
     return c[0]
 
@@ -170,7 +170,7 @@ class System:
             "ema": self.ema,
             "nonfinite": settings.policy,
         }
-        self.weight = {"rows": None, "column": of_column}.get(settings.weight, settings.weight)
+        self.weight = {"rows": None, "column": column_weight}.get(settings.weight, settings.weight)
         getattr(self, f"make_{settings.way}")()
 
     def make_driver(self):

@@ -60,7 +60,7 @@ def test_missed_goal_is_marked(monkeypatch):
     assert line == "| x | ≤ 1.00 | **1.01**, missed |"
 
 
-def of_two_machines(first, second):
+def readme_line(first, second):
     """The README's line about a network, as from these times on two machines, each for windows of 4 and 16."""
 
     def find_rows_of(times):
@@ -82,17 +82,17 @@ SECOND = {"ms_accum": 3.0, "ms_accum-untuned": 6.0, "tutorial-functional": 4.0, 
 
 def test_readme_compares_with_best_peer_and_shows_worst_machine():
     """Ours is compared with MindSpore's own under MindSpore's settings, and each machine's times with its own."""
-    assert of_two_machines(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
+    assert readme_line(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
 
 
 def test_selective_readme_figures_are_detected(monkeypatch):
-    right = of_two_machines(FIRST, SECOND)
-    assert of_two_machines(FIRST, FIRST) != right
+    right = readme_line(FIRST, SECOND)
+    assert readme_line(FIRST, FIRST) != right
     monkeypatch.setattr(performance_tables, "_OWN", ("tutorial-functional",))
-    assert of_two_machines(FIRST, SECOND) != right
+    assert readme_line(FIRST, SECOND) != right
     monkeypatch.undo()
     monkeypatch.setattr(performance_tables, "UNTUNED", "ms_accum")
-    assert of_two_machines(FIRST, SECOND) != right
+    assert readme_line(FIRST, SECOND) != right
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_batch_smaller_than_micro_batch_size():
 UNEVEN = [micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)]
 
 
-def of_the_value(x):
+def first_value(x):
     return x[0, 0]
 
 
@@ -158,7 +158,7 @@ def of_the_value(x):
         (None, [4, 4, 2]),
         (3, [1, 1, 1]),
         (Tensor(0.5, ms.float32), [1, 1, 1]),
-        (of_the_value, [1, 2, 7]),
+        (first_value, [1, 2, 7]),
         (lambda x: float(x.asnumpy().max() ** 2), [1, 4, 49]),
     ],
 )
@@ -193,7 +193,7 @@ def test_masked_tokens_have_no_weight(rng):
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_micro_batch_of_weight_0_is_not_run(window):
-    model = slope_driver(weight=of_the_value)
+    model = slope_driver(weight=first_value)
     poison = (Tensor(np.array([[0.0], [np.nan]], np.float32)),)
     recorder = run(model, [poison, micro_batch(2)], window)
     assert seen_gradient(model) == [2.0]
@@ -202,7 +202,7 @@ def test_micro_batch_of_weight_0_is_not_run(window):
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_window_of_weight_0_makes_no_update(window):
-    model = slope_driver(weight=of_the_value)
+    model = slope_driver(weight=first_value)
     recorder = run(model, [micro_batch(0)] * window + [micro_batch(3)] * window, window)
     empty = [record for record in recorder.records if np.isnan(record.loss)]
     assert [(record.skipped, record.samples) for record in empty] == [(True, 0)]
@@ -213,7 +213,7 @@ def test_window_of_weight_0_makes_no_update(window):
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_many_windows_of_weight_0_do_not_end_run(window):
-    model = slope_driver(weight=of_the_value)
+    model = slope_driver(weight=first_value)
     run(model, [micro_batch(0)] * (12 * window) + [micro_batch(3)] * window, window)
     assert (model.skipped, model.updates) == (12, 1)
 

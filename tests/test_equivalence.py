@@ -208,10 +208,10 @@ class Plain:
     MindSpore's CPU runs those of `mint` in graph mode only.
     """
 
-    def __init__(self, on, name):
-        self.bench = on
-        restore(on.parameters, on.start)
-        self.optimizer = make_optimizer(name, on.parameters, on.reduction)
+    def __init__(self, setup, name):
+        self.bench = setup
+        restore(setup.parameters, setup.start)
+        self.optimizer = make_optimizer(name, setup.parameters, setup.reduction)
         self.state = list(self.optimizer.get_parameters())
         self.fresh = values(self.state)
         self.mode = ms.GRAPH_MODE if name.startswith("mint") else ms.PYNATIVE_MODE
@@ -240,10 +240,10 @@ class Plain:
 class Trial(Plain):
     """An optimizer behind the three Cells: trains with any window, from the same start each time."""
 
-    def __init__(self, on, name, division=True):
-        super().__init__(on, name)
+    def __init__(self, setup, name, division=True):
+        super().__init__(setup, name)
         names = tuple(parameter.name for parameter in self.optimizer.parameters)
-        self.cells = on.accumulating(names, on.reduction == "mean" and division)
+        self.cells = setup.accumulating(names, setup.reduction == "mean" and division)
         self.optim = TrainOptim(self.optimizer, self.cells.grad_sum, weight_sum=self.cells.weight_sum)
 
     def train(self, windows, seed=SEED, *, lost=0, clear=True):
@@ -278,9 +278,9 @@ def expected_weights(plain, name, gradients):
 
 def check(name, model, reduction, courses):
     """Compare gradients and weights after each of the courses: a few window sizes that take turns."""
-    on = bench(model, reduction)
-    trial, plain = Trial(on, name), Plain(on, name)
-    start = on.in_order_of(trial.optimizer, on.start)
+    setup = bench(model, reduction)
+    trial, plain = Trial(setup, name), Plain(setup, name)
+    start = setup.in_order_of(trial.optimizer, setup.start)
     for windows in courses:
         weights, gradients, missed = trial.train(windows)
         assert miss(weights, start, 1e-5, 1e-6) >= 100  # it did train
@@ -323,10 +323,10 @@ def test_every_optimizer_with_every_window_size(name, model, reduction):
 )
 @pytest.mark.parametrize("name", ["Momentum"])
 def test_broken_window_is_detected(name, broken, how):
-    on = bench("lenet5", "mean")
-    weights, gradients, missed = Trial(on, name, **broken).train([4], **how)
+    setup = bench("lenet5", "mean")
+    weights, gradients, missed = Trial(setup, name, **broken).train([4], **how)
     assert max(missed) >= 100
-    assert miss(weights, expected_weights(Plain(on, name), name, gradients), 1e-5, 1e-6) >= 100
+    assert miss(weights, expected_weights(Plain(setup, name), name, gradients), 1e-5, 1e-6) >= 100
 
 
 @pytest.mark.slow
@@ -357,16 +357,16 @@ def test_formulas_detect_reordered_gradients(name, rng):
     [None, "no division", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no clear", "one late"))],
 )
 def test_driver_equals_large_batch(mutation, monkeypatch):
-    on = bench("mlp", "mean")
-    expected = Plain(on, "Momentum").on_big_batches(SEED)
-    restore(on.parameters, on.start)
+    setup = bench("mlp", "mean")
+    expected = Plain(setup, "Momentum").on_big_batches(SEED)
+    restore(setup.parameters, setup.start)
     mutate(monkeypatch, mutation)
-    optimizer = nn.Momentum(on.parameters, 0.02, 0.9)
-    model = GradientAccumulation(on.network, nn.CrossEntropyLoss(), optimizer)
-    big = on.data(SEED)
+    optimizer = nn.Momentum(setup.parameters, 0.02, 0.9)
+    model = GradientAccumulation(setup.network, nn.CrossEntropyLoss(), optimizer)
+    big = setup.data(SEED)
     data = [tuple(column[row : row + 6] for column in batch) for batch in big for row in range(0, ROWS, 6)]
     run(model, data, 4)
-    error = miss(values(on.parameters), expected, 1e-5, 1e-6)
+    error = miss(values(setup.parameters), expected, 1e-5, 1e-6)
     assert error <= 1 if mutation is None else error >= 100
 
 

@@ -23,11 +23,11 @@ def counters(accumulator):
     return lambda: (window.updated, window.updates, window.micro_batches)
 
 
-def a_property(accumulator):
+def updates_property(accumulator):
     return lambda: (accumulator.updates,)
 
 
-def made(window, reads=counters, **options):
+def make_step(window, reads=counters, **options):
     """Return an Accumulator, and a step that returns what it reads of the Accumulator."""
     network = Slope()
     accumulator = Accumulator(nn.SGD([network.w], 1.0), window, reduction="mean")
@@ -54,7 +54,7 @@ BYTECODE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="MindSpore rai
     ids=["plain", "whole", "bytecode"],
 )
 def test_counters_read_inside_step_are_current(window, options):
-    network, accumulator, step = made(window, **options)
+    network, accumulator, step = make_step(window, **options)
     for number in range(4):
         inside = [int(counter) for counter in step(Tensor([[1.0 + number]], ms.float32))[0]]
         assert inside == [accumulator.updated, accumulator.updates, accumulator.micro_batches]
@@ -66,12 +66,12 @@ def test_counters_read_inside_step_are_current(window, options):
 @pytest.mark.parametrize("window", [1, 2])
 def test_property_is_constant_inside_step(window):
     """As its docstring says: it is a number, with the value that it had when the step was compiled."""
-    _, accumulator, step = made(window, a_property)
+    _, accumulator, step = make_step(window, updates_property)
     assert [int(step(Tensor([[1.0]], ms.float32))[0][0]) for _ in range(4)] == [0] * 4
     assert accumulator.updates == 4 // window
 
 
-def in_a_process(folder, program):
+def run_in_process(folder, program):
     (folder / "program.py").write_text(program)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     command = [sys.executable, "program.py"]
@@ -98,7 +98,7 @@ for made in (*cells, lambda x: TrainOptim(optimizer, grad_sum)()):
         print(error)
 print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 """
-    done = in_a_process(tmp_path, program)
+    done = run_in_process(tmp_path, program)
     *messages, last = done.stdout.splitlines()
     assert [line[: line.index(" the step")] for line in messages] == [
         f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim")
@@ -111,7 +111,7 @@ def test_strict_jit_syntax_compiles():
     """With the setting that rejects Python code that MindSpore can't compile."""
     ms.set_context(jit_syntax_level=ms.STRICT)
     try:
-        network, accumulator, step = made(2)
+        network, accumulator, step = make_step(2)
         for value in (1.0, 2.0):
             step(Tensor([[value]], ms.float32))
         assert network.w.asnumpy()[0] == -1.5 and np.isfinite(accumulator.grad_norm)
@@ -131,4 +131,4 @@ model = slope_driver()
 run(model, [micro_batch(1.0), micro_batch(2.0)], 2)
 print(model._network.w.asnumpy())
 """
-    assert in_a_process(tmp_path, program).stdout == "[-1.5]\n"
+    assert run_in_process(tmp_path, program).stdout == "[-1.5]\n"

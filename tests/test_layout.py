@@ -110,7 +110,7 @@ def name_of(node):
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
-def strange_bases(source):
+def unlisted_bases(source):
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
     return [f"{c.name}({ast.unparse(b)})" for c in classes for b in c.bases if ast.unparse(b) not in BASES]
 
@@ -135,7 +135,7 @@ def asserts(source):
 # By name: the check, the files and the remedy.
 RULES = {
     "imports ms_accum": (library_imports, ZOO, "hand in what it needs: model_zoo is of use without ms_accum"),
-    "inherits": (strange_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
+    "inherits": (unlisted_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
     "is dangerous": (dangerous, LIBRARY + ZOO + PROGRAMS, "parse data, start programs with lists of arguments"),
     "asserts": (asserts, LIBRARY + ZOO, "raise an error that says the rule, what arrived and the way out"),
 }
@@ -154,7 +154,7 @@ PLANTED = {
     ],
     "asserts": ["def f(x):\n    assert x"],
 }
-FINE = {
+VALID = {
     "imports ms_accum": ["import ms_accumulator", "from .data.mnist import load_mnist\nfrom . import lenet"],
     "inherits": ["class A: pass", "class A(nn.Cell): pass"],
     "is dangerous": ["yaml.safe_load(f)", "run(x, shell=False)", "evaluate(x)", "net.eval(x)", "np.load(f)"],
@@ -180,7 +180,7 @@ def test_rule_violations_are_detected(rule, source):
     assert RULES[rule][0](source)
 
 
-@pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in FINE[rule]])
+@pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in VALID[rule]])
 def test_valid_sources_pass_rules(rule, source):
     assert RULES[rule][0](source) == []
 
@@ -213,7 +213,7 @@ def test_package_init_contains_only_docstring(room):
     assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{room}/__init__.py is its docstring and nothing else"
 
 
-def within(room):
+def imports_within(room):
     """Return, for each module of a room, those of the room that it imports."""
     paths = [path for path in LIBRARY if room_of_file(path) == room and path not in FACES]
     return {
@@ -230,14 +230,16 @@ def within(room):
 @pytest.mark.parametrize("room", FLOOR)
 def test_package_has_no_circular_imports(room):
     try:
-        graphlib.TopologicalSorter(within(room)).prepare()
+        graphlib.TopologicalSorter(imports_within(room)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"{' -> '.join(error.args[1])}: move what both need into a module of its own")
 
 
 def test_circular_import_is_detected():
     with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter({**within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}).prepare()
+        graphlib.TopologicalSorter(
+            {**imports_within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}
+        ).prepare()
 
 
 def test_every_folder_has_a_layer():
@@ -291,7 +293,7 @@ def test_imports_of_lower_layers_are_allowed(room, source):
 # What ARCHITECTURE.md draws
 
 
-def reached(arrows, start):
+def reachable_from(arrows, start):
     """Return all that can be reached along the arrows."""
     reachable, todo = set(), [start]
     while todo:
@@ -305,7 +307,7 @@ def test_architecture_diagram_equals_imports():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     drawn, made = set(re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)), arrows()
     assert drawn <= made, "draw no arrow that the code has not"
-    assert all(other in reached(drawn, room) for room, other in made), "draw the arrows that are missing"
+    assert all(other in reachable_from(drawn, room) for room, other in made), "draw the arrows that are missing"
     assert all(FLOOR[room] > FLOOR[other] for room, other in drawn)
 
 
@@ -325,7 +327,7 @@ WRITTEN = (
 )
 
 
-def internal(text):
+def internal_references(text):
     """Return the lines that name an internal document, list or folder."""
     return [line for line in text.splitlines() if re.search(INTERNAL, line)]
 
@@ -334,11 +336,13 @@ def test_no_references_to_internal_documents():
     paths = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
     paths += [*LIBRARY, *ZOO, *PROGRAMS]
     assert len(paths) > 200
-    assert {path.name: lines for path in paths if (lines := internal(path.read_text(encoding="utf-8")))} == {}
+    assert {
+        path.name: lines for path in paths if (lines := internal_references(path.read_text(encoding="utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize("parts", ["# |E10", "# FA|CE's words", "see DES|IGN.md", "as in is|sue 30", "cd /wo|rk/main"])
 def test_references_to_internal_documents_are_detected(parts):
     line = parts.replace("|", "")
-    assert internal(f"x = 1\n{line}\n") == [line]
-    assert not internal("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")
+    assert internal_references(f"x = 1\n{line}\n") == [line]
+    assert not internal_references("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")

@@ -45,7 +45,7 @@ ROWS = [8, 8, 5, 8, 8, 8, 5]
 N = 3
 
 
-def numbers(rows=ROWS, seed=3):
+def make_micro_batches(rows=ROWS, seed=3):
     return batches(np.random.RandomState(seed), rows)
 
 
@@ -74,13 +74,13 @@ class Trained:
         self.model = Model(self.step, eval_network=evaluated, eval_indexes=[0, 1, 2], metrics={"acc"})
 
     def train(self, *callbacks, micro_batches=None, epochs=2, **options):
-        data = dataset(micro_batches or numbers())
+        data = dataset(micro_batches or make_micro_batches())
         self.model.train(epochs, data, callbacks=[*callbacks, FlushTail()], **options)
         return self
 
     def fit(self, *callbacks, epochs=2, valid=None):
-        valid = dataset(valid or numbers([8, 3], seed=5))
-        self.model.fit(epochs, dataset(numbers()), valid, callbacks=list(callbacks))
+        valid = dataset(valid or make_micro_batches([8, 3], seed=5))
+        self.model.fit(epochs, dataset(make_micro_batches()), valid, callbacks=list(callbacks))
         return self
 
     @property
@@ -100,13 +100,13 @@ class Losses(Callback):
         self.steps.append((args.cur_epoch_num, args.cur_step_num))
 
 
-def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
+def train_by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
     """Train with the driver, which tests/test_equivalence.py compares with the large batch."""
     network = network_of()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     model = GradientAccumulation(network, cross_entropy(), optimizer, reduction=reduction, clip_norm=0.5)
     recorder = Recorder()
-    model.train_process(epochs, micro_batches or numbers(), window, report=recorder, ckpt_path=None)
+    model.train_process(epochs, micro_batches or make_micro_batches(), window, report=recorder, ckpt_path=None)
     return [parameter.asnumpy() for parameter in optimizer.parameters], recorder.records
 
 
@@ -119,7 +119,7 @@ def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
 )
 def test_training_equals_driver(reduction, window):
     trained = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
-    expected, records = by_driver(reduction=reduction, window=window)
+    expected, records = train_by_driver(reduction=reduction, window=window)
     assert miss(trained.weights, expected, rtol=1e-5, atol=1e-7) <= 1
     assert (trained.step.updates, trained.step.skipped, trained.step.micro_batches) == (len(records), 0, 0)
 
@@ -129,7 +129,7 @@ def test_training_equals_driver(reduction, window):
 )
 def test_window_equals_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
-    micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
+    micro_batches = make_micro_batches([8, 5, 3, 8, 2])  # a full window and a tail
     trained = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
     expected = Trained(lr=1.0, make=nn.SGD, clip_norm=None, gradient_accumulation_steps=1)
     expected.train(micro_batches=[joined(micro_batches[:3]), joined(micro_batches[3:])], epochs=1)
@@ -140,14 +140,14 @@ def test_window_equals_large_batch(monkeypatch, mutation):
 @pytest.mark.slow
 def test_without_flush_tail_the_tail_is_carried_to_next_epoch():
     trained = Trained()
-    trained.model.train(2, dataset(numbers()))
+    trained.model.train(2, dataset(make_micro_batches()))
     assert (trained.step.updates, trained.step.micro_batches) == (4, 2)
     assert trained.step.flush() and trained.step.updates == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
 def test_nonfinite_window_is_skipped():
-    micro_batches = numbers([8] * 6)
+    micro_batches = make_micro_batches([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
     micro_batches[1] = (bad, micro_batches[1][1])
     trained = Trained().train(micro_batches=micro_batches, epochs=1)
@@ -206,7 +206,7 @@ def test_weight_varies_only_if_it_depends_on_values():
 @pytest.mark.slow
 def test_micro_batch_without_labels_is_ignored():
     """Its loss and its gradient are 0/0."""
-    micro_batches = numbers([4, 4, 4])
+    micro_batches = make_micro_batches([4, 4, 4])
     nothing = Tensor(np.full(4, -100, np.int32))
 
     def trained(data):
@@ -225,7 +225,7 @@ NOTHING = Tensor(np.full(4, -100, np.int32))
 SUMMED = {"mean losses": nn.CrossEntropyLoss(), "sums": nn.CrossEntropyLoss(reduction="sum")}
 
 
-def summing_system(way, window, loss_fn=SUMMED["sums"], **options):
+def make_summing_system(way, window, loss_fn=SUMMED["sums"], **options):
     """Return the weights, and what trains them with sums over the labels; without a gradient they still move."""
     network = network_of()
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, weight_decay=0.1)
@@ -236,7 +236,7 @@ def summing_system(way, window, loss_fn=SUMMED["sums"], **options):
 
 def trained_with_sums(way, window, data, **options):
     ms.set_seed(1)
-    optimizer, system = summing_system(way, window, **options)
+    optimizer, system = make_summing_system(way, window, **options)
     if way == "driver":
         system.train_process(1, data, window, report=(), ckpt_path=None)
     else:
@@ -244,7 +244,7 @@ def trained_with_sums(way, window, data, **options):
     return [parameter.asnumpy() for parameter in optimizer.get_parameters()], system
 
 
-def one_large_batch_each(data):
+def train_large_batches(data):
     """Return what plain MindSpore makes of these batches."""
     ms.set_seed(1)
     network = network_of()
@@ -263,7 +263,7 @@ def one_large_batch_each(data):
 )
 def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
     """For windows of 1 and of 2 alike, and as in plain MindSpore, which moves and decays the weights."""
-    (first, first_labels), (second, second_labels), (third, _), (fourth, _) = numbers([4] * 4)
+    (first, first_labels), (second, second_labels), (third, _), (fourth, _) = make_micro_batches([4] * 4)
     if loss == "mean losses":  # each of the four labels of a micro-batch, so that the sums of means are a quarter
         options = {**options, "loss_fn": SUMMED[loss]}
     for window in (1, 2):
@@ -272,22 +272,22 @@ def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
         assert (system.updates, system.skipped, system.left_out) == (4 // window, 0, 0)
         if loss == "sums":
             large = [joined(data[at : at + window]) for at in range(0, 4, window)]
-            assert miss(parameters, one_large_batch_each(large), 1e-5, 1e-7) <= 1
+            assert miss(parameters, train_large_batches(large), 1e-5, 1e-7) <= 1
 
 
 @pytest.mark.host
 def test_missing_update_for_empty_sum_is_detected(monkeypatch):
-    data = [(x, NOTHING) for x, _ in numbers([4] * 2)]
+    data = [(x, NOTHING) for x, _ in make_micro_batches([4] * 2)]
     monkeypatch.setattr(windows._AtOnce, "pass_over", lambda runner: None)
     parameters, system = trained_with_sums("driver", 1, data)
-    assert system.skipped == 2 and miss(parameters, one_large_batch_each(data), 1e-5, 1e-7) >= 100
+    assert system.skipped == 2 and miss(parameters, train_large_batches(data), 1e-5, 1e-7) >= 100
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("window", [1, 2])
 def test_window_without_labels_does_not_hide_nan(window):
     """It was counted as one that is not finite, and then the next NaN was not."""
-    good = numbers([4] * 4)
+    good = make_micro_batches([4] * 4)
     bad = (Tensor(np.full((4, 6), np.nan, np.float32)), good[0][1])
     data = [(good[0][0], NOTHING), (good[1][0], NOTHING), good[2], bad]
     with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
@@ -302,7 +302,7 @@ def test_loss_is_running_mean_of_window(capsys):
     losses = Losses()
     Trained().train(losses, LossMonitor())
     ends = [2, 5, 6, 9, 12, 13]  # the last micro-batches of the windows
-    assert [losses.seen[end] for end in ends] == pytest.approx([r.loss for r in by_driver()[1]], rel=1e-5)
+    assert [losses.seen[end] for end in ends] == pytest.approx([r.loss for r in train_by_driver()[1]], rel=1e-5)
     assert losses.steps == [(1 + (step > 7), step) for step in range(1, 15)]  # micro-batches are counted
     shown = re.findall(r"epoch: (\d) step: (\d), loss is ([0-9.]+)", capsys.readouterr().out)
     assert [(int(epoch), int(step)) for epoch, step, _ in shown] == [
@@ -311,7 +311,7 @@ def test_loss_is_running_mean_of_window(capsys):
     assert [float(loss) for *_, loss in shown] == pytest.approx(losses.seen)
 
 
-class Sees(Callback):
+class WeightsSeen(Callback):
     """Keeps what the weights are when Model evaluates."""
 
     def __init__(self, trained):
@@ -328,11 +328,11 @@ class Sees(Callback):
 @pytest.mark.parametrize("first", [True, False])
 def test_tail_is_applied_before_evaluation_and_saving(first, tmp_path):
     trained = Trained()
-    sees = Sees(trained)
+    sees = WeightsSeen(trained)
     config = CheckpointConfig(save_checkpoint_steps=7)
     others = [sees, ModelCheckpoint("mine", str(tmp_path), config), TimeMonitor()]
     trained.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
-    weights = by_driver(epochs=1)[0][0], by_driver()[0][0]
+    weights = train_by_driver(epochs=1)[0][0], train_by_driver()[0][0]
     for epoch, expected in enumerate(weights):
         assert miss([sees.evaluated[epoch]], [expected], rtol=1e-5, atol=1e-7) <= 1
         saved = ms.load_checkpoint(str(tmp_path / f"mine-{epoch + 1}_7.ckpt"))
@@ -345,7 +345,7 @@ def test_tail_is_applied_before_evaluation_and_saving(first, tmp_path):
 @pytest.mark.slow
 def test_early_stopping_and_restored_weights():
     trained = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
-    sees, stop = Sees(trained), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    sees, stop = WeightsSeen(trained), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
     trained.fit(sees, stop, FlushTail(), epochs=9)
     epochs = len(sees.ended)
     assert 1 < epochs < 9 and stop.stopped_epoch == epochs
@@ -396,10 +396,10 @@ def test_summary_collector_writes_the_loss(tmp_path):
 # Resumed
 
 
-def resumable(folder, stop=None, epochs=2):
+def train_resumable(folder, stop=None, epochs=2):
     """Train, or resume; return the losses and the final state, which is None if the run was stopped."""
     trained, micro_batch = Trained(), itertools.count(1)
-    data = dataset(numbers())
+    data = dataset(make_micro_batches())
     asked = None if stop is None else lambda: next(micro_batch) == stop
     states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), trained.step, data)
     losses, callbacks = Losses(), [states, FlushTail()]
@@ -414,7 +414,7 @@ def resumable(folder, stop=None, epochs=2):
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
     ms.set_context(mode=ms.GRAPH_MODE)
-    return resumable(tmp_path_factory.mktemp("whole"))
+    return train_resumable(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
@@ -424,7 +424,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
     losses = []
     for stop in (*stops, None):
-        seen, state = resumable(tmp_path, stop)
+        seen, state = train_resumable(tmp_path, stop)
         losses += seen
     assert state == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
 
@@ -432,8 +432,8 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
 @pytest.mark.slow
 def test_resumed_run_without_window_differs(tmp_path, never_stopped):
     """The mutant of the test above: the open window is lost."""
-    resumable(tmp_path, 4)
-    trained, data = Trained(), dataset(numbers())
+    train_resumable(tmp_path, 4)
+    trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
     trained.step.window.clear()
     trained.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
@@ -442,38 +442,38 @@ def test_resumed_run_without_window_differs(tmp_path, never_stopped):
 
 @pytest.mark.host
 def test_resuming_before_epoch_end_warns(tmp_path):
-    resumable(tmp_path, 7)
+    train_resumable(tmp_path, 7)
     with pytest.warns(
         RuntimeWarning, match="stopped before the end of epoch 1, whose evaluation and callbacks are not"
     ):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers()))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches()))
 
 
 @pytest.mark.host
 def test_restored_weights_are_saved(tmp_path):
     """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
-    trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path, every=1), trained.step, data)
     stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    trained.model.fit(9, data, dataset(numbers([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
-    other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    trained.model.fit(9, data, dataset(make_micro_batches([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
+    other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())
     SaveStates(Checkpointer(tmp_path, resume="auto"), other.step, data)
     np.testing.assert_array_equal(other.weights[0], trained.weights[0])
 
 
 @pytest.mark.host
 def test_stop_request_saves_open_window(tmp_path, never_stopped_on_host):
-    trained, data = Trained(), dataset(numbers())
+    trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path), trained.step, data)
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
     trained.model.train(2, data, callbacks=[stop, states, FlushTail()])
     assert trained.step.micro_batches == 2
-    assert resumable(tmp_path)[1] == never_stopped_on_host[1]
+    assert train_resumable(tmp_path)[1] == never_stopped_on_host[1]
 
 
 @pytest.fixture
 def never_stopped_on_host(tmp_path_factory):
-    return resumable(tmp_path_factory.mktemp("whole"))
+    return train_resumable(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.host
@@ -488,10 +488,10 @@ def never_stopped_on_host(tmp_path_factory):
     ],
 )
 def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
-    resumable(tmp_path, 9)
-    trained, data = Trained(), dataset(numbers())
+    train_resumable(tmp_path, 9)
+    trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
-    trained_on = dataset(numbers(options["data"])) if "data" in options else data
+    trained_on = dataset(make_micro_batches(options["data"])) if "data" in options else data
     initial = options.get("initial_epoch", states.initial_epoch)
     with pytest.raises(ValueError, match=message):
         trained.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
@@ -499,14 +499,14 @@ def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
 
 @pytest.mark.host
 def test_epochs_of_another_length_are_rejected(tmp_path):
-    resumable(tmp_path, 4)
+    train_resumable(tmp_path, 4)
     with pytest.raises(CheckpointError, match="has epochs of 7 batches, but this data set has 3"):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers([8] * 3)))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches([8] * 3)))
 
 
 @pytest.mark.host
 def test_save_states_cannot_be_reused(tmp_path):
-    trained, data = Trained(), dataset(numbers())
+    trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path), trained.step, data)
     trained.model.train(1, data, callbacks=[states, FlushTail()])
     with pytest.raises(RuntimeError, match="a run of Model has used it already"):
@@ -515,8 +515,8 @@ def test_save_states_cannot_be_reused(tmp_path):
 
 @pytest.mark.host
 def test_restarted_counting_callbacks_warn(tmp_path):
-    resumable(tmp_path, 9)
-    trained, data = Trained(), dataset(numbers())
+    train_resumable(tmp_path, 9)
+    trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
     callbacks = [FlushTail(), states, ReduceLROnPlateau("loss"), EarlyStopping("loss")]
     with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau restart in a resumed run"):
@@ -525,10 +525,10 @@ def test_restarted_counting_callbacks_warn(tmp_path):
 
 @pytest.mark.slow
 def test_changed_settings_are_rejected_on_resume(tmp_path):
-    resumable(tmp_path, 4)
+    train_resumable(tmp_path, 4)
     trained = Trained(gradient_accumulation_steps=5)
     with pytest.raises(ValueError, match="accumulate_step was 3 and is 5"):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, dataset(numbers()))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, dataset(make_micro_batches()))
 
 
 # Invalid arguments
@@ -560,7 +560,7 @@ def test_flush_tail_requires_accumulated_train_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Use Model"):
-        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+        model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
 
 
 @pytest.mark.host
@@ -568,7 +568,7 @@ def test_model_with_loss_and_step_is_rejected():
     trained = Trained()
     model = Model(trained.step, loss_fn=cross_entropy())
     with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
-        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+        model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
 
 
 @pytest.mark.host
@@ -614,7 +614,7 @@ class Varying:
 
     def __iter__(self):
         self.passes += 1
-        rows = numbers()[: 5 + 2 * (self.passes & 1)]
+        rows = make_micro_batches()[: 5 + 2 * (self.passes & 1)]
         return iter([tuple(column.asnumpy() for column in columns) for columns in rows])
 
     def __len__(self):
@@ -625,10 +625,10 @@ class Varying:
 @pytest.mark.parametrize("first", [True, False])
 def test_window_is_empty_at_epoch_end(first):
     trained = Trained()
-    recorder, valid = WindowSizes(trained.step), dataset(numbers([4]))
+    recorder, valid = WindowSizes(trained.step), dataset(make_micro_batches([4]))
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
     callbacks = [FlushTail(), recorder, stop] if first else [stop, FlushTail(), recorder]
-    trained.model.fit(2, dataset(numbers()), valid, callbacks=callbacks)
+    trained.model.fit(2, dataset(make_micro_batches()), valid, callbacks=callbacks)
     assert recorder.sizes == [0, 0] and trained.step.updates == 2
 
 
@@ -648,7 +648,9 @@ def test_open_window_of_interrupted_run_is_discarded():
 
     trained = Trained()
     with pytest.raises(KeyError):
-        trained.model.train(1, dataset(numbers()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)])
+        trained.model.train(
+            1, dataset(make_micro_batches()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)]
+        )
     assert trained.step.micro_batches == 1
     losses = Losses()
     trained.train(losses)
@@ -661,28 +663,30 @@ def test_open_window_of_interrupted_run_is_discarded():
 def test_predicting_does_not_train():
     trained = Trained(gradient_accumulation_steps=1)
     before = trained.weights
-    loss = trained.model.predict(*numbers([8])[0])
+    loss = trained.model.predict(*make_micro_batches([8])[0])
     for now, then in zip(trained.weights, before):
         np.testing.assert_array_equal(now, then)
     assert loss.shape == () and trained.step.updates == 0
-    trained.step(*numbers([8])[0])  # the predicting graph is another one; by hand a step trains after set_train
+    trained.step(
+        *make_micro_batches([8])[0]
+    )  # the predicting graph is another one; by hand a step trains after set_train
     trained.step.set_train()
-    trained.step(*numbers([8])[0])
+    trained.step(*make_micro_batches([8])[0])
     assert trained.step.updates == 1
 
 
 @pytest.mark.host
 def test_direct_call_of_step_trains():
     trained = Trained(gradient_accumulation_steps=1)
-    trained.step(*numbers([8])[0])
+    trained.step(*make_micro_batches([8])[0])
     assert trained.step.updates == 1
 
 
 @pytest.mark.host
 def test_skipped_windows_warn_and_too_many_end_run():
-    bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in numbers([8] * 30)]
+    bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in make_micro_batches([8] * 30)]
     with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped"):
-        Trained().train(micro_batches=[*numbers([8] * 3), *bad[:3]], epochs=1)
+        Trained().train(micro_batches=[*make_micro_batches([8] * 3), *bad[:3]], epochs=1)
     message = "the gradients of all 10 windows of an epoch were not finite"
     with pytest.raises(RuntimeError, match=message), pytest.warns(RuntimeWarning):
         Trained().train(micro_batches=bad, epochs=1)
@@ -691,4 +695,4 @@ def test_skipped_windows_warn_and_too_many_end_run():
 def test_first_micro_batch_is_checked():
     message = "For 'AccumulatedTrainStep', 'train_dataset' must be one that yields 2 columns"
     with pytest.raises(ValueError, match=message):
-        Trained().train(micro_batches=[(x,) for x, _ in numbers()])
+        Trained().train(micro_batches=[(x,) for x, _ in make_micro_batches()])

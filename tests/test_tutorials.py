@@ -54,16 +54,16 @@ def trained(start, rows, tail, gradient_of, update=reference.sgd, epochs=EPOCHS,
     return weights
 
 
-def of_the_large_batch(weights, window):
+def large_batch_gradient(weights, window):
     return mean_gradient(weights, *map(np.concatenate, zip(*window)))
 
 
-def summed(weights, window):
+def summed_gradient(weights, window):
     return [sum(parts) for parts in zip(*(mean_gradient(weights, *columns) for columns in window))]
 
 
-def of_divided_losses(weights, window):
-    return [gradient / WINDOW for gradient in summed(weights, window)]
+def divided_loss_gradient(weights, window):
+    return [gradient / WINDOW for gradient in summed_gradient(weights, window)]
 
 
 # The README's diff
@@ -101,8 +101,8 @@ def programs_of_benchmarks(monkeypatch):
 
 def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
     start, actual = train_by_program(with_tutorial_class(programs_of_diff(READMES[0])[0]), rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
-    assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) >= 100
 
 
 def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
@@ -111,13 +111,13 @@ def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
         r"^class Accumulator.*$", "from ms_accum import Accumulator", programs_of_diff(READMES[0])[0], flags=re.M
     )
     start, actual = train_by_program(program, rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
 
 
 def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
     start, actual = train_by_program(programs_of_diff(READMES[0])[1], rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
-    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
 
 
 def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
@@ -130,7 +130,7 @@ def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
     start, actual = train_by_program(kept, rows, tmp_path)
 
     def a_quarter(weights, window):
-        return [gradient / 4 for gradient in of_the_large_batch(weights, window)]
+        return [gradient / 4 for gradient in large_batch_gradient(weights, window)]
 
     assert reference.miss(actual, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
 
@@ -143,8 +143,8 @@ def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_
         "accumulator(grads)", "loss = loss / 4; accumulator(grads)"
     )
     start, actual = train_by_program(later, rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
-    assert reference.miss(actual, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "carry", summed_gradient), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
@@ -175,8 +175,8 @@ def test_functional_program_equals_tutorial(programs, rows):
     start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
     losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
     actual = values(network.trainable_params())
-    assert reference.miss(actual, trained(start, rows, "carry", of_divided_losses, **MOMENTUM), **TOLERANCE) <= 1
-    assert reference.miss(actual, trained(start, rows, "flush", of_divided_losses, **MOMENTUM), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient, **MOMENTUM), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", divided_loss_gradient, **MOMENTUM), **TOLERANCE) >= 100
     logits = micro_batches(rows)[0][0] @ start[0].T + start[1]
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(BATCH), micro_batches(rows)[0][1]]
     assert losses[0] == pytest.approx(expected.mean() / WINDOW, rel=1e-5)  # the tutorial shows the divided loss
@@ -190,7 +190,7 @@ def test_cells_program_equals_tutorial(programs, rows, monkeypatch):
     windows = [micro_batches(rows)[:WINDOW], micro_batches(rows)[2 : 2 + WINDOW]]
     trainer.windows_of(WINDOW)([trainer.load(window) for window in windows])
     actual = values(network.trainable_params())
-    for gradient_of, holds in ((summed, True), (of_divided_losses, False)):
+    for gradient_of, holds in ((summed_gradient, True), (divided_loss_gradient, False)):
         weights, states = reference.float64(start), [{}, {}]
         for step, window in enumerate(windows, 1):
             gradients = gradient_of(weights, window)

@@ -33,7 +33,7 @@ def summed(output, labels):
     return ops.cross_entropy(output, labels, reduction="sum")
 
 
-def of_class_2_twice(output, labels):
+def cross_entropy_weighting_class_2(output, labels):
     """A mean by weights that the driver can't know."""
     counts = 1.0 + ops.cast(labels == 2, ms.float32) * 20
     return ops.sum(ops.cross_entropy(output, labels, reduction="none") * counts) / ops.sum(counts)
@@ -43,11 +43,11 @@ def coupled(output, labels):
     return -ops.mean(ops.diag(ops.log_softmax(ops.matmul(output, output.T), 1)))
 
 
-def always_of_the_batch():
+def batch_statistics_norm():
     return nn.BatchNorm1d(16, use_batch_statistics=True)
 
 
-def of_bits(output, labels):
+def binary_cross_entropy(output, labels):
     return ops.binary_cross_entropy_with_logits(output, ops.cast(ops.one_hot(labels, CLASSES), ms.float32))
 
 
@@ -55,7 +55,7 @@ def coupled_pair(output, labels):
     return ops.square(ops.mean(output * ops.cast(labels + 1, ms.float32))) + ops.mean(output)
 
 
-def by_size(output, labels):
+def squares_weighting_class_2(output, labels):
     weights = 1.0 + 20.0 * ops.cast(labels == 2, ms.float32)
     return ops.sum(ops.square(output - 1.0) * weights) / ops.sum(weights)
 
@@ -109,7 +109,7 @@ FAULTS = {
     "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
     "weights": (
         dense,
-        lambda: of_class_2_twice,
+        lambda: cross_entropy_weighting_class_2,
         {},
         "The weights are not what the loss averages over: .* Give 'weight'",
     ),
@@ -121,7 +121,7 @@ FAULTS = {
     "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "^Random layers draw"),
     "both": (lambda: dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy, {}, "^BatchNorm .* Random layers"),
     "BatchNorm of the batch": (
-        lambda: dense(always_of_the_batch()),
+        lambda: dense(batch_statistics_norm()),
         cross_entropy,
         {},
         "^BatchNorm normalizes .* batch_to",
@@ -142,8 +142,18 @@ FAULTS = {
         {},
         "The network has too few parameters to say more",
     ),
-    "weights, few parameters": (Two, lambda: by_size, {}, "The weights are not what the loss averages over"),
-    "BCE outside graphs": (dense, lambda: of_bits, {}, "its backward is wrong here, as that of BCEWithLogitsLoss"),
+    "weights, few parameters": (
+        Two,
+        lambda: squares_weighting_class_2,
+        {},
+        "The weights are not what the loss averages over",
+    ),
+    "BCE outside graphs": (
+        dense,
+        lambda: binary_cross_entropy,
+        {},
+        "its backward is wrong here, as that of BCEWithLogitsLoss",
+    ),
     "random": (Noisy, cross_entropy, {}, "The gradient of one batch differs from run to run"),
 }
 

@@ -21,7 +21,7 @@ def cifar10(folder, batch_size=8, **arguments):
     return create_dataset(folder, batch_size, dataset="cifar10", seed=3, **arguments)
 
 
-def moved_plainly(image, top, left, mirrored):
+def move_one_image(image, top, left, mirrored):
     """Return one image, pixel by pixel."""
     out = np.zeros_like(image)
     for y in range(32):
@@ -38,7 +38,7 @@ def test_move_crops_padded_image_and_mirrors(rng):
     before = images.copy()
     moved = move(images, moves)
     cases = zip(images, moves.top, moves.left, moves.mirrored)
-    assert np.array_equal(moved, [moved_plainly(*case) for case in cases])
+    assert np.array_equal(moved, [move_one_image(*case) for case in cases])
     assert np.array_equal(images, before) and moved.flags["C_CONTIGUOUS"]
     # The planted fault: rows and columns exchanged.
     assert not np.array_equal(moved, move(images, Moves(moves.left, moves.top, moves.mirrored)))
