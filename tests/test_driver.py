@@ -18,6 +18,7 @@ from helpers import (
     Slope,
     batches,
     cross_entropy,
+    forward_of,
     joined,
     micro_batch,
     mutate,
@@ -176,13 +177,14 @@ def tokens(x, y):
 
 
 def test_masked_tokens_have_no_weight(rng):
-    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(ignore_index=-1), weight=tokens)
+    loss_fn = nn.CrossEntropyLoss(ignore_index=-1)
+    network, optimizer, model = linear_driver(loss_fn, weight=tokens)
     window = batches(rng, [4, 4, 4])
     labels = [label.asnumpy() for _, label in window]
     labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
     window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
     start = values(optimizer.parameters)
-    grad_fn = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
     loss, expected = grad_fn(*joined([window[0], window[2]]))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
@@ -232,9 +234,10 @@ def test_negative_or_nonfinite_weight_is_rejected(answer, window):
 def test_sum_reduction_loss():
     rng = np.random.RandomState(0)
     window = batches(rng, [4, 4, 2])
-    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(reduction="sum"), reduction="sum")
+    loss_fn = nn.CrossEntropyLoss(reduction="sum")
+    network, optimizer, model = linear_driver(loss_fn, reduction="sum")
     start = values(optimizer.parameters)
-    loss, expected = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)(*joined(window))
+    loss, expected = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)(*joined(window))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
     assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
@@ -292,7 +295,8 @@ def test_network_with_own_loss_accepts_any_columns(window):
 def test_reported_loss_is_mean_over_window(rng):
     network, _, model = linear_driver(lr=0.0)
     data = batches(rng, [8, 8, 3, 8, 1])
-    losses = [float(model._window.objective.forward(*columns).asnumpy()) for columns in data]
+    forward = forward_of(network, cross_entropy())
+    losses = [float(forward(*columns).asnumpy()) for columns in data]
     shown = [record.loss for record in run(model, data, 3).records]
     expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
     assert shown == pytest.approx(expected, abs=1e-6)
