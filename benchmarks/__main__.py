@@ -36,13 +36,13 @@ def parse() -> argparse.Namespace:
     """Return the command, and the options that all benchmarks have."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in ((ALL, _ALL_HELP), *((name, what) for name, (_, what) in MODULES.items())):
-        add = commands.add_parser(name, help=what.replace("%", "%%"), description=what).add_argument
+    for name, description in ((ALL, _ALL_HELP), *((name, description) for name, (_, description) in MODULES.items())):
+        add = commands.add_parser(name, help=description.replace("%", "%%"), description=description).add_argument
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
-        here = str(RESULTS / kind())
-        add("--output", default=here, metavar="DIR", help="for the JSON and the plot, default: %(default)s")
+        default_folder = str(RESULTS / kind())
+        add("--output", default=default_folder, metavar="DIR", help="for the JSON and the plot, default: %(default)s")
         add("--networks", nargs="+", metavar="NAME", help="default: all that the benchmark is about")
         add("--windows", nargs="+", type=int, metavar="N", help="sizes of the window")
         add("--contenders", nargs="+", metavar="NAME", help="default: all")

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import mnist
 from .contenders import OURS, Entry, available
-from .options import data_of, unused
+from .options import data_of, reject_options
 from .runner import Session
 from .tables import groups, part
 
@@ -67,7 +67,7 @@ TABLES = {
 def run(arguments: Namespace) -> None:
     """Train each contender alone on the machine, in turn; print tables and write the results."""
     name, short = arguments.command, arguments.short
-    unused(name, windows=arguments.windows, networks=arguments.networks)
+    reject_options(name, windows=arguments.windows, networks=arguments.networks)
     task = TASKS[name]
     embedded = short and name == "accuracy"  # the digits
     record = {"rounds": arguments.rounds, "short": short, "data": "the embedded digits" if embedded else "real"}
@@ -76,7 +76,7 @@ def run(arguments: Namespace) -> None:
         rows = _kept(session, arguments)
         for row in _rows(session, task, arguments, folder):
             rows.append({"network": task.network, **row})
-            summaries = [_summary(task, who, mine) for (who,), mine in groups(rows, "contender").items()]
+            summaries = [_summary(task, contender, mine) for (contender,), mine in groups(rows, "contender").items()]
             session.rows = [*rows, *summaries]
             session.save()  # it takes hours
     session.finish(TABLES, draw, size=(11.0, 5.0))
@@ -86,7 +86,7 @@ def _kept(session: Session, arguments: Namespace) -> list[dict[str, Any]]:
     """Return the epochs that an earlier run has measured of contenders that are not asked for: each takes an hour."""
     if not arguments.contenders:
         return []
-    return [row for row in part(session.before(), "epoch") if row["contender"] not in arguments.contenders]
+    return [row for row in part(session.earlier_rows(), "epoch") if row["contender"] not in arguments.contenders]
 
 
 def _rows(session: Session, task: Task, arguments: Namespace, folder: Path | None) -> Iterator[dict[str, Any]]:
@@ -125,7 +125,7 @@ def _summary(task: Task, name: str, rows: list[dict[str, Any]]) -> dict[str, Any
         "goal": f"{task.goal:.1%}",
         "start_s": statistics.median(row["start_s"] for row in last),
         "goal_s": None if seconds == float("inf") else seconds,
-        "reached": f"{sum(one != float('inf') for one in reached)}/{len(reached)}",
+        "reached": f"{sum(value != float('inf') for value in reached)}/{len(reached)}",
         "all_s": statistics.median(row["seconds"] for row in last),
         "accuracy": statistics.median(row["accuracy"] for row in last),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .environments import PEERS, python
-from .options import known
+from .options import check_names
 from .process import Contender, ContenderError
 
 OURS = "ms_accum"
@@ -44,7 +44,7 @@ WITH_OTHERS = (
 
 def available(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:
     """Return the entries of these names (None: all) whose environments were set up, and print which were not."""
-    known("--contenders", names, [entry.name for entry in entries])
+    check_names("--contenders", names, [entry.name for entry in entries])
     wanted = [entry for entry in entries if names is None or entry.name in names]
     missing = [kind for kind in PEERS if not python(kind) and kind in {entry.environment for entry in wanted}]
     if missing:

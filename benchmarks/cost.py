@@ -12,14 +12,14 @@ from typing import Any
 
 from . import plots
 from .contenders import OURS, Entry
-from .options import Settings, chosen
+from .options import Settings, select_settings
 from .process import Contender
 from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
 # What each piece is compared with; the windows that follow ours are ways not taken, the last four what users may add.
-BESIDE = {
+COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",
     "window, driver": "window, ours",
@@ -40,7 +40,7 @@ FULL, SHORT = Settings(tuple(BATCH), (4,), rounds=15), Settings(("mlp",), (4,), 
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = chosen(FULL, SHORT, arguments, tuple(BATCH))
+    settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     window, rounds = settings.windows[0], settings.rounds
     session = Session("cost", arguments, {"window": window, "rounds": rounds, "burst_s": _BURST})
     for network in settings.networks:
@@ -66,7 +66,7 @@ def _burst(contender: Contender, piece: str) -> Any:
 def _row(piece: str, measured: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     row = {"piece": piece, **summary(measured[piece], "ms")}
     del row["ms_max"]
-    beside = BESIDE.get(piece)
+    beside = COMPARED_WITH.get(piece)
     if beside is None:
         return row
     return {**row, "beside": beside, **summary(ratios(measured[piece], measured[beside]), "ratio")}

@@ -11,9 +11,9 @@ from typing import Any
 
 from . import mnist, plots
 from .contenders import OURS, Entry, available
-from .options import Settings, chosen
+from .options import Settings, select_settings
 from .process import Contender
-from .runner import Session, alternate, awake, ratio, ratios, summary
+from .runner import Session, alternate, ratio, ratios, summary, wake_and_ask
 from .tables import part
 
 # Each yields MNIST's training images in batches of 32, 32x32 and normalized.
@@ -45,7 +45,7 @@ FULL, SHORT = Settings(NETWORKS, (4,), rounds=0), Settings(NETWORKS[:1], (4,), r
 
 def run(arguments: Namespace) -> None:
     """Measure the three, print three tables, and write the results."""
-    settings = chosen(FULL, SHORT, arguments, NETWORKS)
+    settings = select_settings(FULL, SHORT, arguments, NETWORKS)
     rounds = {name: settings.rounds or count for name, count in ROUNDS.items()}
     source = mnist.source(arguments.short)
     print(f"data: {source}", flush=True)
@@ -71,7 +71,7 @@ def _ready(session: Session, loader: Entry, short: bool, rounds: int) -> dict[st
     seconds = []
     for _ in range(rounds):
         with mnist.files(short) as folder:
-            mnist.forget(folder)
+            mnist.drop_page_cache(folder)
             seconds.append((first_batch(), first_batch()))
     first, again = map(statistics.median, zip(*seconds))
     return {"part": "ready", "contender": loader.name, "first_s": first, "again_s": again}
@@ -81,24 +81,24 @@ def _loaders(session: Session, loaders: Sequence[Entry], folder: Path, rounds: i
     """Measure complete epochs, each loader in its turn while the others are stopped."""
 
     def milliseconds(contender: Contender) -> float:
-        answer = awake(contender, what="epoch")
+        answer = wake_and_ask(contender, what="epoch")
         return answer["seconds"] / answer["batches"] * 1000
 
     with session.stopped(loaders, data=folder) as contenders:
         for contender in contenders:
-            awake(contender, what="ready")
-            awake(contender, what="epoch")
+            wake_and_ask(contender, what="ready")
+            wake_and_ask(contender, what="epoch")
         times = alternate(rounds, {contender.name: partial(milliseconds, contender) for contender in contenders})
     return [
-        {"part": "loader", "contender": name, **summary(each, "ms"), "ratio": ratio(each, times.get(OURS))}
-        for name, each in times.items()
+        {"part": "loader", "contender": name, **summary(measured, "ms"), "ratio": ratio(measured, times.get(OURS))}
+        for name, measured in times.items()
     ]
 
 
 def _epoch(session: Session, network: str, window: int, folder: Path, rounds: int) -> dict[str, Any]:
     """Measure epochs with everything around them and without, in turn, in one process."""
     with session.start(EPOCHS, data=folder, network=network, window=window) as contender:
-        epochs = {what: lambda what=what: contender.ask(what=what)["seconds"] for what in ("whole", "training")}
+        epochs = {kind: lambda kind=kind: contender.ask(what=kind)["seconds"] for kind in ("whole", "training")}
         alternate(1, epochs)  # compiles, and warms up
         whole, training = alternate(rounds, epochs).values()
     medians = {"whole_s": statistics.median(whole), "training_s": statistics.median(training)}

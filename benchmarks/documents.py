@@ -61,4 +61,4 @@ def marked() -> Iterator[Path]:
 def filled(text: str, made: Mapping[str, str]) -> str:
     """Return a document with its tables made anew."""
     # The empty lines are for the site: without them its Markdown sees no table.
-    return MARKED.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n{found[3]}", text)
+    return MARKED.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n{match[3]}", text)

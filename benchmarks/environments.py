@@ -32,5 +32,5 @@ def run(arguments: Namespace) -> None:
 
 
 def _marker(kind: str) -> Path:
-    """Return the file that says that an environment is complete: an interrupted `setup` leaves half of one."""
+    """Return the file that marks an environment as complete: an interrupted `setup` leaves an incomplete one."""
     return HERE / ".envs" / kind / "complete"

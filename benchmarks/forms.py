@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from . import plots
 from .contenders import OURS, Entry
-from .options import unused
+from .options import reject_options
 from .process import Contender
 from .runner import Session, alternate, ratio, repeats, summary
 
@@ -31,7 +31,7 @@ _BURST, _ROUNDS = 0.2, 11  # seconds of a form in a round
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    unused("forms", networks=arguments.networks, windows=arguments.windows, contenders=arguments.contenders)
+    reject_options("forms", networks=arguments.networks, windows=arguments.windows, contenders=arguments.contenders)
     rounds = 2 if arguments.short else arguments.rounds or _ROUNDS
     session = Session("forms", arguments, {"rounds": rounds, "burst_s": _BURST})
     for block in BLOCKS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .contenders import OURS, Entry, available
-from .options import data_of, unused
+from .options import data_of, reject_options
 from .runner import Session
 
 PROGRAMS = (
@@ -22,37 +22,38 @@ TABLES = {"": ("", "update:d ours:.4f torch:.4f difference:+.4f ours_s:.1f torch
 
 def run(arguments: Namespace) -> None:
     """Train each contender for some updates; print the losses side by side and write the results."""
-    unused("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
+    reject_options("losses", networks=arguments.networks, windows=arguments.windows, rounds=arguments.rounds)
     data = data_of("losses", "CIFAR10_DATA", "CIFAR-10")
     updates, rows = (1, 8) if arguments.short else (UPDATES, 128)
     session = Session("losses", arguments, {"updates": updates, "rows": rows, "window": 4, "network": "resnet18"})
-    before = session.before() if arguments.contenders else []  # those that are not asked for stay: each takes minutes
+    # Contenders that are not selected keep their rows: each takes minutes.
+    before = session.earlier_rows() if arguments.contenders else []
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder, "weights.npz")  # ours writes it, PyTorch reads it
-        told = {
+        answers = {
             program.name: _losses(session, program, updates, data=data, weights=weights, rows=rows)
             for program in available(PROGRAMS, arguments.contenders)
         }
     rows_before = [before[update] if update < len(before) else {} for update in range(updates)]
-    session.rows += [_row(update, told, old) for update, old in enumerate(rows_before)]
+    session.rows += [_row(update, answers, old) for update, old in enumerate(rows_before)]
     session.finish(TABLES, draw)
 
 
 def _losses(session: Session, program: Entry, updates: int, **flags: Any) -> list[dict[str, float]]:
     with session.start(program, **flags) as contender:
-        told = []
+        answers = []
         for update in range(updates):
-            told.append(contender.ask())
-            print(f"{program.name}, update {update + 1} of {updates}: loss {told[-1]['loss']:.4f}", flush=True)
-        return told
+            answers.append(contender.ask())
+            print(f"{program.name}, update {update + 1} of {updates}: loss {answers[-1]['loss']:.4f}", flush=True)
+        return answers
 
 
-def _row(update: int, told: Mapping[str, Sequence], old: Mapping[str, Any]) -> dict[str, Any]:
+def _row(update: int, answers: Mapping[str, Sequence], old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of an update, with what an earlier run has measured of the contender that was not asked for."""
     row = {**old, "update": update + 1}
     for name, program in (("ours", PROGRAMS[0]), ("torch", PROGRAMS[1])):
-        if program.name in told:
-            answer = told[program.name][update]
+        if program.name in answers:
+            answer = answers[program.name][update]
             row |= {name: answer["loss"], f"{name}_s": answer["seconds"]}
     return {**row, "difference": row["ours"] - row["torch"]} if {"ours", "torch"} <= row.keys() else row
 

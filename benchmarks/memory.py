@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from . import plots
 from .contenders import ENTRIES, OURS, Entry, available
-from .options import chosen
+from .options import select_settings
 from .process import Contender
 from .runner import Session
 from .speed import BATCH
@@ -36,7 +36,7 @@ SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, growth=(100, 200))
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = chosen(Settings(), SHORT, arguments, tuple(BATCH))
+    settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     entries = available(ENTRIES, arguments.contenders)
     session = Session("memory", arguments, settings._asdict())
     for network in settings.networks:
@@ -59,8 +59,8 @@ def _peaks(session: Session, entry: Entry, network: str, settings: Settings) -> 
         with session.start(entry, network=network) as contender:
             row = _row(contender, network, window, batch, _WINDOWS_RUN)
             rows.append({**row, "set_mib": contender.about["parameters"] * 4 / 2**20})
-    one = dict(zip(sizes, rows)).get((1, BATCH[network]), {}).get("peak_mib")
-    return [{**row, "more_sets": one and (row["peak_mib"] - one) / row["set_mib"]} for row in rows]
+    baseline = dict(zip(sizes, rows)).get((1, BATCH[network]), {}).get("peak_mib")
+    return [{**row, "more_sets": baseline and (row["peak_mib"] - baseline) / row["set_mib"]} for row in rows]
 
 
 def _row(contender: Contender, network: str, window: int, batch: int, windows: int, done: int = 0) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def _growth(session: Session, entry: Entry, settings: Settings) -> list[dict]:
 def draw(figure: Any, rows: Sequence[dict]) -> None:
     """Draw the peaks over the window's size, for each network."""
     for axes, network, peaks in plots.columns(figure, [row for row in rows if "more_sets" in row]):
-        of_one = groups([row for row in peaks if row["batch"] == BATCH[network]], "contender")
-        for (name,), mine in of_one.items():
+        by_contender = groups([row for row in peaks if row["batch"] == BATCH[network]], "contender")
+        for (name,), mine in by_contender.items():
             plots.line(axes, mine, "peak_mib", color=plots.COLOURS[name], label=name)
         for row in [row for row in peaks if row["batch"] != BATCH[network]]:
             label = f"{OURS}, batch {row['batch']} at once"

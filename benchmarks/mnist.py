@@ -48,7 +48,7 @@ def files(short: bool) -> Iterator[Path]:
         yield folder
 
 
-def forget(folder: Path) -> None:
+def drop_page_cache(folder: Path) -> None:
     """Have the next reader fetch the files from the disk, as after a boot, and not from the page cache."""
     for path in folder.rglob("*-ubyte"):
         with open(path, "rb") as file:
@@ -65,10 +65,10 @@ def _copy(path: Path, folder: Path) -> None:
         for (usage, prefix), kind in itertools.product(_PREFIX.items(), _KINDS):
             (folder / usage).mkdir(exist_ok=True)
             pattern = f"{prefix}-{kind}"
-            name, found = pattern.replace("?", "-"), sorted(path.rglob(pattern))
-            if not found:
+            name, paths = pattern.replace("?", "-"), sorted(path.rglob(pattern))
+            if not paths:
                 raise FileNotFoundError(f"MNIST_DATA: '{path}' holds no {name}")
-            shutil.copy(found[0], folder / usage / name)
+            shutil.copy(paths[0], folder / usage / name)
 
 
 def _write_random(folder: Path, *rows: int) -> None:

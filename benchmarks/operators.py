@@ -11,7 +11,7 @@ from typing import Any
 
 from . import plots
 from .contenders import OURS, Entry, available
-from .options import Settings, chosen, unused
+from .options import Settings, reject_options, select_settings
 from .runner import Session
 from .speed import BATCH
 
@@ -24,8 +24,8 @@ FULL, SHORT = Settings(tuple(BATCH), (1,), rounds=10), Settings(("mlp",), (1,), 
 
 def run(arguments: Namespace) -> None:
     """Profile, print the table, write JSON and plot."""
-    unused("operators", windows=arguments.windows)
-    settings = chosen(FULL, SHORT, arguments, tuple(BATCH))
+    reject_options("operators", windows=arguments.windows)
+    settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     session = Session("operators", arguments, {"rounds": settings.rounds, "batch": BATCH})
     entries = available(ENTRIES, settings.contenders)
     for network in settings.networks:

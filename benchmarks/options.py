@@ -33,23 +33,23 @@ def data_of(benchmark: str, variable: str, data: str) -> Path:
     return path
 
 
-def known(option: str, given: Iterable | None, possible: Iterable) -> None:
+def check_names(option: str, names: Iterable | None, possible: Iterable) -> None:
     """Reject a name that an option does not have."""
-    for one in given or ():
-        if one not in possible:
-            raise ValueError(f"argument {option}: must be of {', '.join(map(str, possible))}, but got {one}")
+    for name in names or ():
+        if name not in possible:
+            raise ValueError(f"argument {option}: must be of {', '.join(map(str, possible))}, but got {name}")
 
 
-def unused(benchmark: str, **options: object) -> None:
+def reject_options(benchmark: str, **options: object) -> None:
     """Reject options that would make no difference."""
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"argument --{name}: {benchmark} has no such choice")
 
 
-def chosen(full: Any, short: Any, arguments: Namespace, networks: Sequence[str]) -> Any:
+def select_settings(full: Any, short: Any, arguments: Namespace, networks: Sequence[str]) -> Any:
     """Return the settings, or those of `--short`, with the fields that were given as arguments of the same name."""
-    known("--networks", arguments.networks, networks)
+    check_names("--networks", arguments.networks, networks)
     settings = short if arguments.short else full
-    given = {name: getattr(arguments, name, None) for name in settings._fields}
-    return settings._replace(**{name: value for name, value in given.items() if value is not None})
+    overrides = {name: getattr(arguments, name, None) for name in settings._fields}
+    return settings._replace(**{name: value for name, value in overrides.items() if value is not None})

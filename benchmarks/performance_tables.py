@@ -9,7 +9,8 @@ from functools import cache, partial
 from typing import Any, Callable, NamedTuple
 
 from .contenders import OURS, PLAIN, UNTUNED
-from .results import records, rows
+from .results import records
+from .results import rows as rows_of
 from .tables import Lines, groups, markdown, part
 
 MACHINES = {"avx512-amd": "AMD, AVX-512", "avx512-intel": "Intel, AVX-512", "avx2-amd": "AMD, no AVX-512"}
@@ -23,7 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def tables() -> dict[str, str]:
     """Return the tables by the names of their marks, such as avx2-amd/speed."""
-    results = {machine: cache(partial(rows, machine)) for machine in MACHINES}  # most are needed by several tables
+    results = {machine: cache(partial(rows_of, machine)) for machine in MACHINES}  # most are needed by several tables
     made = {"goals": _goals(results)}
     for language, words in README.items():
         source = (tuple(results.values()), words)
@@ -31,10 +32,10 @@ def tables() -> dict[str, str]:
             _readme_accuracy(source),
             _readme_speed(source),
         )
-    for machine, found in results.items():
+    for machine, find_rows in results.items():
         made[f"{machine}/runs"] = _runs(machine)
         for name, (benchmark, table) in TABLES.items():
-            made[f"{machine}/{name}"] = table(found(benchmark)) if found(benchmark) else NOTHING
+            made[f"{machine}/{name}"] = table(find_rows(benchmark)) if find_rows(benchmark) else NOTHING
     return made
 
 
@@ -49,11 +50,11 @@ def _runs(machine: str) -> Lines:
 
 
 @markdown
-def _speed(found: Rows) -> Lines:
+def _speed(rows: Rows) -> Lines:
     """The best start, and in brackets the worst where there were several."""
-    panels = {key: mine for key, mine in groups(found, "network", "window").items() if key[1] in _WINDOWS}
+    panels = {key: mine for key, mine in groups(rows, "network", "window").items() if key[1] in _WINDOWS}
     yield ["contender", *(f"{network}, N={window}" for network, window in panels)]
-    for (name,) in groups(found, "contender"):
+    for (name,) in groups(rows, "contender"):
         cells = []
         for mine in panels.values():
             row = next((row for row in mine if row["contender"] == name), None)
@@ -75,20 +76,20 @@ _PIECES = {
 
 
 @markdown
-def _cost(found: Rows) -> Lines:
-    measured = {row["piece"] for row in found}
+def _cost(rows: Rows) -> Lines:
+    measured = {row["piece"] for row in rows}
     pieces = {name: piece for name, piece in _PIECES.items() if piece in measured}
     yield ["network", "plain, ms", *pieces]
-    for (network,), mine in groups(found, "network").items():
+    for (network,), mine in groups(rows, "network").items():
         by_piece = {row["piece"]: row for row in mine}
         ratios = [f"{by_piece[piece]['ratio']:.2f}" for piece in pieces.values()]
         yield [network, f"{by_piece['plain']['ms']:.2f}", *ratios]
 
 
 @markdown
-def _memory(found: Rows) -> Lines:
+def _memory(rows: Rows) -> Lines:
     """Of the windows; in brackets model sizes beyond the same contender's window of 1."""
-    shown = [row for row in found if "more_sets" in row and row["batch"] == found[0]["batch"]]
+    shown = [row for row in rows if "more_sets" in row and row["batch"] == rows[0]["batch"]]
     yield ["contender", *(f"N={window}, MiB" for (window,) in groups(shown, "window"))]
     for (name,), mine in groups(shown, "contender").items():
         yield [name, *(_peak(row) for row in mine)]
@@ -100,59 +101,59 @@ def _peak(row: Mapping[str, Any]) -> str:
 
 
 @markdown
-def _growth(found: Rows) -> Lines:
+def _growth(rows: Rows) -> Lines:
     yield ["", "peak, MiB"]
-    for row in found:
+    for row in rows:
         if "more_sets" not in row:
             yield [f"{row['network']}, after {row['micro_batches']:,} micro-batches", f"{row['peak_mib']:,.0f}"]
-        elif row["batch"] != found[0]["batch"]:
+        elif row["batch"] != rows[0]["batch"]:
             yield [f"{row['network']}, one micro-batch of {row['batch']} rows", f"{row['peak_mib']:,.0f}"]
 
 
 @markdown
-def _data(found: Rows) -> Lines:
-    ready, loader = ({row["contender"]: row for row in part(found, name)} for name in ("ready", "loader"))
+def _data(rows: Rows) -> Lines:
+    ready, loader = ({row["contender"]: row for row in part(rows, name)} for name in ("ready", "loader"))
     yield ["pipeline", "to the first batch, s", "again", "ms per batch of 32"]
     for name, row in ready.items():
         yield [name, f"{row['first_s']:.2f}", f"{row['again_s']:.2f}", f"{loader[name]['ms']:.2f}"]
 
 
 @markdown
-def _epochs(found: Rows) -> Lines:
+def _epochs(rows: Rows) -> Lines:
     yield ["network", "N", "epoch with data, progress and metrics / its training alone"]
-    for row in part(found, "epoch"):
+    for row in part(rows, "epoch"):
         yield [row["network"], row["window"], f"{row['ratio']:.2f}"]
 
 
 @markdown
-def _start(found: Rows) -> Lines:
+def _start(rows: Rows) -> Lines:
     yield ["to the first update of LeNet5, N=4", "seconds, median", "all"]
-    for row in part(found, "command"):
+    for row in part(rows, "command"):
         yield [row["contender"], f"{row['seconds']:.2f}", f"{row['min']:.2f} to {row['max']:.2f}"]
 
 
 @markdown
-def _stages(found: Rows) -> Lines:
-    mine = part(found, "stage")
+def _stages(rows: Rows) -> Lines:
+    mine = part(rows, "stage")
     yield ["", *(row["stage"] for row in mine)]
     yield ["seconds of `train.py`'s start", *(f"{row['seconds']:.2f}" for row in mine)]
 
 
 @markdown
-def _compiled(found: Rows) -> Lines:
+def _compiled(rows: Rows) -> Lines:
     yield ["N", "graphs", "compiling, s", "more for a tail", "more for a short micro-batch"]
-    for row in part(found, "compile"):
+    for row in part(rows, "compile"):
         more = [f"{row[f'{kind}_graphs']}, {row[f'{kind}_s']:.2f} s" for kind in ("tail", "short")]
         yield [row["window"], row["graphs"], f"{row['compile_s']:.2f}", *more]
 
 
 @markdown
-def _accuracy(found: Rows) -> Lines:
+def _accuracy(rows: Rows) -> Lines:
     yield ["network", "contender", "goal", "seconds to it", "epochs", "all epochs, s", "accuracy then"]
-    of_epochs = groups([{"network": "lenet5", **row} for row in part(found, "epoch")], "network", "contender")
-    for row in part(found, "summary"):
+    of_epochs = groups([{"network": "lenet5", **row} for row in part(rows, "epoch")], "network", "contender")
+    for row in part(rows, "summary"):
         network = row.get("network", "lenet5")
-        epochs = max(each["epoch"] for each in of_epochs[network, row["contender"]])
+        epochs = max(epoch_row["epoch"] for epoch_row in of_epochs[network, row["contender"]])
         goal_s = "-" if row["goal_s"] is None else f"{row['goal_s']:,.0f}"
         yield [
             *(network, row["contender"], row.get("goal", "98.5%"), goal_s, epochs),
@@ -161,8 +162,8 @@ def _accuracy(found: Rows) -> Lines:
 
 
 @markdown
-def _losses(found: Rows) -> Lines:
-    shown = [row for row in found if row["update"] < _EVERY or row["update"] % _EVERY == 0]
+def _losses(rows: Rows) -> Lines:
+    shown = [row for row in rows if row["update"] < _EVERY or row["update"] % _EVERY == 0]
     yield ["update", *(row["update"] for row in shown)]
     for name in ("ours", "torch"):
         if name in shown[0]:
@@ -170,16 +171,16 @@ def _losses(found: Rows) -> Lines:
 
 
 @markdown
-def _operators(found: Rows) -> Lines:
+def _operators(rows: Rows) -> Lines:
     yield ["network", "contender", "kernels, share of the time in all"]
-    for (network, contender), mine in groups(found, "network", "contender").items():
+    for (network, contender), mine in groups(rows, "network", "contender").items():
         yield [network, contender, ", ".join(f"{row['kernel']} {row['share']:.0%}" for row in mine[:_SHOWN])]
 
 
 @markdown
-def _forms(found: Rows) -> Lines:
+def _forms(rows: Rows) -> Lines:
     yield ["block", "form", "ms", "ratio to the first"]
-    for row in found:
+    for row in rows:
         yield [row["block"], row["form"], f"{row['ms']:.2f}", f"{row['ratio']:.2f}"]
 
 
@@ -219,7 +220,7 @@ def _readme_accuracy(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> L
     machines, words = source
     yield [words.trained, OURS, "PyTorch"]
     for benchmark in ("accuracy", "cifar10"):
-        measured = [mine for found in machines if (mine := found(benchmark))]
+        measured = [mine for find_rows in machines if (mine := find_rows(benchmark))]
         if measured:
             of_epochs = part(measured[0], "epoch")
             network, epochs = of_epochs[0].get("network", "lenet5"), max(row["epoch"] for row in of_epochs)
@@ -246,7 +247,7 @@ def _readme_speed(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Line
     machines, words = source
     head, *columns = words.speed
     yield ["", *itertools.chain.from_iterable([head.format(window), *columns] for window in _WINDOWS)]
-    measured = [groups(mine, "network", "window") for found in machines if (mine := found("speed"))]
+    measured = [groups(mine, "network", "window") for find_rows in machines if (mine := find_rows("speed"))]
     for network in dict.fromkeys(network for mine in measured for network, _ in mine):
         of_windows = [
             [{row["contender"]: row["ms"] for row in mine.get((network, window), ())} for mine in measured]
@@ -260,10 +261,10 @@ def _readme_speed(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Line
 
 def _cells(of_windows: Sequence[Sequence[Mapping[str, float]]], name: str, untuned: str) -> Iterator[str]:
     """Return for each size of the window the times of a contender and both ratios; "" for one that was not measured."""
-    for here in of_windows:
-        yield _range([times[name] for times in here if name in times], ".1f")
-        yield _ratios(here, untuned, _OWN)
-        yield _ratios(here, name, _TORCH)
+    for machines in of_windows:
+        yield _range([times[name] for times in machines if name in times], ".1f")
+        yield _ratios(machines, untuned, _OWN)
+        yield _ratios(machines, name, _TORCH)
 
 
 def _ratios(machines: Sequence[Mapping[str, float]], name: str, others: Sequence[str]) -> str:
@@ -283,32 +284,32 @@ def _range(figures: Sequence[float], spec: str) -> str:
 class Goal(NamedTuple):
     """A figure that should be at most so large."""
 
-    what: str
+    name: str
     most: float
     figure: Callable[[Callable[[str], Rows]], float | None]
     """Finds it in the rows of benchmarks, which it asks for by name."""
 
 
-def _beside_peer(network: str, found: Callable[[str], Rows]) -> float | None:
-    mine = [row for row in found("speed") if (row["network"], row["window"]) == (network, _WINDOWS[-1])]
+def _beside_peer(network: str, find_rows: Callable[[str], Rows]) -> float | None:
+    mine = [row for row in find_rows("speed") if (row["network"], row["window"]) == (network, _WINDOWS[-1])]
     ours = [row["ms"] for row in mine if row["contender"] == OURS]
     peers = [row["ms"] for row in mine if row["contender"] not in (OURS, UNTUNED, PLAIN)]
     return ours[0] / min(peers) if ours and peers else None
 
 
-def _ratio(network: str, piece: str, found: Callable[[str], Rows]) -> float | None:
-    mine = [row for row in found("cost") if (row["network"], row["piece"]) == (network, piece)]
+def _ratio(network: str, piece: str, find_rows: Callable[[str], Rows]) -> float | None:
+    mine = [row for row in find_rows("cost") if (row["network"], row["piece"]) == (network, piece)]
     return mine[0]["ratio"] if mine else None
 
 
-def _sets(found: Callable[[str], Rows]) -> float | None:
-    mine = [row for row in found("memory") if row["contender"] == OURS and row["window"] == 2]
+def _sets(find_rows: Callable[[str], Rows]) -> float | None:
+    mine = [row for row in find_rows("memory") if row["contender"] == OURS and row["window"] == 2]
     return mine[0]["more_sets"] if mine else None
 
 
-def _beside_tutorial(found: Callable[[str], Rows]) -> float | None:
-    seconds = {row["contender"]: row["seconds"] for row in part(found("start"), "command")}
-    tutorials = [each for name, each in seconds.items() if name.startswith("tutorial")]
+def _beside_tutorial(find_rows: Callable[[str], Rows]) -> float | None:
+    seconds = {row["contender"]: row["seconds"] for row in part(find_rows("start"), "command")}
+    tutorials = [time for name, time in seconds.items() if name.startswith("tutorial")]
     return seconds["train.py"] / max(tutorials) if tutorials else None
 
 
@@ -328,12 +329,12 @@ GOALS = (
 
 
 @markdown
-def _goals(found: Mapping[str, Callable[[str], Rows]]) -> Lines:
+def _goals(machines: Mapping[str, Callable[[str], Rows]]) -> Lines:
     """Compare what is printed: a figure that rounds to its goal meets it."""
-    yield ["", "goal", *(MACHINES[machine] for machine in found)]
+    yield ["", "goal", *(MACHINES[machine] for machine in machines)]
     for goal in GOALS:
-        figures = [goal.figure(of) for of in found.values()]
-        yield [goal.what, f"≤ {goal.most:.2f}", *(_judged(figure, goal.most) for figure in figures)]
+        figures = [goal.figure(find_rows) for find_rows in machines.values()]
+        yield [goal.name, f"≤ {goal.most:.2f}", *(_judged(figure, goal.most) for figure in figures)]
 
 
 def _judged(figure: float | None, most: float) -> str:

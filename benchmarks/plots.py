@@ -46,11 +46,11 @@ def columns(figure: Any, rows: Sequence[dict], high: int = 1) -> list[tuple[Any,
 
 def panels(figure: Any, rows: Sequence[dict], *keys: str, wide: int) -> list[tuple[Any, tuple, list[dict]]]:
     """Return for each group of rows its axes, in a grid of `wide` columns, its values of the keys and its rows."""
-    found = groups(rows, *keys)
-    grid = figure.subplots(math.ceil(len(found) / wide), wide, squeeze=False)
-    for axes in grid.flat[len(found) :]:
+    grouped = groups(rows, *keys)
+    grid = figure.subplots(math.ceil(len(grouped) / wide), wide, squeeze=False)
+    for axes in grid.flat[len(grouped) :]:
         axes.set_visible(False)
-    return [(axes, values, mine) for axes, (values, mine) in zip(grid.flat, found.items())]
+    return [(axes, values, mine) for axes, (values, mine) in zip(grid.flat, grouped.items())]
 
 
 def bars(axes: Any, rows: Sequence[dict], name: str, value: str, label: str, fmt: str = "%.2f", **style: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 
-# A contender runs as its users run it. Ours sets these itself, the others have never heard of them.
+# A contender runs as its users run it. Ours sets these itself; the others do not use them.
 _UNSET = ("ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN")
 _STDERR_LINES = 12
 
@@ -30,7 +30,7 @@ class ContenderError(RuntimeError):
 
 
 class Contender:
-    """A running program. Use it in a `with` statement: at the end it is gone, whatever happened.
+    """A running program. Use it in a `with` statement: its process ends with it, also after an error.
 
     Args:
         name (str): what tables and errors call it.
@@ -92,13 +92,13 @@ class Contender:
         return self._answer()
 
     def stop(self) -> None:
-        """Stop the program, with all its threads and children, until `go`."""
+        """Stop the program, with all its threads and children, until `resume`."""
         self._signal(signal.SIGSTOP)
         # The signal only asks. A program that has ended meanwhile is seen here too, and left for `close`.
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def go(self) -> None:
-        """Let the program go on."""
+    def resume(self) -> None:
+        """Let the program continue."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Contender:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            pass  # it has ended by itself; the next question will say so
+            pass  # it has ended by itself; the next request raises the error
 
     def _answer(self) -> dict[str, Any]:
         line = self._line(time.monotonic() + self.limit)
@@ -139,11 +139,13 @@ class Contender:
         line, self._held = self._held.split(b"\n", 1)
         return line
 
-    def _error(self, what: str) -> ContenderError:
+    def _error(self, problem: str) -> ContenderError:
         self._stderr.seek(0)
         last = self._stderr.read().decode(errors="replace").splitlines()[-_STDERR_LINES:]
-        said = "".join(f"\n    {line}" for line in last)
-        return ContenderError(f"The contender '{self.name}' {what}." + (f" Its last words:{said}" if said else ""))
+        output = "".join(f"\n    {line}" for line in last)
+        return ContenderError(
+            f"The contender '{self.name}' {problem}." + (f" Its last words:{output}" if output else "")
+        )
 
 
 def environment_of(added: Mapping[str, str]) -> dict[str, str]:

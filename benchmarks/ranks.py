@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import plots, scaling
 from .contenders import OURS, Entry
-from .options import chosen, unused
+from .options import reject_options, select_settings
 from .process import Contender, ContenderError
 from .runner import Session, alternate, check_loss, ratio, repeats, summary
 from .scaling import KEPT, WAYS
@@ -86,8 +86,8 @@ SHORT = Settings(
 
 def run(arguments: Namespace) -> None:
     """Measure, print the tables, write JSON and plot."""
-    unused("ranks", contenders=arguments.contenders)
-    settings = chosen(Settings(), SHORT, arguments, tuple(BATCH))
+    reject_options("ranks", contenders=arguments.contenders)
+    settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     if sum(window > 1 for window in settings.windows) < 2:
         raise ValueError("argument --windows: must be two or more above 1, to tell micro-batches from the boundary")
     session = Session("ranks", arguments, {**settings._asdict(), "batch": BATCH})
@@ -105,7 +105,7 @@ def run(arguments: Namespace) -> None:
 
 @contextmanager
 def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Iterator[Contender]:
-    """Start so many ranks, as one contender; a single one is the process that does alone what all do together."""
+    """Start this number of ranks as one contender; a single rank trains alone on the global batch."""
     entry, flags = Entry(OURS, "mindspore", "ranks_ours.py", ("--ways", *ways)), {"network": network}
     with tempfile.TemporaryDirectory() as folder:
         if ranks > 1:
@@ -117,11 +117,11 @@ def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Ite
 
 def _network(session: Session, network: str, ranks: int, settings: Settings, alone: list[dict]) -> list[dict]:
     """Return the rows of a network and a number of ranks, and fill in those of collectives alone if there are none."""
-    with _job(session, network, ranks, (APART, *WAYS)) as many, _job(session, network, 1, (APART,)) as one:
-        alone += [] if alone else _alone(many, ranks, settings)
-        measured = {window: _rounds(many, one, network, window, settings) for window in settings.windows}
-        graphs = {way: many.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
-        size = one.about["parameters"] * _FLOAT32
+    with _job(session, network, ranks, (APART, *WAYS)) as job, _job(session, network, 1, (APART,)) as single:
+        alone += [] if alone else _alone(job, ranks, settings)
+        measured = {window: _rounds(job, single, network, window, settings) for window in settings.windows}
+        graphs = {way: job.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
+        size = single.about["parameters"] * _FLOAT32
     key = {"network": network, "ranks": ranks}
     times = [
         {"part": "time", **key, "window": window, **row} for window in measured for row in _times(measured[window])
@@ -130,29 +130,29 @@ def _network(session: Session, network: str, ranks: int, settings: Settings, alo
     return [*times, *({**key, "set_mib": size / _MIB, **row} for row in _sent(graphs, measured, ranks))]
 
 
-def _alone(many: Contender, ranks: int, settings: Settings) -> list[dict]:
+def _alone(job: Contender, ranks: int, settings: Settings) -> list[dict]:
     """Measure collectives of several sizes, and add the figures of the model that is fitted to the extremes."""
     rows = []
     for operator in OPERATORS:
-        seconds = {n * _FLOAT32: _collective(many, operator, n, settings) for n in settings.elements}
-        medians = {size: statistics.median(each) for size, each in seconds.items()}
+        seconds = {n * _FLOAT32: _collective(job, operator, n, settings) for n in settings.elements}
+        medians = {size: statistics.median(durations) for size, durations in seconds.items()}
         link = scaling.fitted(operator, ranks, medians)
-        for size, each in seconds.items():
+        for size, durations in seconds.items():
             row = {"part": "alone", "ranks": ranks, "operator": operator, "bytes": size, **link._asdict()}
             model = scaling.collective_seconds(operator, size, ranks, link) * 1e3
-            rows.append({**row, "ms": medians[size] * 1e3, "ms_min": min(each) * 1e3, "model_ms": model})
+            rows.append({**row, "ms": medians[size] * 1e3, "ms_min": min(durations) * 1e3, "model_ms": model})
     return rows
 
 
-def _collective(many: Contender, operator: str, elements: int, settings: Settings) -> list[float]:
+def _collective(job: Contender, operator: str, elements: int, settings: Settings) -> list[float]:
     """Return the seconds that one takes, one figure a round."""
 
-    def took(count: int) -> float:
-        answers = many.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
+    def slowest_seconds(count: int) -> float:
+        answers = job.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
         return max(answer["seconds"] for answer in answers)
 
-    count = repeats(took, settings.seconds, least=2)
-    return [took(count) / count for _ in range(settings.rounds)]
+    count = repeats(slowest_seconds, settings.seconds, least=2)
+    return [slowest_seconds(count) / count for _ in range(settings.rounds)]
 
 
 class Burst(NamedTuple):
@@ -162,35 +162,37 @@ class Burst(NamedTuple):
     sent: float
 
 
-def _rounds(many: Contender, one: Contender, network: str, window: int, settings: Settings) -> dict[str, list[Burst]]:
+def _rounds(job: Contender, single: Contender, network: str, window: int, settings: Settings) -> dict[str, list[Burst]]:
     """Return the bursts of one process and of each way, one a round."""
     print(f"  windows of {window} ...", flush=True)
     ask = partial(_burst, batch=BATCH[network])
-    bursts = {ONE: partial(ask, one, way=APART, window=many.about["ranks"] * window)}
+    bursts = {ONE: partial(ask, single, way=APART, window=job.about["ranks"] * window)}
     # A window of 1 of a process alone has no accumulators: it would not be comparable.
     ways = (APART, *WAYS) if window > 1 else WAYS
-    bursts.update({way: partial(ask, many, way=way, window=window) for way in ways})
+    bursts.update({way: partial(ask, job, way=way, window=window) for way in ways})
     return alternate(settings.rounds, {name: _ready(burst, settings.seconds) for name, burst in bursts.items()})
 
 
 def _ready(burst: Callable[..., Burst], seconds: float) -> Callable[[], Burst]:
-    """Compile, and return a burst of so many seconds."""
+    """Compile, and return a burst that takes about `seconds`."""
     return partial(burst, windows=repeats(lambda windows: burst(windows=windows).seconds * windows, seconds))
 
 
 def _burst(contender: Contender, *, windows: int, **request: Any) -> Burst:
     answer = contender.ask(what="train", windows=windows, **request)
     ranks = answer.get("ranks", [answer])
-    for each in ranks:
-        check_loss(contender, each)
+    for rank_answer in ranks:
+        check_loss(contender, rank_answer)
     # The last rank has ended; rank 0 has seen what all of them sent.
-    return Burst(max(each["seconds"] for each in ranks) / windows, ranks[0]["sent"] / windows / len(ranks))
+    return Burst(
+        max(rank_answer["seconds"] for rank_answer in ranks) / windows, ranks[0]["sent"] / windows / len(ranks)
+    )
 
 
 def _times(bursts: Mapping[str, Sequence[Burst]]) -> Iterator[dict[str, Any]]:
-    seconds = {way: [burst.seconds for burst in each] for way, each in bursts.items()}
-    for way, each in seconds.items():
-        yield {"way": way, **summary([1e3 * one for one in each], "ms"), "ratio": ratio(each, seconds[ONE])}
+    seconds = {way: [burst.seconds for burst in values] for way, values in bursts.items()}
+    for way, values in seconds.items():
+        yield {"way": way, **summary([1e3 * value for value in values], "ms"), "ratio": ratio(values, seconds[ONE])}
 
 
 def _predict(times: Sequence[dict], size: float, alone: Sequence[dict]) -> None:
@@ -214,16 +216,24 @@ def _sent(graphs: Mapping, measured: Mapping, ranks: int) -> Iterator[dict[str, 
         if any(other != first for other in others):
             raise ContenderError(f"All ranks must have the same graphs, but got {graphs[way]}.")
         for window, bursts in measured.items():
-            found = [*first["micro_batch"] * window, *first["update"]]
+            collectives = [*first["micro_batch"] * window, *first["update"]]
             # As the model counts: of an AllGather, the size is that of what comes out.
-            sizes = [each["bytes"] * (ranks if each["operator"] == "AllGather" else 1) for each in found]
-            ring = sum(scaling.sent(each["operator"], size, ranks) for each, size in zip(found, sizes))
+            sizes = [
+                collective["bytes"] * (ranks if collective["operator"] == "AllGather" else 1)
+                for collective in collectives
+            ]
+            ring = sum(
+                scaling.sent(collective["operator"], size, ranks) for collective, size in zip(collectives, sizes)
+            )
             yield {
                 "part": "sent",
                 "window": window,
                 "way": way,
-                **{operator: sum(each["operator"] == operator for each in found) for operator in OPERATORS},
-                "input_mib": sum(each["bytes"] for each in found) / _MIB,
+                **{
+                    operator: sum(collective["operator"] == operator for collective in collectives)
+                    for operator in OPERATORS
+                },
+                "input_mib": sum(collective["bytes"] for collective in collectives) / _MIB,
                 "ring_mib": ring / _MIB,
                 "loopback_mib": min(burst.sent for burst in bursts[way]) / _MIB,
             }
@@ -239,7 +249,7 @@ def _memory(session: Session, network: str, settings: Settings) -> Iterator[dict
                 contender.ask(what="train", **request)
                 answer = contender.ask(what="memory", way=way)
                 size = contender.about["parameters"] * _FLOAT32
-            largest = max(answer.get("ranks", [answer]), key=lambda each: each["peak_mib"])
+            largest = max(answer.get("ranks", [answer]), key=lambda rank: rank["peak_mib"])
             kept = {name: largest[name] / size for name in KEPT}
             row = {"part": "memory", "network": network, "ranks": ranks, "window": settings.memory_window}
             yield {**row, "way": way if ranks > 1 else ONE, "peak_mib": largest["peak_mib"], **kept}

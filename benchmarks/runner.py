@@ -39,9 +39,9 @@ class Session:
 
     @contextmanager
     def start(self, entry: Entry, **flags: object) -> Iterator[Contender]:
-        """Start a contender with these flags and record its versions; at the end it is gone."""
-        given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-        with start(entry, *given) as contender:
+        """Start a contender with these flags and record its versions; it ends with the context."""
+        options = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+        with start(entry, *options) as contender:
             self.versions.update(contender.about.get("versions", {}))
             yield contender
 
@@ -55,7 +55,7 @@ class Session:
                 contenders[-1].stop()
             yield contenders
 
-    def before(self) -> list[dict[str, Any]]:
+    def earlier_rows(self) -> list[dict[str, Any]]:
         """Return the rows that an earlier run has written to the same folder; their versions are kept too.
 
         Raises:
@@ -92,16 +92,16 @@ def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, l
 
     What slows the machine for a while slows them all: compare them within a round.
     """
-    given: dict[str, list[T]] = {name: [] for name in bursts}
+    results: dict[str, list[T]] = {name: [] for name in bursts}
     for _ in range(rounds):
         for name, burst in bursts.items():
-            given[name].append(burst())
-    return given
+            results[name].append(burst())
+    return results
 
 
-def awake(contender: Contender, **request: Any) -> dict[str, Any]:
+def wake_and_ask(contender: Contender, **request: Any) -> dict[str, Any]:
     """Wake a stopped contender for one request, and return the answer."""
-    contender.go()
+    contender.resume()
     answer = contender.ask(**request)
     contender.stop()
     return answer
@@ -114,13 +114,13 @@ def check_loss(contender: Contender, answer: Mapping[str, Any]) -> None:
 
 
 def repeats(run: Callable[[int], float], seconds: float, least: int = 1) -> int:
-    """Compile, and return how often something runs in so many seconds; `run(count)` returns the seconds of so often."""
+    """Compile, and return how often `run` fits into `seconds`; `run(count)` returns the seconds of `count` runs."""
     run(least)
     count = least
     while True:
-        took = run(count)
-        if took > seconds / 4:
-            return max(least, round(count * seconds / took))
+        elapsed = run(count)
+        if elapsed > seconds / 4:
+            return max(least, round(count * seconds / elapsed))
         count *= 4
 
 

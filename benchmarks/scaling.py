@@ -62,7 +62,7 @@ def fitted(operator: str, ranks: int, seconds: Mapping[float, float]) -> Link:
 
 
 def collectives(way: str, window: int, scatters: bool = True) -> list[str]:
-    """Return what ranks send in a window of so many micro-batches."""
+    """Return what ranks send in a window of this number of micro-batches."""
     often, once = COLLECTIVES[way]
     names = [*often * window, *once]
     return names if scatters else [WITHOUT_SCATTER.get(name, name) for name in names]
@@ -86,7 +86,7 @@ def kept_sets(way: str, ranks: int) -> dict[str, float]:
     return {
         "parameters": 1.0,
         "accumulators": part if way == "ZeRO-2" else 1.0,
-        # Dealt out, the part of the parameters is kept a second time, as what the optimizer updates.
+        # Sharded: the part of the parameters is kept a second time, as what the optimizer updates.
         "optimizer": part * (_ADAM + 1) if sharded else float(_ADAM),
     }
 

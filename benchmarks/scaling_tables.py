@@ -51,7 +51,7 @@ class Assumed(NamedTuple):
         return 6 * self.parameters * self.tokens / self.computing
 
     def link(self, ranks: int, between: Link) -> Link:
-        """Return the slowest link of a ring of so many devices; hops inside of nodes count like those between."""
+        """Return the slowest link of a ring of `ranks` devices; hops inside of nodes count like those between."""
         if ranks <= self.node:
             return self.inside
         return Link(min(self.inside.bandwidth, between.bandwidth), between.latency)
@@ -70,13 +70,13 @@ def tables() -> dict[str, str]:
 
 @markdown
 def _time(rows: Sequence[dict]) -> Lines:
-    """Ratios to one process, and in brackets what the model says they are."""
+    """Ratios to one process, and in brackets those of the model."""
     yield ["network", "ranks", "N", "one process, ms", "apart", *WAYS]
     for key, mine in groups(rows, "network", "ranks", "window").items():
-        found = {row["way"]: row for row in mine}
-        one, apart = found["one process"]["ms"], found.get("apart")
-        ways = [f"{found[way]['ratio']:.2f} ({found[way]['predicted_ms'] / one:.2f})" for way in WAYS]
-        yield [*key, f"{one:,.0f}", f"{apart['ratio']:.2f}" if apart else "-", *ways]
+        by_way = {row["way"]: row for row in mine}
+        single, apart = by_way["one process"]["ms"], by_way.get("apart")
+        ways = [f"{by_way[way]['ratio']:.2f} ({by_way[way]['predicted_ms'] / single:.2f})" for way in WAYS]
+        yield [*key, f"{single:,.0f}", f"{apart['ratio']:.2f}" if apart else "-", *ways]
 
 
 @markdown
@@ -97,7 +97,7 @@ def _sent(rows: Sequence[dict]) -> Lines:
     for key, mine in groups([row for row in rows if row["network"] == largest], "ranks", "way").items():
         counts = [f"{row['AllReduce']} + {row['AllGather']}" for row in mine]
         sets = [[f"{row[name] / row['set_mib']:.2f}" for row in mine] for name in ("ring_mib", "loopback_mib")]
-        yield [*key, *(", ".join(each) for each in (counts, *sets))]
+        yield [*key, *(", ".join(values) for values in (counts, *sets))]
 
 
 @markdown
@@ -146,7 +146,7 @@ def _paper(assumed: Assumed) -> Lines:
     for (ranks, name, link), window in itertools.product(_cases(assumed), _WINDOWS):
         computing = window * assumed.micro
         seconds = [computing + _sending(way, window, ranks, link, assumed) for way in WAYS]
-        ways = [f"{each:,.2f} ({computing / each:.0%})" for each in seconds]
+        ways = [f"{value:,.2f} ({computing / value:.0%})" for value in seconds]
         yield [f"{ranks:,}", name, window, f"{computing:,.2f}", *ways]
 
 

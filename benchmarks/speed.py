@@ -16,7 +16,7 @@ from typing import Any
 
 from . import plots
 from .contenders import OURS, PLAIN, UNTUNED, WITH_OTHERS, Entry, available, check_same_size
-from .options import Settings, chosen
+from .options import Settings, select_settings
 from .process import Contender
 from .runner import Session, check_loss, repeats
 from .tables import groups
@@ -34,14 +34,14 @@ Times = dict[int, dict[str, list[float]]]
 
 def run(arguments: Namespace) -> None:
     """Measure, print the table, write JSON and plot."""
-    settings = chosen(FULL, SHORT, arguments, tuple(BATCH))
+    settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     burst = 0.05 if arguments.short else 0.5
     entries = available(WITH_OTHERS, settings.contenders)
     record = {"networks": settings.networks, "windows": settings.windows, "starts": settings.rounds}
     session = Session("speed", arguments, {**record, "bursts": _BURSTS, "seconds": burst, "batch": BATCH})
     for network in settings.networks:
-        here = [entry for entry in entries if entry.name != PLAIN or network == "transformer"]
-        times = _times(session, here, network, settings, burst)
+        selected = [entry for entry in entries if entry.name != PLAIN or network == "transformer"]
+        times = _times(session, selected, network, settings, burst)
         for window in settings.windows:
             key = {"network": network, "window": window, "batch": BATCH[network]}
             session.rows += [{**key, **figures} for figures in _figures(times[window])]
@@ -64,7 +64,7 @@ def _times(session: Session, entries: Sequence[Entry], network: str, settings: S
 
 
 def _milliseconds(contender: Contender, window: int, batch: int, seconds: float) -> float:
-    """Return the milliseconds of a micro-batch, the median of some bursts of so many seconds."""
+    """Return the milliseconds of a micro-batch, the median of some bursts of about `seconds`."""
     seconds_of = partial(_seconds, contender, window, batch)
     windows = repeats(seconds_of, seconds)
     return statistics.median(1000 * seconds_of(windows) / (windows * window) for _ in range(_BURSTS))
@@ -77,11 +77,17 @@ def _seconds(contender: Contender, window: int, batch: int, windows: int) -> flo
 
 
 def _figures(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return for each contender what its row says of its times, and of them beside ours."""
+    """Return the figures of each contender's row: its times, and their ratio to ours."""
     ours = min(times[OURS]) if OURS in times else None
     rows = [
-        {"contender": name, "ms": min(each), "ms_worst": max(each), "starts": each, "ratio": ours and min(each) / ours}
-        for name, each in times.items()
+        {
+            "contender": name,
+            "ms": min(starts),
+            "ms_worst": max(starts),
+            "starts": starts,
+            "ratio": ours and min(starts) / ours,
+        }
+        for name, starts in times.items()
     ]
     peers = [row for row in rows if row["contender"] not in (OURS, UNTUNED, PLAIN)]
     best = min(peers, key=lambda row: row["ms"], default=None)
@@ -93,10 +99,10 @@ def draw(figure: Any, rows: Sequence[dict]) -> None:
     panels = plots.columns(figure, rows, 2)
     for (above, below), network, mine in panels:
         _bars(above, network, mine)
-        of_one = groups([row for row in mine if row["ratio"]], "contender")
+        by_contender = groups([row for row in mine if row["ratio"]], "contender")
         for name, colour in plots.COLOURS.items():
-            if (name,) in of_one:
-                plots.line(below, of_one[name,], "ratio", color=colour, label=name)
+            if (name,) in by_contender:
+                plots.line(below, by_contender[name,], "ratio", color=colour, label=name)
         plots.ratios_over_windows(below, mine)
     (_, first), _, _ = panels[0]
     first.set_ylabel(f"time / time of {OURS}")

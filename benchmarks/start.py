@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from . import mnist, plots
 from .contenders import ENTRIES, OURS, Entry, available
-from .options import Settings, chosen, known
+from .options import Settings, check_names, select_settings
 from .process import ROOT, ContenderError, environment_of
 from .runner import Session, alternate, ratio, summary
 from .tables import part
@@ -43,8 +43,8 @@ SHORT = Settings(NETWORKS[:1], (1, 2), rounds=1, contenders=CONTENDERS[:2])
 
 def run(arguments: Namespace) -> None:
     """Measure commands, stages and compilation, print a table of each, and write the results."""
-    settings = chosen(FULL, SHORT, arguments, NETWORKS)
-    known("--contenders", arguments.contenders, [TRAIN, *(entry.name for entry in ENTRIES)])
+    settings = select_settings(FULL, SHORT, arguments, NETWORKS)
+    check_names("--contenders", arguments.contenders, [TRAIN, *(entry.name for entry in ENTRIES)])
     source = mnist.source(arguments.short)
     print(f"data: {source}", flush=True)
     record = {"data": source, "rounds": settings.rounds, "batch": BATCH, "window": 4, "short": arguments.short}
@@ -69,24 +69,24 @@ def _commands(commands: Mapping[str, Callable[[], float]], rounds: int) -> Itera
     """Measure each command in its turn, after a round that fetches its files from the disk."""
     alternate(1, commands)
     seconds = alternate(rounds, commands)
-    for name, each in seconds.items():
-        yield {"part": "command", "contender": name, **_summary(each), "ratio": ratio(each, seconds.get(TRAIN))}
+    for name, values in seconds.items():
+        yield {"part": "command", "contender": name, **_summary(values), "ratio": ratio(values, seconds.get(TRAIN))}
 
 
 def _train(network: str, folder: Path) -> float:
     """Return the seconds from the command line to train.py's first line about an update."""
-    with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, str(ROOT / "train.py"), f"--data_path={folder}", f"--model={network}"]
         command += [f"--output_dir={output}", "--log_every=1"]  # the default is 20 lines an epoch
         environment, pipe = environment_of({}), subprocess.PIPE
         began = time.perf_counter()
-        with subprocess.Popen(command, stdout=pipe, stderr=said, env=environment, text=True) as process:
+        with subprocess.Popen(command, stdout=pipe, stderr=errors, env=environment, text=True) as process:
             seen = any(line.startswith("epoch: 1 step: 1 ") for line in process.stdout or ())
             seconds = time.perf_counter() - began
             process.kill()
         if not seen:
-            said.seek(0)
-            raise ContenderError(f"train.py ended before its first update. Its last words:\n{said.read()}")
+            errors.seek(0)
+            raise ContenderError(f"train.py ended before its first update. Its last words:\n{errors.read()}")
     return seconds
 
 

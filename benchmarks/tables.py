@@ -16,10 +16,10 @@ def part(rows: Iterable[Mapping[str, Any]], name: str) -> list:
 
 def groups(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[tuple, list]:
     """Return the rows that have the same values of these keys, by the values, in the order of the rows."""
-    found: dict[tuple, list] = {}
+    grouped: dict[tuple, list] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return found
+        grouped.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return grouped
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: str) -> None:

@@ -46,17 +46,17 @@ def gradient(network, loss_fn, micro_batches):
     before = [parameter.asnumpy().copy() for parameter in parameters]
     model = GradientAccumulation(network, loss_fn, nn.SGD(parameters, 1.0), check="off")
     model.train_process(1, micro_batches, mini_steps=len(micro_batches), report=(), ckpt_path=None)
-    found = np.concatenate([(old - each.asnumpy()).ravel() for old, each in zip(before, parameters)])
+    result = np.concatenate([(old - new.asnumpy()).ravel() for old, new in zip(before, parameters)])
     for parameter, old in zip(parameters, before):
         ops.assign(parameter, Tensor(old))
-    return found
+    return result
 
 
 def show_accuracy(when):
     """Print how often the nearest odd half among all test digits belongs to the same digit."""
     even, odd = towers(*map(Tensor, test))
-    found = ops.matmul(even, odd.T).argmax(1).asnumpy() == np.arange(360)
-    print(f"{when}: {found.mean():.1%} of 360 test digits are put together")
+    correct = ops.matmul(even, odd.T).argmax(1).asnumpy() == np.arange(360)
+    print(f"{when}: {correct.mean():.1%} of 360 test digits are put together")
 
 
 parser = argparse.ArgumentParser(description=__doc__)

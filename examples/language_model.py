@@ -71,13 +71,13 @@ def compare(network, micro_batches):
         clear()
         weights = [float(weigh(*columns)) for columns in window]
         weighted = zip(window, weights)
-        losses = [forward_backward(*columns, weight=Tensor(each, ms.float32)).asnumpy() for columns, each in weighted]
+        losses = [forward_backward(*columns, weight=Tensor(w, ms.float32)).asnumpy() for columns, w in weighted]
         gradient = np.concatenate([total.asnumpy().ravel() for total in grad_sum]) / weight_sum.asnumpy()
         return np.average(losses, weights=weights), gradient
 
-    big_batch = tuple(Tensor(np.concatenate([each.asnumpy() for each in column])) for column in zip(*micro_batches))
+    big_batch = tuple(Tensor(np.concatenate([part.asnumpy() for part in column])) for column in zip(*micro_batches))
     loss, expected = mean_of([big_batch], valid_tokens)
-    print(f"tokens in the micro-batches: {', '.join(str(valid_tokens(*each)) for each in micro_batches)}")
+    print(f"tokens in the micro-batches: {', '.join(str(valid_tokens(*columns)) for columns in micro_batches)}")
     print(f"one big batch: loss {loss:.6f}, norm of the gradient {np.linalg.norm(expected):.6f}")
     for name, weigh in (("weighted by tokens", valid_tokens), ("mean of means", lambda *columns: 1)):
         loss, gradient = mean_of(micro_batches, weigh)

@@ -23,7 +23,7 @@ train_optim, train_clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
 
 def show(moment):
     """Print the first elements of a parameter, and of its accumulator, which differs between ranks."""
-    parameter, total = (each[0].asnumpy().flat[:3] for each in (optimizer.parameters, grad_sum))
+    parameter, total = (tensors[0].asnumpy().flat[:3] for tensors in (optimizer.parameters, grad_sum))
     print(f"rank {group.rank}, {moment}: parameter {parameter.round(6)}, accumulator {total.round(6)}", flush=True)
 
 

@@ -23,9 +23,9 @@ train_forward_backward = TrainForwardBackward(nn.WithLossCell(network, loss_fn),
 train_optim, train_clear = TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
 
 for epoch in range(epochs):
-    for held, batch in enumerate(create_dataset(usage="train", seed=epoch).create_tuple_iterator(num_epochs=1), 1):
+    for number, batch in enumerate(create_dataset(usage="train", seed=epoch).create_tuple_iterator(num_epochs=1), 1):
         train_forward_backward(*batch)
-        if held % mini_steps == 0:
+        if number % mini_steps == 0:
             train_optim()
             train_clear()
             updates += 1

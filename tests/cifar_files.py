@@ -1,4 +1,4 @@
-"""How do tests get CIFAR-10's files without CIFAR-10?"""
+"""Write small files in CIFAR-10's format."""
 
 from __future__ import annotations
 

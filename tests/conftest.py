@@ -1,7 +1,8 @@
-"""What does every test start from?"""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -30,6 +31,8 @@ import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
+
+from loopback import serving  # noqa: E402
 
 try:
     from mindspore.graph import api as graph_api
@@ -76,7 +79,7 @@ def mode(request):
 def clean(tmp_path, monkeypatch, mode):
     """Start each test in its mode, from one seed, in a folder of its own.
 
-    A compilation that is refused leaves a folder `rank_0` behind, wherever the process is. And a forward
+    A compilation that fails leaves a folder `rank_0` behind, wherever the process is. And a forward
     pass that raises in PyNative mode leaves MindSpore recording gradients: the next test's jit function
     would be differentiated once more.
     """
@@ -93,7 +96,7 @@ def rng():
 
 @pytest.fixture
 def compiles(monkeypatch):
-    """Return a list that grows by the name of each graph that is really compiled.
+    """Return a list to which the name of each compiled graph is appended.
 
     MindSpore has no public counter. It asks whether a graph is compiled again and again just before
     each compilation, of Cells and of jit functions alike, and never when it takes one from its cache.
@@ -111,7 +114,7 @@ def compiles(monkeypatch):
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory):
-    """Return what runs a job in a folder, once for all processes in which tests run, and returns the folder."""
+    """Return a function that runs a job in a folder, once for all test processes, and returns the folder."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if WORKER else root
 
@@ -128,12 +131,19 @@ def once(tmp_path_factory):
     return run
 
 
+@pytest.fixture
+def serve():
+    """Start servers that answer every request with one function, and return their address."""
+    with contextlib.ExitStack() as servers:
+        yield lambda answer: servers.enter_context(serving(answer))
+
+
 SIZES = (2, pytest.param(3, marks=pytest.mark.slow))
 tried_with_3 = pytest.mark.parametrize("job", [SIZES[1]], indirect=True, ids=["3 ranks"])
 
 
 def run_job(folder, ranks):
-    """Run tests/ranks_job.py, which writes what it sees to files; with 3 ranks it runs more of it in graph mode."""
+    """Run tests/ranks_job.py, which writes its results to files; with 3 ranks it runs more of it in graph mode."""
     command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
     done = subprocess.run(
         [*command, str(Path(__file__).parent / "ranks_job.py"), ".", *(["everything"] if ranks > 2 else [])],
@@ -149,20 +159,20 @@ def run_job(folder, ranks):
 
 @pytest.fixture(scope="session", params=SIZES, ids="{} ranks".format)
 def job(request, once):
-    """What each rank of a job has seen, and the job's folder."""
+    """The results of each rank of a job, and the job's folder."""
     folder = once(f"ranks-{request.param}", lambda folder: run_job(folder, request.param))
-    each = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
-    assert [rank["rank"] for rank in each] == [[number, request.param] for number in range(request.param)]
-    return each, folder
+    results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
+    assert [rank["rank"] for rank in results] == [[number, request.param] for number in range(request.param)]
+    return results, folder
 
 
 @pytest.fixture(scope="session")
 def seen(job):
-    """What each rank has seen, gradients being summed at the end of a window, and the job's folder."""
+    """The results of each rank that sums gradients at the end of a window, and the job's folder."""
     return [rank["at the end"] for rank in job[0]], job[1]
 
 
 @pytest.fixture(scope="session")
 def in_step(job):
-    """What each rank has seen where gradients are summed in every micro-batch, too."""
+    """The results of each rank that sums gradients in every micro-batch."""
     return [rank["in step"] for rank in job[0]]

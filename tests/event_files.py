@@ -1,4 +1,4 @@
-"""How do tests read the event files of TensorBoard?"""
+"""Read the event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def events_in(path):
 
 def curves(folder):
     """Return the steps and values by tag that TensorBoard would show."""
-    found = {}
+    points_by_tag = {}
     for path in sorted(folder.iterdir()):
         assert "tfevents" in path.name
         for event in events_in(path):
             if event.session_log.status == 1:  # START: discard what comes again
-                found = {tag: [each for each in points if each[0] < event.step] for tag, points in found.items()}
+                points_by_tag = {
+                    tag: [point for point in points if point[0] < event.step] for tag, points in points_by_tag.items()
+                }
             for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
+                points_by_tag.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return points_by_tag

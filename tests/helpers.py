@@ -1,4 +1,4 @@
-"""What do several test files need?"""
+"""Helpers that several test files share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ms_accum.network import tree
 
 
 class Slope(nn.Cell):
-    """The mean over rows of w * x, as its own loss: the gradient is the mean of x, whatever w is."""
+    """The mean over rows of w * x, as its own loss: the gradient is the mean of x for each w."""
 
     def __init__(self, columns=1, dtype=ms.float32):
         super().__init__()
@@ -38,7 +38,7 @@ def micro_batch(*values, rows=1):
 
 
 class Recorder:
-    """A reporter that keeps what it is told, and with each record what `watch` returned."""
+    """A reporter that keeps the records, and for each one the result of `watch`."""
 
     def __init__(self, watch=lambda: None):
         self.watch, self.records, self.seen = watch, [], []
@@ -132,7 +132,7 @@ def _one_late(micro_batches, window):
     return micro_batches > window
 
 
-# What is broken on purpose, to see that a check notices: (module, name, what it becomes).
+# Faults planted to test the checks: (module, name, replacement).
 MUTATIONS = {
     "no division": [
         (tree, "multiply", _no_division),
@@ -151,7 +151,7 @@ def mutate(monkeypatch, mutation):
 
 
 def gone(process):
-    """Wait a moment for the end of a process that is no child of ours."""
+    """Wait for the end of a process that is not a child; return whether it ended within 5 seconds."""
     for _ in range(50):
         try:
             if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

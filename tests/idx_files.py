@@ -1,4 +1,4 @@
-"""How do tests get MNIST's files without MNIST?"""
+"""Write small files in MNIST's format."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _write(place: Path, stem: str, kind: str, *, content: bytes, layout: str) ->
 
 def fingerprints(folder: Path) -> dict[str, tuple[int, str]]:
     """Return size and SHA-256 of every file, by its name relative to the folder."""
-    found = {}
+    result = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             content = path.read_bytes()
             name = path.relative_to(folder).as_posix()
-            found[name] = (len(content), hashlib.sha256(content).hexdigest())
-    return found
+            result[name] = (len(content), hashlib.sha256(content).hexdigest())
+    return result
 
 
 def real_mnist(folder: Path) -> Path:
@@ -119,5 +119,5 @@ def pairs(files: dict[str, bytes], *, top: str = "MNIST_Data/") -> list[tuple[st
 
 def left_in(folder: Path) -> set[str]:
     """Return everything below a folder but the originals."""
-    found = {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*")}
-    return {name for name in found if not name.startswith("original")}
+    names = {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*")}
+    return {name for name in names if not name.startswith("original")}

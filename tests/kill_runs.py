@@ -90,10 +90,10 @@ def main(folder, kills):
         ]
         refused = code == 2 or not after
         ends["refused" if code == 2 else "begun" if flags is FLAGS else "resumed"] += 1
-    left = [path.name for path in temporary.iterdir()]
-    left += [path.name for path in folder.glob("runs/*/states/.saving-*")]
-    left += [path.name for path in folder.iterdir() if path.name not in ("runs", "temporary", "out", "err")]
-    print(json.dumps({"kills": kills, **ends, "updates": updates_in(folder), "faults": faults, "left": left}))
+    leftovers = [path.name for path in temporary.iterdir()]
+    leftovers += [path.name for path in folder.glob("runs/*/states/.saving-*")]
+    leftovers += [path.name for path in folder.iterdir() if path.name not in ("runs", "temporary", "out", "err")]
+    print(json.dumps({"kills": kills, **ends, "updates": updates_in(folder), "faults": faults, "left": leftovers}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How do tests get a server that answers as they like?"""
+"""A local HTTP server with given answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(answer: Answer, *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Run a server on loopback that answers every request so; gives an address on it."""
+    """Run a server on loopback that answers every request by `answer`; yields an address on it."""
     handler = type("Handler", (_Handler,), {"answer": answer})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""What do the tests of memory run in processes of their own? Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
+"""Programs that the memory tests run in separate processes. Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def costs(rows, most=10_000):
 
 def takes_memory_and_time(rows):
     """Take 10 MiB a row, and longer with more rows."""
-    held = [np.ones(10 * 2**17) for _ in range(rows)]
-    return lambda: time.sleep(0.01 * len(held))
+    arrays = [np.ones(10 * 2**17) for _ in range(rows)]
+    return lambda: time.sleep(0.01 * len(arrays))
 
 
 def waits(path, rows):

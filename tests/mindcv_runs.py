@@ -90,10 +90,10 @@ class Trained:
         # if their sum is exactly 0, which rounding decides.
         self.loss_fn = nn.MSELoss()
         self.optimizer = create_optimizer(self.network, optimizer, rates or rates_of("cosine_decay"), **options)
-        held = (*self.optimizer.get_parameters(), *self.network.get_parameters())
-        self.start = [(parameter, parameter.asnumpy().copy()) for parameter in held]
+        parameters = (*self.optimizer.get_parameters(), *self.network.get_parameters())
+        self.start = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
         self.recorder = Recorder()
-        self.micro_batches = [each for window in windows() for each in window]
+        self.micro_batches = [micro_batch for window in windows() for micro_batch in window]
         self.train = getattr(self, way)(**others)
 
     def follow(self, schedule):
@@ -140,7 +140,7 @@ class Trained:
 
     def driver(self, weight=None):
         system = GradientAccumulation(self.network, self.loss_fn, self.optimizer, weight=weight)
-        data = [tuple(map(Tensor, each)) for each in self.micro_batches]
+        data = [tuple(map(Tensor, micro_batch)) for micro_batch in self.micro_batches]
         return lambda: system.train_process(EPOCHS, data, WINDOW, report=(self.recorder,), ckpt_path=None)
 
     def model(self):
@@ -161,8 +161,8 @@ class Trained:
         return train
 
 
-def miss(found, expected):
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+def miss(actual, expected):
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def compare(optimizer, options, schedules):

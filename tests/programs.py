@@ -1,4 +1,4 @@
-"""Helpers for tests that run the two programs: in this process, or as a person does."""
+"""Run the two programs in tests, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def one_line(err):
 
 def closing(out):
     """Return accuracy, correct and total, if the output ends with the closing lines."""
-    found = CLOSING.search(out)
-    assert found and found.end() == len(out)
-    accuracy, correct, total = float(found[1]), int(found[2]), int(found[3])
+    match = CLOSING.search(out)
+    assert match and match.end() == len(out)
+    accuracy, correct, total = float(match[1]), int(match[2]), int(match[3])
     assert accuracy == correct / total
     return accuracy, correct, total
 

@@ -1,4 +1,4 @@
-"""What does each of several processes that train together see, gradients being summed at the end of a window?
+"""Scenarios of several ranks that sum gradients at the end of a window.
 
 Run by tests/ranks_job.py. Scenarios of the host run in PyNative mode, some of the others in graph mode only if the job
 has the argument `everything`.
@@ -70,7 +70,7 @@ def own_data(group):
 
 
 class Batches(list):
-    """Batches that say their size, as those of a dataset do."""
+    """Batches with `get_batch_size`, as a dataset has it."""
 
     def get_batch_size(self):
         return len(self[0][0])
@@ -82,13 +82,13 @@ def even_data(group):
 
 
 def train(model, data, mini_steps=N, epochs=2, **options):
-    """Train and return what each update said."""
+    """Train and return the record of each update."""
     recorder = Recorder()
     model.train_process(epochs, data, mini_steps, report=(recorder,), ckpt_path=None, **options)
     return [record._replace(seconds=0.0) for record in recorder.records]
 
 
-def left_of(model):
+def final_state_of(model):
     parameters = values(model._window.optimizer.get_parameters())
     return {
         "parameters": [array.tolist() for array in parameters],
@@ -100,7 +100,7 @@ def trained(group, reduction, mini_steps):
     """From weights that only rank 0 has."""
     model = driver_of(network_of(seed=1 + group.rank), reduction=reduction, clip_norm=0.5)
     records = train(model, own_data(group), mini_steps)
-    return {**left_of(model), "records": records}
+    return {**final_state_of(model), "records": records}
 
 
 def nodes_of(cell):
@@ -153,8 +153,8 @@ def flushed(group):
     model = driver_of(network, tail="carry")
     data = even_data(group)[: 4 if group.rank == 0 else 3]
     train(model, data, epochs=1)
-    held, updated, again = model.micro_batches, model.flush(), model.flush()
-    return {"held": held, "updated": [updated, again], "sum": total([7], group), **left_of(model)}
+    micro_batches, updated, again = model.micro_batches, model.flush(), model.flush()
+    return {"held": micro_batches, "updated": [updated, again], "sum": total([7], group), **final_state_of(model)}
 
 
 def stopped_at_tails(group):
@@ -176,9 +176,9 @@ def bad_on_one_rank(group):
     model = driver_of(network_of())
     before = []
     window = model._window.end
-    model._window.end = lambda *requests: before.append(left_of(model)["digest"]) or window(*requests)
+    model._window.end = lambda *requests: before.append(final_state_of(model)["digest"]) or window(*requests)
     train(model, data, epochs=1)
-    return {"digests": [*before, left_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
+    return {"digests": [*before, final_state_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
 
 
 def another_number_of_windows(group):
@@ -191,14 +191,14 @@ def another_number_of_windows(group):
 
 
 def refused(group):
-    said = []
+    messages = []
     for data, options in ((iter(even_data(group)), {}), (even_data(group), {"tail": "carry"})):
         try:
             states = Checkpointer(Path(sys.argv[1]) / "refused") if options else None
             train(driver_of(network_of(), **options), data, checkpointer=states)
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def shards(group):
@@ -213,26 +213,26 @@ def shards(group):
 
 
 def stopped_and_resumed(group):
-    """The last rank is asked to stop in the middle of its second window; all go on later."""
+    """The last rank is asked to stop in the middle of its second window; all resume later."""
     folder = Path(sys.argv[1]) / "states"
-    whole = driver_of(network_of())
-    train(whole, even_data(group))
+    uninterrupted = driver_of(network_of())
+    train(uninterrupted, even_data(group))
     asked = count(1)
     stop = (lambda: next(asked) >= N + 2) if group.rank == group.size - 1 else None
-    first, said = driver_of(network_of()), None
+    first, message = driver_of(network_of()), None
     try:
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
-        said = str(stopped)
-    total([0], group)  # nobody looks for the state before it is there
+        message = str(stopped)
+    total([0], group)  # no rank looks for the state before it is saved
     second = driver_of(network_of(seed=9))
     states = Checkpointer(folder, keep=2, resume="auto")
     train(second, even_data(group), checkpointer=states)
     return {
-        "said": said,
+        "said": message,
         "updates": [first.updates, second.updates],
-        "digests": [left_of(model)["digest"] for model in (whole, second)],
-        **left_of(whole),
+        "digests": [final_state_of(model)["digest"] for model in (uninterrupted, second)],
+        **final_state_of(uninterrupted),
     }
 
 
@@ -289,7 +289,7 @@ def sharded(group):
     }
 
 
-def look(group):
+def run_scenarios(group):
     return {
         "mean 3": trained(group, "mean", N),
         "mean 1": in_job_mode(trained, group, "mean", 1),

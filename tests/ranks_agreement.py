@@ -1,4 +1,4 @@
-"""What does each of several processes see that train different things, or have different numbers of micro-batches?
+"""Scenarios of ranks whose settings differ, or whose numbers of micro-batches do.
 
 Run by tests/ranks_job.py.
 """
@@ -135,7 +135,7 @@ def settings_that_differ(group):
 
 def folders_per_machine(group):
     """Rank 0 finds its state, the others nothing; or all find one, which is another one on each rank."""
-    found = {}
+    errors = {}
     single = collectives.Group(0, 1)
     for name, has in (("first", group.rank == 0), ("each", True)):
         data = ranks.even_data(group)[:4]
@@ -151,12 +151,12 @@ def folders_per_machine(group):
                 if way == "driver":
                     model = GradientAccumulation(network, cross_entropy(), optimizer, **own)
                     train = partial(ranks.train, model, data, 2, 1, checkpointer=states)
-                    found[f"{name} {way}"] = error_of(train)
+                    errors[f"{name} {way}"] = error_of(train)
                 else:
                     accumulator = Accumulator(optimizer, 2, network=network, **own)
                     loop = ResumableLoop(states, network, accumulator)
-                    found[f"{name} {way}"] = error_of(lambda loop=loop: loop.__enter__().__exit__(None))
-    return found
+                    errors[f"{name} {way}"] = error_of(lambda loop=loop: loop.__enter__().__exit__(None))
+    return errors
 
 
 def drifted(group):
@@ -172,30 +172,30 @@ def drifted(group):
 
     def driver(change):
         model = ranks.driver_of(ranks.network_of())
-        found = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._window.optimizer))))
-        return [found, model.updates]
+        error = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._window.optimizer))))
+        return [error, model.updates]
 
     def accumulator(change):
         network = ranks.network_of()
         optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
-        held = Accumulator(optimizer, 2, network=network)
-        grads = tuple(each * 0.1 for each in optimizer.parameters)
-        found = None
+        system = Accumulator(optimizer, 2, network=network)
+        grads = tuple(parameter * 0.1 for parameter in optimizer.parameters)
+        error = None
         for epoch in range(3):
             for _ in range(4):
-                held(grads)
+                system(grads)
             if epoch == 1:
                 change(optimizer)()
-            found = found or error_of(held.flush)
-            if found:
+            error = error or error_of(system.flush)
+            if error:
                 break
-        return [found, held.updates]
+        return [error, system.updates]
 
     def model(change):
         step = ranks_in_model.step_of(ranks.network_of())
         callbacks = [FlushTail(), Sets(change(step.optimizer))]  # in the order in which the change comes last
-        found = error_of(lambda: Model(step).train(3, ranks_in_model.dataset(data), callbacks=callbacks))
-        return [found, step.updates]
+        error = error_of(lambda: Model(step).train(3, ranks_in_model.dataset(data), callbacks=callbacks))
+        return [error, step.updates]
 
     ways = {"driver": driver, "accumulator": accumulator, "model": model}
     seen = {f"{name} rate": way(rate_of) for name, way in ways.items()}
@@ -222,7 +222,7 @@ def own_shard(group, name, bad=None):
     """Return this rank's micro-batches; on rank 1 all before number `bad` are not finite."""
     numbers = range(SHARDS[name][group.rank])
     values = [np.nan if bad and group.rank == 1 and n < bad else value(group.rank, n) for n in numbers]
-    return [micro_batch(each, each, rows=rows(group.rank, number)) for number, each in enumerate(values)]
+    return [micro_batch(entry, entry, rows=rows(group.rank, number)) for number, entry in enumerate(values)]
 
 
 def looped(group, name, make=None, bad=None, epochs=2, **options):
@@ -232,26 +232,26 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
     scaler = amp.DynamicLossScaler(8.0, 2, 2) if options.pop("scaled", False) else None
     ema = Ema(0.5)
     options = {"reduction": "mean", **options}
-    held = Accumulator(optimizer, N, network=network, ema=ema, loss_scale=scaler, **options)
+    accumulator = Accumulator(optimizer, N, network=network, ema=ema, loss_scale=scaler, **options)
 
     def forward(x):
-        return held.scale(network(x))
+        return accumulator.scale(network(x))
 
     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
     weighs = options.get("reduction") != "sum"
     flushed, norms = [], []
     for _ in range(epochs):
         for (x,) in own_shard(group, name, bad):
-            held(grad_fn(x)[1], *([x.shape[0]] if weighs else []))
-        flushed.append([held.flush(), held.flush()])
-        norms.append(held.grad_norm)
+            accumulator(grad_fn(x)[1], *([x.shape[0]] if weighs else []))
+        flushed.append([accumulator.flush(), accumulator.flush()])
+        norms.append(accumulator.grad_norm)
     return {
         "weights": network.w.asnumpy().tolist(),
         "average": ema.state["of.w"].asnumpy().tolist(),
-        "counts": [held.updates, held.skipped, held.micro_batches, ema.updates],
+        "counts": [accumulator.updates, accumulator.skipped, accumulator.micro_batches, ema.updates],
         "step": int(optimizer.global_step.asnumpy()[0]) if hasattr(optimizer, "global_step") else None,
-        "left out": held.left_out,
-        "scale": [held.loss_scale, held.overflows],
+        "left out": accumulator.left_out,
+        "scale": [accumulator.loss_scale, accumulator.overflows],
         "flushed": flushed,
         "norms": norms,
     }
@@ -260,12 +260,12 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
 def resized(group, **options):
     """Rank 0 alone changes the size of its windows."""
     network = Half()
-    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
+    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
     if group.rank == 0:
-        held.accumulate_step = 2
+        accumulator.accumulate_step = 2
     for number in range(3):
-        held((Tensor([1.0, number], ms.float32),), 1.0)
-    return [error_of(held.flush), held.updates]
+        accumulator((Tensor([1.0, number], ms.float32),), 1.0)
+    return [error_of(accumulator.flush), accumulator.updates]
 
 
 def reductions(group, **options):
@@ -273,11 +273,11 @@ def reductions(group, **options):
     kept, calls = reduction._sum, []
     reduction._sum = lambda *arguments: calls.append(1) or kept(*arguments)
     network = Half()
-    held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
+    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
     for _ in range(2 * N):
-        held((Tensor([1.0, 2.0], ms.float32),), 1.0)
+        accumulator((Tensor([1.0, 2.0], ms.float32),), 1.0)
     reduction._sum = kept
-    return [len(calls), held.updates]
+    return [len(calls), accumulator.updates]
 
 
 def uneven(group):
@@ -299,12 +299,12 @@ def uneven(group):
     seen["tail in step"] = looped(group, "tail", **every)
     seen["tail zero 1"] = on_host(looped, group, "tail", zero)
     seen["tail zero 2"] = on_host(looped, group, "tail", zero, **every)
-    for name, how in (("", {}), (" in step", every)):
-        seen[f"sums{name}"] = on_host(looped, group, "more windows", reduction="sum", **how)
-        seen[f"scaled{name}"] = on_host(looped, group, "more windows", scaled=True, **how)
-        seen[f"scaled sums{name}"] = on_host(looped, group, "more windows", scaled=True, reduction="sum", **how)
-        seen[f"left out{name}"] = on_host(looped, group, "tail", bad=2, nonfinite="skip_micro", **how)
-        seen[f"skipped{name}"] = on_host(looped, group, "tail", bad=2, **how)
+    for name, options in (("", {}), (" in step", every)):
+        seen[f"sums{name}"] = on_host(looped, group, "more windows", reduction="sum", **options)
+        seen[f"scaled{name}"] = on_host(looped, group, "more windows", scaled=True, **options)
+        seen[f"scaled sums{name}"] = on_host(looped, group, "more windows", scaled=True, reduction="sum", **options)
+        seen[f"left out{name}"] = on_host(looped, group, "tail", bad=2, nonfinite="skip_micro", **options)
+        seen[f"skipped{name}"] = on_host(looped, group, "tail", bad=2, **options)
     return seen
 
 
@@ -313,20 +313,20 @@ def uneven_and_resumed(group):
     seen = []
     for stops in (True, False):
         network, asked = Half(), count(1)
-        held = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network)
-        grad_fn = ms.value_and_grad(network, None, held.optimizer.parameters)
+        accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network)
+        grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
         stop = (lambda asked=asked: next(asked) >= 3) if stops and group.rank == 1 else None
         states = Checkpointer(FOLDER / "uneven", every=1, resume="auto", stop=stop)
-        with contextlib.suppress(Stopped), ResumableLoop(states, network, held) as loop:
-            seen.append([loop.epoch, loop.batches, held.updates])
+        with contextlib.suppress(Stopped), ResumableLoop(states, network, accumulator) as loop:
+            seen.append([loop.epoch, loop.batches, accumulator.updates])
             for epoch in range(loop.epoch, 3):
                 for number, (x,) in enumerate(own_shard(group, "more windows"), 1):
                     if epoch > loop.epoch or number > loop.batches:
-                        held(grad_fn(x)[1], x.shape[0])
+                        accumulator(grad_fn(x)[1], x.shape[0])
                         loop.after_micro_batch(epoch, number)
-                held.flush()
+                accumulator.flush()
                 loop.after_micro_batch(epoch + 1, 0)
-    return {"begun": seen, "weights": network.w.asnumpy().tolist(), "updates": held.updates}
+    return {"begun": seen, "weights": network.w.asnumpy().tolist(), "updates": accumulator.updates}
 
 
 class StopsOnRank1(Callback):
@@ -383,14 +383,14 @@ class Evaluates(Callback):
 def model_evaluated(group):
     """A callback evaluates the averages, on all ranks or on one, before and after the tail: training is the same."""
     data, seen = ranks.own_data(group), {}
-    for name, who in (("nobody", ()), ("all", range(group.size)), ("one", (0,))):
+    for name, evaluating_ranks in (("nobody", ()), ("all", range(group.size)), ("one", (0,))):
         for first in (True, False):
             network = ranks.network_of()
             optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
             step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, ranks.N, ema=Ema(0.5))
             model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
             shard, test = ranks_in_model.dataset(data), ranks_in_model.dataset(data[:1])
-            evaluates = Evaluates(lambda model=model, test=test: model.eval(test), who, group.rank)
+            evaluates = Evaluates(lambda model=model, test=test: model.eval(test), evaluating_ranks, group.rank)
             callbacks = [evaluates, FlushTail()] if first else [FlushTail(), evaluates]
             error = error_of(lambda model=model, shard=shard, calls=callbacks: model.train(2, shard, callbacks=calls))
             seen[f"{name}, {'first' if first else 'last'}"] = [error, digest(step.optimizer.parameters)]
@@ -452,11 +452,11 @@ def copied(group):
 def of_any_text(group):
     """Texts of other lengths come whole; ranks that agree send one message of a fixed size."""
     text = "x" * (5 + 70_000 * group.rank)
-    found = agreement._exchanged(text, group)
-    return [[len(each) for each in found], agreement._exchanged("equal", group)]
+    texts = agreement._exchanged(text, group)
+    return [[len(item) for item in texts], agreement._exchanged("equal", group)]
 
 
-def look(group):
+def run_scenarios(group):
     on_host = ranks.on_host
     return {
         "settings": on_host(settings_that_differ, group),

@@ -1,4 +1,4 @@
-"""What do ranks have alike that nobody trains, and what must each have for itself?
+"""Scenarios of what must be equal on all ranks without being trained, and of what must differ.
 
 Run by tests/ranks_job.py.
 """
@@ -44,7 +44,7 @@ def optimizer_of(network):
 
 def backbones(group):
     """What ranks that have made a backbone each have of it, with each way to train."""
-    found = {}
+    results = {}
     for name, begin in (
         (
             "cells",
@@ -63,10 +63,10 @@ def backbones(group):
         network = Frozen(seed=1 + group.rank)
         try:
             begin(network, optimizer_of(network))
-            found[name] = digest(network.backbone[0].get_parameters())
+            results[name] = digest(network.backbone[0].get_parameters())
         except RuntimeError as error:
-            found[name] = str(error)
-    return found
+            results[name] = str(error)
+    return results
 
 
 def may_differ(group):
@@ -75,9 +75,9 @@ def may_differ(group):
     network.backbone[1].moving_mean.set_data(Tensor(np.full(4, group.rank), ms.float32))
     optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), network.head.trainable_params())
     optimizer.inner.moments[0].set_data(optimizer.inner.moments[0] + group.rank)
-    held = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
+    parameter = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
     accumulator = Accumulator(optimizer, 2, network=network)
-    return [accumulator.updates, len(other.trainable_params()), int(held.asnumpy()[0])]
+    return [accumulator.updates, len(other.trainable_params()), int(parameter.asnumpy()[0])]
 
 
 def masks(group, seed=1):
@@ -139,7 +139,7 @@ def pooled(group, own="auto"):
     return [network[0].moving_mean.asnumpy().tolist(), network[0].moving_variance.asnumpy().tolist()]
 
 
-def look(group):
+def run_scenarios(group):
     on_host = ranks.on_host
     return {
         "backbones": on_host(backbones, group),

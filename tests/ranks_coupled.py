@@ -1,4 +1,4 @@
-"""What does each of several processes see whose loss compares the rows of all of them?
+"""Scenarios of ranks whose loss compares the rows of all of them.
 
 Run by tests/ranks_job.py.
 """
@@ -37,7 +37,7 @@ def trained_by(group, zero=False, **options):
     optimizer = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 1.0), trained) if zero else nn.SGD(trained, 1.0)
     model = GradientAccumulation(network, CoupledLoss(loss_fn, 2), optimizer, **options)
     records = ranks.train(model, data_of(group.rank), N, epochs=2)
-    parameters = [each.asnumpy() for each in trained]
+    parameters = [parameter.asnumpy() for parameter in trained]
     return {
         "parameters": [array.tolist() for array in parameters],
         "digest": digest(trained),
@@ -49,11 +49,11 @@ def trained_by(group, zero=False, **options):
 def gathered(group):
     """Rows of types and bytes that no sum would leave alone, and of another number on each rank."""
     rows = [np.full((2 + group.rank, 3), value, kind) for value, kind in ((-1, np.int32), (group.rank, np.uint8))]
-    found = [gather_rows(each, group) for each in rows]
-    return [[array.tolist(), str(array.dtype), first] for array, first in found]
+    results = [gather_rows(part, group) for part in rows]
+    return [[array.tolist(), str(array.dtype), first] for array, first in results]
 
 
-def look(group):
+def run_scenarios(group):
     return {
         "trained": ranks.in_job_mode(trained_by, group),
         "in step": ranks.on_host(trained_by, group, sync_every_micro_batch=True),

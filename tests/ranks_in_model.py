@@ -1,4 +1,4 @@
-"""What does each of several processes see that train with MindSpore's Model, or with its callbacks?
+"""Scenarios of ranks that train with MindSpore's Model, or with its callbacks.
 
 Run by tests/ranks_job.py.
 """
@@ -66,7 +66,7 @@ def another_number(group):
 
 
 def resumed(group):
-    """Rank 1 is asked to stop inside a window; all stop at its end, and go on from the state of rank 0."""
+    """Rank 1 is asked to stop inside a window; all stop at its end, and resume from the state of rank 0."""
     folder, losses, asked = Path(sys.argv[1]) / "model", Losses(), count(1)
     for stop in (lambda: group.rank == 1 and next(asked) == 4, None):
         step, data = step_of(ranks.network_of(seed=1 + group.rank)), dataset(ranks.own_data(group))
@@ -97,7 +97,7 @@ def stopped_by_a_callback(group):
     return {"results": stops.results, "updates": model.updates}
 
 
-def look(group):
+def run_scenarios(group):
     return {
         "mode": "graph" if ranks.EVERYTHING else "host",
         "trained": ranks.in_job_mode(trained, group),

@@ -1,4 +1,4 @@
-"""What does each of several processes see that sum gradients in every micro-batch, complete or in parts?
+"""Scenarios of ranks that sum gradients in every micro-batch, complete or in parts.
 
 Run by tests/ranks_job.py, as tests/ranks.py.
 """
@@ -42,7 +42,7 @@ def driver_of(zero, *, clip_norm=0.05, **options):
 
 
 def even(group):
-    """As many micro-batches on all ranks, of which more or fewer rows count. One shape is one graph."""
+    """The same number of micro-batches on all ranks, with different numbers of unmasked rows, in one shape."""
     count = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
     data = [
         (x, ops.cat([y[:n], ops.full_like(y[n:], IGNORED)]))
@@ -73,17 +73,17 @@ def graphs(group, zero, in_step):
     loss = nn.WithLossCell(network, cross_entropy())
     forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
     update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
-    before, held = digest(optimizer.parameters), []
+    before, observed = digest(optimizer.parameters), []
     for micro_batch in ranks.even_data(group)[:2]:
         forward_backward(*micro_batch)
-        held.append([digest(optimizer.parameters) == before, digest(grad_sum)])
+        observed.append([digest(optimizer.parameters) == before, digest(grad_sum)])
     updated, norm = update()
     clear()
     emptied = digest(grad_sum) == digest([total * 0 for total in grad_sum])
     return {
         "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
         "unordered": [unordered(cell) for cell in (forward_backward, update)],
-        "held": held,
+        "held": observed,
         "elements": sum(total.size for total in grad_sum),
         "updated": bool(updated.asnumpy()),
         "norm": float(norm.asnumpy()),
@@ -96,15 +96,15 @@ def graphs(group, zero, in_step):
 def unordered(cell):
     """Count the pairs of collectives, outside of branches, neither of which waits for the other."""
     nodes, collectives = ranks.nodes_of(cell)
-    inputs = {node.name: [each.name for each in node.input] for node in nodes}
+    inputs = {node.name: [argument.name for argument in node.input] for node in nodes}
 
     def before(name):
-        found, todo = set(), [name]
+        ancestors, todo = set(), [name]
         while todo:
-            new = set(inputs.get(todo.pop(), ())) - found
-            found |= new
+            new = set(inputs.get(todo.pop(), ())) - ancestors
+            ancestors |= new
             todo += new
-        return found
+        return ancestors
 
     earlier = {node.name: before(node.name) for node in collectives}
     return sum(a not in earlier[b] and b not in earlier[a] for a, b in combinations(earlier, 2))
@@ -145,7 +145,7 @@ def stopped(group, folder):
 
 
 def resumed(group):
-    """A run of which accumulators are sharded is stopped, and goes on."""
+    """A run with sharded accumulators is stopped and resumed."""
     folder = Path(sys.argv[1]) / "in step"
     first = ranks.on_host(stopped, group, folder)
     total([0], group)
@@ -190,7 +190,7 @@ def bad_on_one(group, zero):
 
 def refused(group):
     """Micro-batches of which one rank may have more."""
-    said = []
+    messages = []
     data = even(group)
     fewer = data if group.rank else data[:-1]
     folder = Path(sys.argv[1]) / "refused"
@@ -208,8 +208,8 @@ def refused(group):
         try:
             driver_of(False, **IN_STEP).train_process(2, own, report=(), ckpt_path=None, **options)
         except (RuntimeError, ValueError) as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def misused(group):
@@ -228,16 +228,16 @@ def misused(group):
         lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
         lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
     )
-    said = []
+    messages = []
     for attempt in tries:
         try:
             attempt()
         except (RuntimeError, ValueError) as error:
-            said.append(str(error))
-    for held in (model, accumulator):  # twice is once
-        held.clear()
-        held.clear()
-    return {"said": said, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
+            messages.append(str(error))
+    for system in (model, accumulator):  # twice is once
+        system.clear()
+        system.clear()
+    return {"said": messages, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
 
 
 def tiny_weights(group):
@@ -248,7 +248,7 @@ def tiny_weights(group):
 
 
 def sent(group):
-    """Whatever rank 0 has, of any type."""
+    """All ranks get the parameters of rank 0, of any type."""
     random = np.random.RandomState(group.rank)
     arrays = [random.rand(3, 2), random.randint(0, 2**62, 5), random.rand(7).astype(np.float16), random.rand(4) < 0.5]
     parameters = [Parameter(Tensor(array)) for array in arrays]
@@ -295,7 +295,7 @@ def looked_into(kinds):
     return kinds if ranks.EVERYTHING else ("zero 2",)
 
 
-def look(group):
+def run_scenarios(group):
     on_host, in_job_mode = ranks.on_host, ranks.in_job_mode
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
@@ -307,7 +307,7 @@ def look(group):
         "functional": {
             name: functional(group, zero, **options)
             for name, (zero, options) in kinds.items()
-            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.look`
+            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.run_scenarios`
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],

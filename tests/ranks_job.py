@@ -1,4 +1,4 @@
-"""One of several processes that train together: what it sees is written to FOLDER/RANK.json.
+"""One of several ranks that train together; it writes its results to FOLDER/RANK.json.
 
 By msrun or ms_accum.launch: tests/ranks_job.py FOLDER [everything]. All that tests of several processes ask is tried in
 one job: to form the group takes longer than most of it.
@@ -28,5 +28,5 @@ if __name__ == "__main__":
     group = own_group()
     rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
     rooms |= {"coupled": ranks_coupled, "numerics": ranks_numerics, "agreement": ranks_agreement}
-    seen = {"rank": list(group), **{name: room.look(group) for name, room in rooms.items()}}
+    seen = {"rank": list(group), **{name: room.run_scenarios(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

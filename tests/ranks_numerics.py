@@ -1,4 +1,4 @@
-"""What does each of several processes see of loss scales, gradients that are not finite, and averages?
+"""Scenarios of ranks with loss scales, gradients that are not finite, and averages.
 
 Run by tests/ranks_job.py.
 """
@@ -31,7 +31,7 @@ def data_of(rank, *, bad=None, large=None):
         values[bad] = np.nan
     if large is not None:
         values = [LARGE if rank and number == large else 1.0 for number in range(6)]
-    return [micro_batch(each, each, rows=rows(rank, number)) for number, each in enumerate(values)]
+    return [micro_batch(entry, entry, rows=rows(rank, number)) for number, entry in enumerate(values)]
 
 
 def run(group, data, make=None, **options):
@@ -68,14 +68,14 @@ def scaled(group):
 
 
 def scaled_in_a_loop(group):
-    """The same with an `Accumulator`, which is not told the losses."""
+    """The same with an `Accumulator`, which does not get the losses."""
     scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
     trained = Trained("accumulator", Half(), WINDOW, loss_scale=scaler).train(data_of(group.rank, large=2))
     counts = [trained.updates, trained.system.skipped, trained.system.overflows]
     return {"weights": trained.weights.tolist(), "counts": counts, "scale": float(scaler.scale_value.asnumpy())}
 
 
-def look(group):
+def run_scenarios(group):
     bad = data_of(group.rank, bad=BAD)
     micro = {"nonfinite": "skip_micro"}
     every = {"sync_every_micro_batch": True}

@@ -1,4 +1,4 @@
-"""What should come out? The maths in NumPy float64, by plain loops; nothing here imports ms_accum."""
+"""The expected results, in NumPy float64 and plain loops; nothing here imports ms_accum."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def window_gradient(gradients, weights=None, reduction="mean"):
     weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else weights
     total = [np.zeros(np.shape(array)) for array in gradients[0]]
     for gradient, weight in zip(gradients, weights):
-        total = [held + weight * array for held, array in zip(total, float64(gradient))]
-    return total if reduction == "sum" else [held / float(sum(weights)) for held in total]
+        total = [subtotal + weight * array for subtotal, array in zip(total, float64(gradient))]
+    return total if reduction == "sum" else [subtotal / float(sum(weights)) for subtotal in total]
 
 
 def global_norm(gradients):
@@ -39,23 +39,23 @@ class Window(NamedTuple):
 
 def windows(micro_batches, window, epochs, tail):
     """Return each window of a run and what is left at its end: one micro-batch after the other."""
-    made, held, number = [], [], 0
+    ended, open_window, number = [], [], 0
     for epoch in range(1, epochs + 1):
         for _ in range(micro_batches):
-            held.append(number)
+            open_window.append(number)
             number += 1
-            if len(held) == window:
-                made.append(Window(epoch, tuple(held)))
-                held = []
-        if held and tail == "flush":
-            made.append(Window(epoch, tuple(held)))
+            if len(open_window) == window:
+                ended.append(Window(epoch, tuple(open_window)))
+                open_window = []
+        if open_window and tail == "flush":
+            ended.append(Window(epoch, tuple(open_window)))
         if tail != "carry":
-            held = []
-    return made, held
+            open_window = []
+    return ended, open_window
 
 
 def _comparable(array):
-    """Return it in float32 if that is what it is, as neighbours subtract exactly there, else in float64."""
+    """Return a float32 array unchanged, as neighbours subtract exactly in it, and others in float64."""
     array = np.asarray(array)
     return array if array.dtype == np.float32 else array.astype(np.float64)
 

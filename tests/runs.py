@@ -65,9 +65,9 @@ class Run:
         return digest(self.optimizer.get_parameters()), records, (self.model.updates, self.model.skipped), losses
 
 
-def check_same(found, expected):
-    assert found[:3] == expected[:3]
-    assert found[3] == pytest.approx(expected[3], rel=1e-6)
+def check_same(actual, expected):
+    assert actual[:3] == expected[:3]
+    assert actual[3] == pytest.approx(expected[3], rel=1e-6)
 
 
 def numbers(rows=ROWS):
@@ -80,7 +80,7 @@ def even():
 
 
 def stop_after(micro_batches):
-    """Return what asks a run to stop once it has seen so many."""
+    """Return a function that requests a stop after this number of micro-batches."""
     count = itertools.count(1)
     return lambda: next(count) == micro_batches
 

@@ -181,7 +181,7 @@ def stop_after(micro_batches):
 
 def result_of(network, optimizer, updates, losses, **more):
     """Return what must be equal; `more` as numbers."""
-    parameters = {each.name: each for each in (*network.get_parameters(), *optimizer.get_parameters())}
+    parameters = {parameter.name: parameter for parameter in (*network.get_parameters(), *optimizer.get_parameters())}
     digests = {name: hashlib.sha256(parameters[name].asnumpy().tobytes()).hexdigest() for name in sorted(parameters)}
     return {"parameters": digests, "updates": updates, "losses": [repr(loss) for loss in losses], **more}
 
@@ -456,22 +456,22 @@ class Side:
 
 def differences(old, new):
     """Return the names of the results that differ, with those of the Parameters."""
-    found = []
+    names = []
     for name in sorted({*old, *new}):
         ours, theirs = old.get(name), new.get(name)
         if isinstance(ours, dict) and isinstance(theirs, dict):
-            found += [f"{name} {inner}" for inner in differences(ours, theirs)]
+            names += [f"{name} {inner}" for inner in differences(ours, theirs)]
         elif ours != theirs:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def compare(name, old, new, mutation):
     """Run a case with both trees at the same time, and return what differs."""
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / side for side in ("old", "new")]
-        for each in folders:
-            each.mkdir()
+        for path in folders:
+            path.mkdir()
         sides = [Side(name, old, folders[0]), Side(name, new, folders[1], mutation)]
         for side in sides:
             side.wait()  # before the folder is removed, also if one fails
@@ -480,7 +480,7 @@ def compare(name, old, new, mutation):
         except RuntimeError as error:
             return [f"it failed: {error}"]
     pairs = enumerate(zip(*results))
-    return [f"{each} on rank {rank}" if rank else each for rank, pair in pairs for each in differences(*pair)]
+    return [f"{result} on rank {rank}" if rank else result for rank, pair in pairs for result in differences(*pair)]
 
 
 def main():
@@ -501,10 +501,10 @@ def main():
         parser.error(f"'--only' must be in one of {', '.join((*CASES, *CASES_OF_RANKS))}, but got {arguments.only}")
     equal = 0
     for name in names:
-        found = compare(name, old, new, 1e-7 if arguments.mutant else 0.0)
-        equal += not found
-        shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
-        print(f"{name:30}{'DIFFERENT: ' + shown if found else 'equal'}", flush=True)
+        differing = compare(name, old, new, 1e-7 if arguments.mutant else 0.0)
+        equal += not differing
+        shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
+        print(f"{name:30}{'DIFFERENT: ' + shown if differing else 'equal'}", flush=True)
     print(f"{equal} of {len(names)} cases are equal")
     return int(equal < len(names))
 

@@ -74,10 +74,10 @@ def main(folder, kills):
         time.sleep(rng.uniform(0.02, 0.2))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        wrong, left = faults(folder)
+        errors, leftover_files = faults(folder)
         remove_leftovers(folder)
-        bad += wrong
-        leftovers += bool(left)
+        bad += errors
+        leftovers += bool(leftover_files)
     print(json.dumps({"kills": kills, "bad": bad, "leftovers": leftovers}))
 
 

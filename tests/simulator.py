@@ -1,4 +1,4 @@
-"""What should any run of windows leave? The rules in NumPy float64, by plain loops; nothing here imports ms_accum.
+"""A simulator of windows in NumPy float64 and plain loops; nothing here imports ms_accum.
 
 A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, Momentum, averages and counters. It
 trains one network, whose loss is known in closed form: half the mean squared distance of two weights from the rows of
@@ -120,12 +120,12 @@ class Simulator:
         return len(self.open) >= self.window
 
     def _losses(self):
-        kept = [(loss, weight) for loss, _, weight, _, left in self.open if weight and not left]
+        kept = [(loss, weight) for loss, _, weight, _, left_out in self.open if weight and not left_out]
         return sum(loss * weight for loss, weight in kept), sum(weight for _, weight in kept)
 
     def _gradient(self):
         """Return the window's gradient, or None if it has none."""
-        kept = [(gradient, weight) for _, gradient, weight, _, left in self.open if weight and not left]
+        kept = [(gradient, weight) for _, gradient, weight, _, left_out in self.open if weight and not left_out]
         if not kept or self.scale == HUGE:
             return None
         total = sum(gradient * (1.0 if self.settings.reduction == "sum" else weight) for gradient, weight in kept)
@@ -150,8 +150,8 @@ class Simulator:
         overflow = self._rescale(gradient is not None, total / weights if weights else float("nan"))
         bad = tuple(
             number - len(self.open) + at
-            for at, (loss, _, weight, _, left) in enumerate(self.open, 1)
-            if weight and (left or not np.isfinite(loss))
+            for at, (loss, _, weight, _, left_out) in enumerate(self.open, 1)
+            if weight and (left_out or not np.isfinite(loss))
         )
         samples = sum(rows for _, _, weight, rows, _ in self.open if weight)
         mean = total / weights if weights and np.isfinite(total) else float("nan")
@@ -172,9 +172,9 @@ class Simulator:
         if self.settings.scale != "dynamic":
             return False
         blind = self.settings.way == "accumulator"  # it gets no loss
-        lost = [loss for loss, _, _, _, left in self.open if left and (blind or np.isfinite(loss))]
+        lost = [loss for loss, _, _, _, left_out in self.open if left_out and (blind or np.isfinite(loss))]
         empty = not any(weight for _, _, weight, _, _ in self.open)
-        kept = any(weight and not left for _, _, weight, _, left in self.open)
+        kept = any(weight and not left_out for _, _, weight, _, left_out in self.open)
         # Without a weight there is no gradient, which is no overflow. Nor is NaN in the data, where the loss is known.
         skipped = not updated and kept and not empty and (blind or np.isfinite(loss))
         overflow = bool((skipped or lost) and self.scale > 1)

@@ -1,4 +1,4 @@
-"""What happens to a gradient, and in which order?"""
+"""The Accumulator: reduction, clipping, skipped windows, counters and arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reference import clip, digest, global_norm, miss, window_gradient
 DTYPES = {"float16": ms.float16, "bfloat16": ms.bfloat16}
 
 
-def weights_of(*shapes, dtype=ms.float32):
+def make_parameters(*shapes, dtype=ms.float32):
     return [
         Parameter(initializer("zeros", shape, dtype).init_data(), name=f"w{number}")
         for number, shape in enumerate(shapes)
@@ -58,7 +58,7 @@ class Fed:
     """An Accumulator in front of SGD(1.0) from 0: minus the parameters are the gradients that it saw."""
 
     def __init__(self, accumulate_step, *arguments, shapes=((1,),), **options):
-        self.parameters = weights_of(*shapes)
+        self.parameters = make_parameters(*shapes)
         self.accumulator = Accumulator(nn.SGD(self.parameters, 1.0), accumulate_step, *arguments, **options)
         self.step = compiled(self.accumulator)
         self.weighted = compiled_weighted(self.accumulator)
@@ -84,23 +84,23 @@ def accumulators_of(accumulator):
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 10.0)])
-def test_one_to_four(reduction, expected):
+def test_gradients_of_four_micro_batches_are_reduced(reduction, expected):
     fed = Fed(4, reduction=reduction)
     assert fed.feed(1, 2, 3, 4) == [False, False, False, True]
     assert fed.seen == [expected]
     assert expected == window_gradient([[1], [2], [3], [4]], reduction=reduction)[0]
 
 
-def test_large_gradients_cancel():
+def test_large_opposite_gradients_cancel_exactly():
     fed = Fed(4, reduction="mean")
     fed.feed(1e8, -1e8, 3, 1)
     assert fed.seen == [1.0]
 
 
 @pytest.mark.parametrize(
-    "mutation", ["one late", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+    "mutation", ["one late", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no division", "no clear"))]
 )
-def test_one_to_four_twice_notices(mutation, monkeypatch):
+def test_reduction_test_detects_mutations(mutation, monkeypatch):
     expected = [np.array([5.0])]
     intact = Fed(4, reduction="mean")
     intact.feed(1, 2, 3, 4, 1, 2, 3, 4)
@@ -114,7 +114,7 @@ def test_one_to_four_twice_notices(mutation, monkeypatch):
 # The mean, exact for uneven micro-batches
 
 
-def test_weights():
+def test_mean_is_weighted():
     fed = Fed(3, reduction="mean")
     fed.feed_weighted((1, 8), (2, 4), (7, 4))
     assert fed.seen == [np.float32((1 * 8 + 2 * 4 + 7 * 4) / 16)]
@@ -125,7 +125,7 @@ def test_weights():
     assert miss(unweighted.seen, fed.seen, 1e-5) >= 100
 
 
-def test_a_weight_may_be_a_python_number():
+def test_weight_can_be_python_number():
     fed = Fed(2, reduction="mean")
     accumulator = fed.accumulator
 
@@ -138,7 +138,7 @@ def test_a_weight_may_be_a_python_number():
     assert fed.seen == [2.0]
 
 
-def test_flush_divides_by_what_is_there():
+def test_flush_divides_by_accumulated_weight():
     fed = Fed(4, reduction="mean")
     fed.feed(1, 2)
     assert fed.accumulator.flush() is True
@@ -147,14 +147,14 @@ def test_flush_divides_by_what_is_there():
     assert (fed.accumulator.updates, fed.accumulator.micro_batches) == (1, 0)
 
 
-def test_flush_of_a_sum():
+def test_flush_with_sum_reduction():
     fed = Fed(4)
     fed.feed(1, 2)
     fed.accumulator.flush()
     assert fed.seen == [3.0]
 
 
-def test_flush_says_that_it_skipped():
+def test_flush_returns_false_for_skipped_window():
     fed = Fed(4)
     fed.feed(np.nan)
     assert fed.accumulator.flush() is False
@@ -164,9 +164,9 @@ def test_flush_says_that_it_skipped():
 EXPERIMENTAL = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 
 
-def with_a_short_window(kind, sizes):
+def train_with_short_window(kind, sizes):
     """Feed windows of 3 and 2 micro-batches to an optimizer, and flush."""
-    parameters = weights_of((2,))
+    parameters = make_parameters((2,))
     accumulator = Accumulator(getattr(optim, kind)(parameters, lr=0.1), sizes, reduction="mean")
     step = (
         compiled(accumulator) if ms.get_context("mode") == ms.GRAPH_MODE else lambda grads: accumulator((grads,), 1.0)
@@ -179,26 +179,26 @@ def with_a_short_window(kind, sizes):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("kind", EXPERIMENTAL)
-def test_flush_is_a_full_window_of_what_is_there(kind):
+def test_flushed_window_equals_full_window_of_same_micro_batches(kind):
     """In PyNative mode the first window leaves a compiled part of such an optimizer behind."""
-    flushed = with_a_short_window(kind, 3)
-    full = with_a_short_window(kind, {0: 3, 1: 2})
+    flushed = train_with_short_window(kind, 3)
+    full = train_with_short_window(kind, {0: 3, 1: 2})
     assert flushed[:3] == (True, 2, 0) and full[:3] == (False, 2, 0)
     assert flushed[3] == full[3]
 
 
 @pytest.mark.modes
-def test_flush_that_does_not_divide_differs(monkeypatch):
+def test_flush_without_division_is_detected(monkeypatch):
     """The mutant."""
-    full = with_a_short_window("SGD", {0: 3, 1: 2})
+    full = train_with_short_window("SGD", {0: 3, 1: 2})
     mutate(monkeypatch, "no division")
-    assert with_a_short_window("SGD", 3)[3] != full[3]
+    assert train_with_short_window("SGD", 3)[3] != full[3]
 
 
 @pytest.mark.host
-def test_a_step_that_is_compiled_is_flushed_compiled():
+def test_flush_is_compiled_if_step_is_compiled():
     """Outside graphs, an experimental optimizer could not be compiled again for another shape."""
-    parameters = weights_of((2,))
+    parameters = make_parameters((2,))
     accumulator = Accumulator(optim.SGD(parameters, lr=1.0), 3, reduction="mean")
 
     @ms.jit
@@ -211,7 +211,7 @@ def test_a_step_that_is_compiled_is_flushed_compiled():
     assert values(parameters)[0].tolist() == [-8.0, -8.0]
 
 
-def test_clear_forgets():
+def test_clear_discards_open_window():
     fed = Fed(2, reduction="mean")
     fed.feed(7)
     fed.accumulator.clear()
@@ -235,8 +235,8 @@ def test_counters():
 
 
 @pytest.mark.parametrize("make", [nn.Momentum, nn.Adam])
-def test_nothing_moves_before_the_boundary(make):
-    parameters = weights_of((3,), (2, 2))
+def test_optimizer_state_is_unchanged_inside_window(make):
+    parameters = make_parameters((3,), (2, 2))
     optimizer = make(parameters, 0.1, 0.9)
     accumulator = Accumulator(optimizer, 3, reduction="mean")
     step = compiled(accumulator)
@@ -254,7 +254,7 @@ def test_nothing_moves_before_the_boundary(make):
     assert not any(np.any(array) for array in accumulators_of(accumulator))
 
 
-def test_accumulators_that_are_not_cleared_are_noticed(monkeypatch):
+def test_missing_clear_is_detected(monkeypatch):
     mutate(monkeypatch, "no clear")
     fed = Fed(2)
     fed.feed(1, 1)
@@ -264,7 +264,7 @@ def test_accumulators_that_are_not_cleared_are_noticed(monkeypatch):
 # Clipping
 
 
-def test_clipping_comes_after_accumulation():
+def test_clipping_is_applied_after_accumulation():
     fed = Fed(2, 1.0)
     fed.feed(10, -10)
     assert fed.accumulator.grad_norm == 0.0
@@ -275,27 +275,27 @@ def test_clipping_comes_after_accumulation():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bound", [0.5, 2.0, 1e6])
-def test_the_norm_is_bounded(bound, reduction, rng):
+def test_clip_norm_bounds_window_gradient(bound, reduction, rng):
     shapes = ((40, 30), (7,), (1,))
     fed = Fed(2, bound, shapes=shapes, reduction=reduction)
     micro_gradients = [[rng.randn(*shape).astype(np.float32) for shape in shapes] for _ in range(2)]
     for gradients in micro_gradients:
         fed.step(*as_gradients(*gradients))
-    whole = window_gradient(micro_gradients, reduction=reduction)
-    assert fed.accumulator.grad_norm == pytest.approx(global_norm(whole), rel=1e-5)
+    expected = window_gradient(micro_gradients, reduction=reduction)
+    assert fed.accumulator.grad_norm == pytest.approx(global_norm(expected), rel=1e-5)
     assert global_norm(fed.seen) <= bound * (1 + 1e-6) or bound > 1e3
-    assert miss(fed.seen, clip(whole, bound), 1e-5, 1e-7) <= 1
+    assert miss(fed.seen, clip(expected, bound), 1e-5, 1e-7) <= 1
     early = window_gradient([clip(gradients, bound) for gradients in micro_gradients], reduction=reduction)
-    assert miss(early, clip(whole, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
+    assert miss(early, clip(expected, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
 
 
-def test_the_bound_is_none_unless_given():
+def test_clip_norm_defaults_to_none():
     assert Fed(2).accumulator.clip_norm is None
     assert Fed(2, 3).accumulator.clip_norm == 3.0
 
 
-def test_the_norm_is_that_of_the_unscaled_gradient():
-    parameters = weights_of((1,))
+def test_grad_norm_is_computed_after_unscaling():
+    parameters = make_parameters((1,))
     accumulator = Accumulator(nn.SGD(parameters, 1.0, loss_scale=8.0), 2, 1.0)
     step = compiled(accumulator)
     for gradient in (16.0, 24.0):
@@ -331,7 +331,7 @@ def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
 
 
 @pytest.mark.slow
-def test_a_sum_in_float16_is_noticed(monkeypatch):
+def test_float16_accumulation_is_detected(monkeypatch):
     monkeypatch.setattr(tree, "add", add_in_half_precision)
     fed = Fed(4096)
     gradients = as_gradients(1e-4, dtype=ms.float16)
@@ -341,7 +341,7 @@ def test_a_sum_in_float16_is_noticed(monkeypatch):
 
 
 def test_float16_parameters_get_float16_gradients():
-    parameters = weights_of((1,), dtype=ms.float16)
+    parameters = make_parameters((1,), dtype=ms.float16)
     accumulator = Accumulator(nn.Momentum(parameters, 1.0, 0.9), 2, reduction="mean")
     step = compiled(accumulator)
     for gradient in (1.0, 2.0):
@@ -350,7 +350,7 @@ def test_float16_parameters_get_float16_gradients():
     assert values(parameters)[0] == -1.5
 
 
-# Storage that changes between two windows
+# State that changes between two windows
 
 
 class Step(nn.Cell):
@@ -364,32 +364,32 @@ class Step(nn.Cell):
         return self.accumulator((gradient,))
 
 
-def momentum_of_the_second_window(*, touched):
+def parameter_after_second_window(*, touched):
     """Return the parameter after a second window, before which the moments were set to 10 by name."""
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     optimizer = nn.Momentum(parameters, 1.0, 1.0)
     accumulator = Accumulator(optimizer, 2)
     if not touched:
         accumulator.window.sums.boundary.touched = ()
-    step, one = Step(accumulator), Tensor([1.0], ms.float32)
-    step(one), step(one)
+    step, gradient = Step(accumulator), Tensor([1.0], ms.float32)
+    step(gradient), step(gradient)
     optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
-    step(one), step(one)
+    step(gradient), step(gradient)
     return values(parameters)[0].item()
 
 
-def test_optimizer_state_that_is_set_between_windows_is_used():
-    assert momentum_of_the_second_window(touched=True) == -2 - (10 + 2)
+def test_optimizer_state_set_between_windows_is_used():
+    assert parameter_after_second_window(touched=True) == -2 - (10 + 2)
 
 
-def test_without_the_touch_it_would_not_be():
-    assert momentum_of_the_second_window(touched=False) != -2 - (10 + 2)
+def test_untouched_optimizer_state_set_between_windows_is_ignored():
+    assert parameter_after_second_window(touched=False) != -2 - (10 + 2)
 
 
-# Another size of the window
+# Changing the window size
 
 
-def test_the_window_changes_between_windows_without_compiling(compiles):
+def test_window_size_change_does_not_recompile(compiles):
     accumulator = Fed(2).accumulator
 
     @ms.jit
@@ -408,7 +408,7 @@ def test_the_window_changes_between_windows_without_compiling(compiles):
     assert len(compiles) == compiled_so_far == 1
 
 
-def test_the_window_does_not_change_inside_a_window():
+def test_window_size_change_inside_window_is_rejected():
     fed = Fed(3)
     fed.feed(1)
     with pytest.raises(RuntimeError, match="can't change inside a window, which holds 1 micro-batches. Call 'flush"):
@@ -419,18 +419,18 @@ def test_the_window_does_not_change_inside_a_window():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_the_window_does_not_change_from_or_to_1(before, after):
+def test_window_size_change_from_or_to_1_is_rejected(before, after):
     with pytest.raises(ValueError, match="can't change from or to 1"):
         Fed(before).accumulator.accumulate_step = after
 
 
-# Windows that are skipped
+# Skipped windows
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("accumulate_step", [1, 2])
-def test_a_window_that_is_not_finite_is_skipped(accumulate_step, poison):
-    parameters = weights_of((2,), (3,))
+def test_nonfinite_window_is_skipped(accumulate_step, poison):
+    parameters = make_parameters((2,), (3,))
     optimizer = nn.Adam(parameters, 0.1)
     accumulator = Accumulator(optimizer, accumulate_step, 1.0, reduction="mean")
     step = compiled(accumulator)
@@ -453,7 +453,7 @@ def test_a_window_that_is_not_finite_is_skipped(accumulate_step, poison):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_the_window_after_a_skipped_one_is_clean(poison):
+def test_window_after_skipped_window_is_clean(poison):
     fed = Fed(2, reduction="mean")
     fed.feed(poison, 1, 2, 4)
     assert fed.seen == [3.0]
@@ -467,7 +467,7 @@ def times_zero(total):
     return ops.assign(total, total * 0.0)
 
 
-def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
+def test_clear_by_multiplication_is_detected(monkeypatch):
     monkeypatch.setattr(tree, "clear", cleared_by_multiplication)
     fed = Fed(2, reduction="mean")
     fed.feed(np.nan, 1, 2, 4)
@@ -477,19 +477,19 @@ def test_a_clear_that_keeps_nan_is_noticed(monkeypatch):
 # A window of 1
 
 
-def test_a_window_of_1_allocates_nothing(monkeypatch):
+def test_window_of_1_allocates_no_accumulators(monkeypatch):
     made = []
     monkeypatch.setattr(windows, "zeros_like", lambda *arguments: made.append(arguments))
-    Accumulator(nn.SGD(weights_of((2,)), 1.0), 1, reduction="mean")
+    Accumulator(nn.SGD(make_parameters((2,)), 1.0), 1, reduction="mean")
     assert not made
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_window_of_1_is_the_optimizer(reduction, rng):
+def test_window_of_1_equals_plain_optimizer(reduction, rng):
     arrays = [rng.randn(4, 3).astype(np.float32), rng.randn(3).astype(np.float32)]
     results = []
     for accumulate in (False, True):
-        parameters = weights_of((4, 3), (3,))
+        parameters = make_parameters((4, 3), (3,))
         optimizer = nn.Adam(parameters, 0.1)
         step = compiled(Accumulator(optimizer, 1, reduction=reduction)) if accumulate else compiled(optimizer)
         for _ in range(3):
@@ -498,7 +498,7 @@ def test_a_window_of_1_is_the_optimizer(reduction, rng):
     assert results[0] == results[1]
 
 
-def test_a_window_of_1_counts():
+def test_window_of_1_updates_counters():
     fed = Fed(1, reduction="mean")
     fed.feed_weighted((3, 5))
     assert fed.seen == [3.0]
@@ -510,7 +510,7 @@ def test_a_window_of_1_counts():
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
+def test_tutorial_step_equals_large_batch(reduction, rng):
     window = batches(rng, [8, 8, 8])
     network, loss_fn = nn.Dense(6, 3), cross_entropy()
     forward = forward_of(network, loss_fn)
@@ -537,7 +537,7 @@ def test_the_tutorials_step_equals_the_big_batch(reduction, rng):
     assert miss(seen, [3 * array for array in values(expected)], 1e-5, 1e-6) >= 100
 
 
-def test_whole_batches_in_the_functional_pattern(rng):
+def test_split_batches_in_functional_pattern(rng):
     (batch,) = batches(rng, [10])
     network, loss_fn = nn.Dense(6, 3), cross_entropy()
     optimizer = nn.SGD(network.trainable_params(), 1.0)
@@ -559,9 +559,9 @@ def test_whole_batches_in_the_functional_pattern(rng):
     assert miss(seen, values(expected), 1e-5, 1e-6) <= 1
 
 
-def test_it_runs_in_pynative_too():
+def test_pynative_mode():
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     accumulator = Accumulator(nn.SGD(parameters, 1.0), 2, reduction="mean")
     for gradient in (1.0, 2.0, 3.0):
         accumulator(as_gradients(gradient), 1)
@@ -579,8 +579,8 @@ def state_of(accumulator):
     return [*parameters, *window.sums.grad_sum, *window.sums.weight_sum]
 
 
-def test_all_state_has_names_of_its_own_and_is_not_trained():
-    parameters = weights_of((2,), (3,))
+def test_state_has_unique_names_and_is_not_trainable():
+    parameters = make_parameters((2,), (3,))
     optimizer = nn.SGD(parameters, 1.0)
     state = [p for _ in range(2) for p in state_of(Accumulator(optimizer, 2, reduction="mean"))]
     names = [parameter.name for parameter in [*state, *optimizer.get_parameters()]]
@@ -590,31 +590,31 @@ def test_all_state_has_names_of_its_own_and_is_not_trained():
 
 
 def test_two_accumulators_in_one_graph():
-    parameters = weights_of((1,))
+    parameters = make_parameters((1,))
     # Two optimizers of `nn` don't go into one graph: MindSpore calls the counter of each `global_step`.
     optimizer = nn.SGD(parameters, 1.0)
-    one, two = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
+    first, second = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
 
     @ms.jit
     def step(*grads):
-        one(grads)
-        return two(grads, 1.0)
+        first(grads)
+        return second(grads, 1.0)
 
     for gradient in (1, 2, 3, 4, 5, 6):
         step(*as_gradients(gradient))
-    assert (one.updates, two.updates) == (3, 2)
+    assert (first.updates, second.updates) == (3, 2)
     assert values(parameters) == [-(21.0 + 2.0 + 5.0)]
 
 
 def test_two_accumulators_in_one_process():
-    one, two = Fed(2), Fed(2)
-    one.feed(1)
-    two.feed(5, 5)
-    one.feed(1)
-    assert (one.seen, two.seen) == ([2.0], [10.0])
+    first, second = Fed(2), Fed(2)
+    first.feed(1)
+    second.feed(5, 5)
+    first.feed(1)
+    assert (first.seen, second.seen) == ([2.0], [10.0])
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -631,18 +631,18 @@ def test_two_accumulators_in_one_process():
         ((2,), {"reduction": "none"}, ValueError, "'reduction' must be one of 'mean', 'sum', but got 'none'."),
     ],
 )
-def test_bad_arguments(arguments, options, error, match):
+def test_invalid_arguments(arguments, options, error, match):
     with pytest.raises(error) as caught:
-        Accumulator(nn.SGD(weights_of((1,)), 1.0), *arguments, **options)
+        Accumulator(nn.SGD(make_parameters((1,)), 1.0), *arguments, **options)
     assert str(caught.value).startswith(f"For 'Accumulator', {match}")
 
 
-def test_an_accumulate_step_that_is_set_is_checked():
+def test_accumulate_step_setter_is_validated():
     with pytest.raises(ValueError, match="For 'Accumulator', 'accumulate_step' must be an int >= 1, but got 0"):
         Fed(2).accumulator.accumulate_step = 0
 
 
-def test_no_optimizer():
+def test_network_as_optimizer_is_rejected():
     with pytest.raises(TypeError, match="For 'Accumulator', 'optimizer' must be a MindSpore optimizer, but got Slope"):
         Accumulator(Slope(), 2)
 
@@ -656,10 +656,10 @@ NO_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize(("weight", "error", "said"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+@pytest.mark.parametrize(("weight", "error", "reason"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
 @pytest.mark.parametrize("compiles", [False, True])
-def test_what_is_no_weight_is_refused_in_our_words(weight, error, said, compiles):
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+def test_invalid_weight_types_are_rejected_with_clear_message(weight, error, reason, compiles):
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), 2, reduction="mean")
 
     def step(gradient):
         return accumulator((gradient,), weight)
@@ -667,24 +667,24 @@ def test_what_is_no_weight_is_refused_in_our_words(weight, error, said, compiles
     with pytest.raises(error) as caught:
         (ms.jit(step) if compiles else step)(Tensor([1.0]))
     first = str(caught.value).split("\n")[0]
-    assert "For 'Accumulator', 'weight' must be" in first and said in first
+    assert "For 'Accumulator', 'weight' must be" in first and reason in first
 
 
 @pytest.mark.parametrize("weight", [np.float32(8), np.int64(8), Tensor(8.0), Tensor([8.0]), 8])
-def test_numbers_of_numpy_and_tensors_of_one_element_are_weights(weight):
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), 2, reduction="mean")
+def test_numpy_scalars_and_one_element_tensors_are_valid_weights(weight):
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), 2, reduction="mean")
     accumulator(as_gradients(1.0), weight)
     accumulator(as_gradients(4.0), 4)
     assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
 
 
-def test_a_schedule_that_mindspore_can_not_compile_is_refused_when_it_is_given():
-    optimizer, sizes = nn.SGD(weights_of((1,)), 1.0), 2
+def test_uncompilable_accumulate_step_schedule_is_rejected():
+    optimizer, sizes = nn.SGD(make_parameters((1,)), 1.0), 2
     with pytest.raises(ValueError, match="^For 'Accumulator', 'accumulate_step' must be a function that MindSpore can"):
         Accumulator(optimizer, lambda updates: sizes)
 
 
-def test_a_weight_with_a_sum_is_refused():
+def test_weight_with_sum_reduction_is_rejected():
     fed = Fed(2)
     with pytest.raises(ValueError, match="'weight' must come with reduction='mean', but got 'sum'"):
         fed.feed_weighted((1, 8))
@@ -692,10 +692,10 @@ def test_a_weight_with_a_sum_is_refused():
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_mean_without_a_weight_is_refused(mode, window):
+def test_mean_reduction_without_weight_is_rejected(mode, window):
     """With weights of 1 it would be the wrong mean of uneven micro-batches."""
     ms.set_context(mode=mode)
-    accumulator = Accumulator(nn.SGD(weights_of((1,)), 1.0), window, reduction="mean")
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), window, reduction="mean")
 
     def step(*grads):
         return accumulator(grads)
@@ -712,8 +712,8 @@ def test_a_mean_without_a_weight_is_refused(mode, window):
         ((np.ones(3), np.ones(2)), r"'grads' must have the shapes .* but got .*3.* for .*2"),
     ],
 )
-def test_gradients_of_another_network_are_refused(gradients, match):
-    step = compiled(Accumulator(nn.SGD(weights_of((2,), (3,)), 1.0), 2))
+def test_gradients_of_another_network_are_rejected(gradients, match):
+    step = compiled(Accumulator(nn.SGD(make_parameters((2,), (3,)), 1.0), 2))
     with pytest.raises(ValueError, match=match):
         step(*as_gradients(*gradients))
 
@@ -732,16 +732,16 @@ def grouped(parameters):
     ],
     ids=["Lamb", "LARS", "mint AdamW", "AdaFactor groups"],
 )
-def test_an_optimizer_that_does_not_run_on_cpu_is_refused_by_name(make, instead):
-    optimizer = make(weights_of((2,), (3,)))
+def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
+    optimizer = make(make_parameters((2,), (3,)))
     with pytest.raises(ValueError, match=f"'optimizer' must be one that .*{instead}"):
         Accumulator(optimizer, 2)
 
 
 @pytest.mark.modes
 @pytest.mark.parametrize("accumulate_step", [1, 2])
-def test_a_window_whose_weights_are_0_is_no_update(accumulate_step):
-    """Else weight decay would move the parameters; a weight that is not 0 cancels out to the bit."""
+def test_window_of_zero_weights_makes_no_update(accumulate_step):
+    """Otherwise weight decay would change the parameters; a weight other than 0 cancels out exactly."""
     parameters = [Parameter(Tensor(np.ones(3), ms.float32), name="w")]
     accumulator = Accumulator(nn.SGD(parameters, 0.5, weight_decay=0.5), accumulate_step, reduction="mean")
     step = compiled_weighted(accumulator)

@@ -1,4 +1,4 @@
-"""Is what any run of windows leaves what a simulator says?
+"""Random training programs compared with a simulator.
 
 Random combinations of sizes, tails, weights, policies, scales and ways, with NaN in random micro-batches, and with
 stops, flushes, clears and changes of the weights between, against tests/simulator.py. The seed is fixed: a case is a
@@ -47,8 +47,8 @@ class Distance(nn.Cell):
         self.w = Parameter(Tensor(np.zeros(2), ms.float32), name="w")
 
     def construct(self, x, z, c):
-        one = self.w[0] - ops.stop_gradient(self.w[0]) + 1.0
-        return ops.mean(ops.sum(ops.square(self.w - x), 1)) / 2 + ops.mean(ops.sqrt(z * one))
+        unit = self.w[0] - ops.stop_gradient(self.w[0]) + 1.0
+        return ops.mean(ops.sum(ops.square(self.w - x), 1)) / 2 + ops.mean(ops.sqrt(z * unit))
 
 
 def cycling(updates):
@@ -56,16 +56,16 @@ def cycling(updates):
     return updates % 3 + 1
 
 
-def of_column(x, z, c):
+def column_weight(x, z, c):
     """A weight, on the host and in a graph."""
     return c[0]
 
 
-# What is tried
+# Random programs
 
 
 class Case:
-    """A random program: what is made, and what is done with it."""
+    """A random program: the settings, and the calls."""
 
     def __init__(self, number, in_graphs=False):
         self.rng = np.random.RandomState(1000 + number)
@@ -105,15 +105,15 @@ class Case:
     @property
     def shifts_inside(self):
         """Whether weights change while a window is open, which ends afterwards with an update."""
-        said, opens = Simulator(self.settings), False
+        simulator, shifted = Simulator(self.settings), False
         for kind, *programme in self.programme:
-            opens = opens or (kind == "shift" and bool(said.open))
-            before = said.updates
+            shifted = shifted or (kind == "shift" and bool(simulator.open))
+            updates = simulator.updates
             try:
-                getattr(said, kind)(*programme[:2])
+                getattr(simulator, kind)(*programme[:2])
             except Fails:
                 return False
-            if opens and said.updates > before:
+            if shifted and simulator.updates > updates:
                 return True
         return False
 
@@ -126,7 +126,7 @@ class Case:
     def training(self):
         batches = [self.batch() for _ in range(self.rng.randint(5, 10))]  # at least as many as the largest window
         resumes = self.settings.way != "cells" and self.settings.policy != "raise" and self.rng.rand() < 0.4
-        stops = [int(each) for each in self.rng.randint(1, 9, self.rng.randint(1, 3))] if resumes else []
+        stops = [int(stop) for stop in self.rng.randint(1, 9, self.rng.randint(1, 3))] if resumes else []
         return ("train", batches, self.rng.randint(1, 3), stops)
 
     def batch(self):
@@ -141,10 +141,10 @@ class Case:
             kind = self.one_of("nan", "inf", "gradient")
             x[0, 1] = {"nan": np.nan, "inf": np.inf}.get(kind, x[0, 1])
             z[0] = 0.0 if kind == "gradient" else 1.0
-        return tuple(each.astype(np.float32) for each in (x, z, np.full(rows, weight)))
+        return tuple(column.astype(np.float32) for column in (x, z, np.full(rows, weight)))
 
 
-# What it is tried on
+# The systems under test
 
 
 class System:
@@ -156,15 +156,22 @@ class System:
         self.make()
 
     def make(self):
-        given = self.settings
+        settings = self.settings
         self.network = Distance()
-        rates = given.rates if np.isscalar(given.rates) else list(given.rates)
+        rates = settings.rates if np.isscalar(settings.rates) else list(settings.rates)
         self.optimizer = nn.Momentum([self.network.w], rates, 0.9)
-        self.ema = None if given.ema is None else Ema(*given.ema)
-        self.scaler = amp.DynamicLossScaler(HUGE, FACTOR, GROWS_AFTER) if given.scale == "dynamic" else given.scale
-        self.options = {"clip_norm": given.clip, "loss_scale": self.scaler, "ema": self.ema, "nonfinite": given.policy}
-        self.weight = {"rows": None, "column": of_column}.get(given.weight, given.weight)
-        getattr(self, f"make_{given.way}")()
+        self.ema = None if settings.ema is None else Ema(*settings.ema)
+        self.scaler = (
+            amp.DynamicLossScaler(HUGE, FACTOR, GROWS_AFTER) if settings.scale == "dynamic" else settings.scale
+        )
+        self.options = {
+            "clip_norm": settings.clip,
+            "loss_scale": self.scaler,
+            "ema": self.ema,
+            "nonfinite": settings.policy,
+        }
+        self.weight = {"rows": None, "column": column_weight}.get(settings.weight, settings.weight)
+        getattr(self, f"make_{settings.way}")()
 
     def make_driver(self):
         options = {**self.options, "tail": self.settings.tail, "wait": self.case.wait, "group": None, "check": "off"}
@@ -203,20 +210,20 @@ class System:
         shared = {"weight_sum": weight_sum, "nonfinite": self.settings.policy}
         ranks = {"group": None, "loss_scale": self.scaler}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **ranks)
-        given = {"clip_norm": self.settings.clip, "ema": self.ema, **ranks}
-        self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **given)
+        options = {"clip_norm": self.settings.clip, "ema": self.ema, **ranks}
+        self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
         self.empty = TrainClear(grad_sum, **shared)
-        self.system, self.counts, self.held = None, [0, 0], []
+        self.system, self.counts, self.window_losses = None, [0, 0], []
 
     # The programme
 
     def train(self, batches, epochs, stops, folder):
         getattr(self, f"train_{self.settings.way}")(
-            [tuple(map(Tensor, each)) for each in batches], epochs, stops, folder
+            [tuple(map(Tensor, batch)) for batch in batches], epochs, stops, folder
         )
 
     def stopped(self, train, stops, folder):
-        """Train with stops; what goes on is made anew, and knows the folder alone."""
+        """Train with stops; the resumed run is a new system that gets only the folder."""
         if not stops:
             return train(None)
         for stop in stops:
@@ -266,14 +273,14 @@ class System:
         sizes = self.settings if not isinstance(self.settings.size, int) else None
         for _ in range(epochs):
             for x, z, c in batches:
-                if not self.held:
+                if not self.window_losses:
                     self.window = sizes.of(self.counts[0]) if sizes else self.settings.size
                 weight = self.settings.weight
                 own = {} if weight == "rows" else {"weight": c[0] if weight == "column" else Tensor(weight, ms.float32)}
-                self.held.append(float(self.add(x, z, c, **own).asnumpy()))
+                self.window_losses.append(float(self.add(x, z, c, **own).asnumpy()))
                 if weight == "column" and not float(c.asnumpy()[0]):
-                    self.held[-1] = 0.0
-                if len(self.held) == self.window:
+                    self.window_losses[-1] = 0.0
+                if len(self.window_losses) == self.window:
                     self.flush()
             if self.settings.tail != "carry":
                 self.flush() if self.settings.tail == "flush" else self.clear()
@@ -281,9 +288,9 @@ class System:
     def flush(self):
         if self.system is not None:
             return self.system.flush()
-        if self.held:
+        if self.window_losses:
             left_out = self.settings.policy == "skip_micro"
-            figure = sum(loss for loss in self.held if not (left_out and np.isnan(loss)))
+            figure = sum(loss for loss in self.window_losses if not (left_out and np.isnan(loss)))
             updated = bool(self.optim(Tensor([figure], ms.float32))[0].asnumpy())
             self.counts[not updated] += 1
             self.clear()
@@ -294,12 +301,12 @@ class System:
             self.system.clear()
         else:
             self.empty()
-            self.held = []
+            self.window_losses = []
 
     def shift(self):
         ops.assign(self.network.w, self.network.w + SHIFT)
 
-    # What it leaves
+    # What remains
 
     @property
     def numbers(self):
@@ -307,11 +314,11 @@ class System:
         if self.system is None:
             updates, skipped = self.counts
             skips = self.add.window.skips
-            held, left_out = len(self.held), 0 if skips is None else int(skips.left_out.asnumpy())
-            return {"updates": updates, "skipped": skipped, "held": held, "left_out": left_out}
+            micro_batches, left_out = len(self.window_losses), 0 if skips is None else int(skips.left_out.asnumpy())
+            return {"updates": updates, "skipped": skipped, "held": micro_batches, "left_out": left_out}
         system = self.system
-        found = {"updates": system.updates, "skipped": system.skipped, "held": system.micro_batches}
-        return {**found, "left_out": system.left_out, "overflows": system.overflows, "scale": system.loss_scale}
+        counts = {"updates": system.updates, "skipped": system.skipped, "held": system.micro_batches}
+        return {**counts, "left_out": system.left_out, "overflows": system.overflows, "scale": system.loss_scale}
 
     @property
     def arrays(self):
@@ -319,24 +326,29 @@ class System:
         return [self.network.w.asnumpy(), self.optimizer.moments[0].asnumpy(), *average]
 
 
-# What is compared
+# Comparisons
 
 
-def check_numbers(said, system):
-    expected = {"updates": said.updates, "skipped": said.skipped, "held": len(said.open), "left_out": said.left_out}
-    if system.settings.way == "driver" and said.is_immediate:
+def check_numbers(simulator, system):
+    expected = {
+        "updates": simulator.updates,
+        "skipped": simulator.skipped,
+        "held": len(simulator.open),
+        "left_out": simulator.left_out,
+    }
+    if system.settings.way == "driver" and simulator.is_immediate:
         expected["left_out"] = 0
     if system.system is not None:
-        scale = said.scale if system.settings.scale is not None else 1.0
-        expected |= {"overflows": said.overflows, "scale": scale}
+        scale = simulator.scale if system.settings.scale is not None else 1.0
+        expected |= {"overflows": simulator.overflows, "scale": scale}
     assert system.numbers == expected
 
 
-def check_arrays(said, system):
-    expected = [said.w, said.velocity, *([] if system.ema is None else [said.average])]
+def check_arrays(simulator, system):
+    expected = [simulator.w, simulator.velocity, *([] if system.ema is None else [simulator.average])]
     assert miss(system.arrays, expected, 1e-4, 1e-5) <= 1
     if system.ema is not None:
-        assert system.ema.updates == said.averaged
+        assert system.ema.updates == simulator.averaged
 
 
 def is_near(actual, expected):
@@ -346,22 +358,22 @@ def is_near(actual, expected):
     return abs(actual - expected) <= 1e-5 + 1e-4 * abs(expected)
 
 
-def check_records(said, system):
-    assert len(system.recorder.records) == len(said.records)
-    for actual, expected in zip(system.recorder.records, said.records):
+def check_records(simulator, system):
+    assert len(system.recorder.records) == len(simulator.records)
+    for actual, expected in zip(system.recorder.records, simulator.records):
         assert is_near(actual.loss, expected.loss) and is_near(actual.lr, expected.lr)
         assert expected.skipped or is_near(actual.grad_norm, expected.norm)
         counts = (actual.samples, actual.skipped, actual.overflow, actual.bad)
         assert counts == (expected.samples, expected.skipped, expected.overflow, expected.bad)
 
 
-def try_out(case, folder):
+def check_case(case, folder):
     """Run the case on the simulator and on ms_accum, and compare after each step."""
-    said, system = Simulator(case.settings), System(case)
+    simulator, system = Simulator(case.settings), System(case)
     for number, (kind, *programme) in enumerate(case.programme):
         failed = None
         try:
-            getattr(said, kind)(*programme[:2])
+            getattr(simulator, kind)(*programme[:2])
         except Fails as error:
             failed = error.args[0]
         programme = [*programme, folder / str(number)] if kind == "train" else programme
@@ -371,30 +383,30 @@ def try_out(case, folder):
         except (FloatingPointError, RuntimeError) as error:
             ended = type(error)
         assert ended is failed
-        check_numbers(said, system)
-        check_arrays(said, system)
+        check_numbers(simulator, system)
+        check_arrays(simulator, system)
         if case.settings.way == "driver":
-            check_records(said, system)
+            check_records(simulator, system)
         if failed:
             return
     if case.settings.way == "step":
-        assert len(system.losses) == len(said.losses) and all(map(is_near, system.losses, said.losses))
+        assert len(system.losses) == len(simulator.losses) and all(map(is_near, system.losses, simulator.losses))
 
 
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("number", range(CASES))
-def test_any_window_is_what_the_simulator_says(number, tmp_path):
-    try_out(Case(number), tmp_path)
+def test_random_case_matches_simulator(number, tmp_path):
+    check_case(Case(number), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(IN_GRAPHS))
-def test_in_graphs_too(number, tmp_path):
-    try_out(Case(number, in_graphs=True), tmp_path)
+def test_random_case_matches_simulator_in_graph_mode(number, tmp_path):
+    check_case(Case(number, in_graphs=True), tmp_path)
 
 
-# Faults that are planted, and the cases that find them
+# Planted faults
 
 
 def _late_scale(scale, updated, loss, left_out=None):
@@ -472,20 +484,20 @@ MUTANTS = {
 HARMLESS = {"a unit for ever"}
 
 
-def finder(name, folder, monkeypatch):
+def first_failing_case(name, folder, monkeypatch):
     """Return the number of the first case that finds the fault, or None."""
     for module, attribute, replacement in MUTANTS[name]:
         monkeypatch.setattr(module, attribute, replacement)
     for number in range(TWIN_CASES):
         try:
-            try_out(Case(number), folder / str(number))
+            check_case(Case(number), folder / str(number))
         except Exception:  # noqa: BLE001 - a fault may show in any way
             return number
     return None
 
 
 @pytest.mark.slow
-def test_what_waits_while_weights_change_is_found(tmp_path, monkeypatch):
+def test_waiting_micro_batches_during_weight_change_are_detected(tmp_path, monkeypatch):
     """In graphs only micro-batches wait, and a state that is saved runs them."""
     monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
     case = next(
@@ -495,11 +507,11 @@ def test_what_waits_while_weights_change_is_found(tmp_path, monkeypatch):
         and case.shifts_inside
     )
     with pytest.raises(AssertionError):
-        try_out(case, tmp_path)
+        check_case(case, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_found(name, tmp_path, monkeypatch):
-    assert (finder(name, tmp_path, monkeypatch) is None) is (name in HARMLESS)
+def test_planted_faults_are_detected(name, tmp_path, monkeypatch):
+    assert (first_failing_case(name, tmp_path, monkeypatch) is None) is (name in HARMLESS)

@@ -1,4 +1,4 @@
-"""Do the benchmarks run, and are their rows sane? How fast anything is, no test says."""
+"""The benchmarks run and write valid rows. No test measures speed."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def check_speed(record, contenders):
 
 
 @pytest.mark.slow
-def test_memory_runs(tmp_path):
+def test_memory_benchmark_runs(tmp_path):
     record, _ = benchmark("memory", tmp_path, "--contenders", OURS)
     assert set(record) == RECORD
     cases = [(row["window"], row["batch"], row["micro_batches"]) for row in record["rows"]]
     assert cases == [(1, 32, 3), (2, 32, 6), (1, 64, 3), (4, 32, 100), (4, 32, 200)]
-    one, two = record["rows"][:2]
+    first, second = record["rows"][:2]
     assert all(100 < row["peak_mib"] < 10_000 for row in record["rows"])
-    assert one["set_mib"] == pytest.approx(669_706 * 4 / 2**20)
-    assert two["more_sets"] == pytest.approx((two["peak_mib"] - one["peak_mib"]) / one["set_mib"])
-    assert one["more_sets"] == 0
+    assert first["set_mib"] == pytest.approx(669_706 * 4 / 2**20)
+    assert second["more_sets"] == pytest.approx((second["peak_mib"] - first["peak_mib"]) / first["set_mib"])
+    assert first["more_sets"] == 0
 
 
 @pytest.mark.slow
-def test_speed_runs_with_every_contender_that_is_here(tmp_path):
-    record, said = benchmark("speed", tmp_path)
-    here = [entry.name for entry in WITH_OTHERS if python(entry.environment) and entry.name != PLAIN]
-    check_speed(record, here)
+def test_speed_benchmark_runs_with_all_available_contenders(tmp_path):
+    record, printed = benchmark("speed", tmp_path)
+    names = [entry.name for entry in WITH_OTHERS if python(entry.environment) and entry.name != PLAIN]
+    check_speed(record, names)
     assert {"ms_accum", "mindspore"} <= set(record["versions"])
     assert all(row["ratio"] == 1 for row in record["rows"] if row["contender"] == OURS)
-    assert "best peer" in said
+    assert "best peer" in printed
     assert not (tmp_path / "speed.png").exists()
-    assert ("benchmarks setup" in said) == (len(here) < len(WITH_OTHERS) - 1)
+    assert ("benchmarks setup" in printed) == (len(names) < len(WITH_OTHERS) - 1)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_speed_runs_with_every_contender_that_is_here(tmp_path):
     [(entry, name) for entry in WITH_OTHERS for name in speed.BATCH if name == "mlp" or entry.name in (OURS, PLAIN)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_every_program_learns(entry, network):
+def test_every_contender_learns(entry, network):
     if not python(entry.environment):
         pytest.skip(f"{entry.environment} is not set up: python -m benchmarks setup")
     parameters = {"lenet5": 61_684, "mlp": 669_706, "transformer": 867_328, "mlp50m": 50_223_210}
@@ -97,7 +97,7 @@ def test_every_program_learns(entry, network):
     ("arguments", "word"),
     [(["speed", "--contenders", "pytorch"], "pytorch"), (["memory", "--networks", "resnet"], "resnet")],
 )
-def test_an_unknown_name_is_one_line_and_exit_code_2(arguments, word):
+def test_unknown_name_exits_with_code_2_and_one_line(arguments, word):
     command = [sys.executable, "-m", "benchmarks", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -113,23 +113,23 @@ def test_help_is_printed(arguments):
     assert "seconds to an accuracy of LeNet5 on MNIST" in done.stdout
 
 
-def test_a_missing_environment_is_said_in_one_line(monkeypatch, capsys):
+def test_missing_environment_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.contenders.python", lambda kind: "python" if kind == "mindspore" else None)
     assert {entry.environment for entry in available(ENTRIES, None)} == {"mindspore"}
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["without torch and jax, not set up here: run 'python -m benchmarks setup'"]
     with pytest.raises(ContenderError, match="benchmarks setup"):
         start(ENTRIES[-1])
 
 
-def test_best_starts_are_compared_and_the_best_peer_is_not_ours():
+def test_ratios_use_best_start_and_best_peer_excludes_ours():
     rows = speed._figures({OURS: [1.0, 2.0, 1.0], "a": [20.0, 2.0, 3.0], "b": [4.0, 1.5, 1.5]})
     assert [row["ratio"] for row in rows] == [1.0, 2.0, 1.5]
     assert [(row["ms"], row["ms_worst"]) for row in rows] == [(1.0, 2.0), (2.0, 20.0), (1.5, 4.0)]
     assert [row["best_peer"] for row in rows] == [False, False, True]
 
 
-def test_without_ours_there_is_no_ratio():
+def test_no_ratio_without_our_row():
     (row,) = speed._figures({"a": [2.0]})
     assert row["ratio"] is None
     assert row["best_peer"]
@@ -158,26 +158,26 @@ def is_gone(pid):
         return True
 
 
-def test_a_contender_answers_and_is_gone_afterwards(contender):
-    with contender(echo()) as it:
-        pid = it._process.pid
-        assert it.about == {"ready": True, "size": 3}
-        assert it.ask(window=2) == {"window": 2}
-        assert it.ask(peak=True)["peak_mib"] > 1
+def test_contender_answers_and_exits(contender):
+    with contender(echo()) as running:
+        pid = running._process.pid
+        assert running.about == {"ready": True, "size": 3}
+        assert running.ask(window=2) == {"window": 2}
+        assert running.ask(peak=True)["peak_mib"] > 1
     assert is_gone(pid)
 
 
-def test_it_is_gone_also_after_an_error_of_ours_and_while_it_is_stopped(contender):
-    with pytest.raises(ZeroDivisionError), contender(echo()) as it:
-        it.stop()
+def test_stopped_contender_exits_after_error_in_caller(contender):
+    with pytest.raises(ZeroDivisionError), contender(echo()) as running:
+        running.stop()
         raise ZeroDivisionError
-    assert is_gone(it._process.pid)
+    assert is_gone(running._process.pid)
 
 
-def test_what_libraries_print_is_no_answer(contender):
+def test_library_output_is_not_taken_for_answer(contender):
     source = PROTOCOL + "def build():\n    print('noise')\n    return {}, lambda: {'x': 1}\nserve(build)\n"
-    with contender(source) as it:
-        assert it.ask() == {"x": 1}
+    with contender(source) as running:
+        assert running.ask() == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_what_libraries_print_is_no_answer(contender):
         ("print('half a line', end='')", 30, "'it' died"),
     ],
 )
-def test_a_program_that_never_gets_ready_is_an_error(contender, source, limit, words):
-    it = contender(source, limit)
-    with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), it:
+def test_program_that_fails_to_start_raises_error(contender, source, limit, words):
+    running = contender(source, limit)
+    with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), running:
         pass
-    assert is_gone(it._process.pid)
+    assert is_gone(running._process.pid)
 
 
 @pytest.mark.parametrize(
@@ -206,22 +206,22 @@ def test_a_program_that_never_gets_ready_is_an_error(contender, source, limit, w
         ("[]", 30, "no answer"),
     ],
 )
-def test_a_program_that_fails_at_a_request_is_an_error(contender, answer, limit, words):
-    with contender(echo(answer=answer), limit=limit) as it, pytest.raises(ContenderError, match="(?s)" + words):
-        it.ask(window=1)
+def test_program_that_fails_during_request_raises_error(contender, answer, limit, words):
+    with contender(echo(answer=answer), limit=limit) as running, pytest.raises(ContenderError, match="(?s)" + words):
+        running.ask(window=1)
 
 
-def test_a_question_to_the_dead_is_an_error(contender):
-    with contender(echo()) as it:
-        os.kill(it._process.pid, signal.SIGKILL)
-        while not is_gone(it._process.pid):
+def test_request_to_killed_contender_raises_error(contender):
+    with contender(echo()) as running:
+        os.kill(running._process.pid, signal.SIGKILL)
+        while not is_gone(running._process.pid):
             time.sleep(0.01)
         with pytest.raises(ContenderError, match="died"):
-            it.ask(window=1)
-        it.stop()
+            running.ask(window=1)
+        running.stop()
 
 
-def test_a_stopped_contender_does_not_run_and_goes_on_where_it_was(contender, tmp_path):
+def test_stopped_contender_pauses_and_resumes(contender, tmp_path):
     ticks = tmp_path / "ticks"
     source = f"""
     import threading, time
@@ -232,19 +232,19 @@ def test_a_stopped_contender_does_not_run_and_goes_on_where_it_was(contender, tm
             time.sleep(0.001)
     threading.Thread(target=tick, daemon=True).start()
     """
-    with contender(textwrap.dedent(source) + echo()) as it:
-        it.stop()
+    with contender(textwrap.dedent(source) + echo()) as running:
+        running.stop()
         time.sleep(0.1)
         before = ticks.stat().st_size
         time.sleep(0.3)
         assert ticks.stat().st_size == before
-        it.go()
-        assert it.ask(window=1) == {"window": 1}
+        running.resume()
+        assert running.ask(window=1) == {"window": 1}
         time.sleep(0.3)
         assert ticks.stat().st_size > before
 
 
-def test_a_stopped_contender_does_not_outlive_whoever_is_killed(contender, tmp_path):
+def test_stopped_contender_ends_when_parent_is_killed(contender, tmp_path):
     (tmp_path / "program.py").write_text(echo(), encoding="utf-8")
     source = f"""
     import os, signal, sys
@@ -262,13 +262,13 @@ def test_a_stopped_contender_does_not_outlive_whoever_is_killed(contender, tmp_p
     assert is_gone(int(done.stdout))
 
 
-def test_contenders_of_different_sizes_are_refused():
+def test_contenders_of_different_sizes_are_rejected():
     check_same_size({"it": 3, "other": 3})
     with pytest.raises(ContenderError, match="'it': 3, 'other': 4"):
         check_same_size({"it": 3, "other": 4})
 
 
-def test_a_record_is_saved_with_the_machine(tmp_path):
+def test_saved_record_contains_machine(tmp_path):
     path = save("speed", tmp_path / "new", [{"ms": 1.5}], {"rounds": 2}, {"torch": "1"})
     record = json.loads(path.read_text(encoding="utf-8"))
     assert set(record) == RECORD
@@ -277,25 +277,25 @@ def test_a_record_is_saved_with_the_machine(tmp_path):
     assert record["machine"]["cores"] >= 1
 
 
-def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path):
+def test_rows_of_another_machine_are_rejected(tmp_path):
     session = Session("losses", Namespace(output=tmp_path), {})
-    assert session.before() == []
+    assert session.earlier_rows() == []
     path = save("losses", tmp_path, [{"loss": 1.5}], {}, {"torch": "1"})
-    assert session.before() == [{"loss": 1.5}] and session.versions == {"torch": "1"}
+    assert session.earlier_rows() == [{"loss": 1.5}] and session.versions == {"torch": "1"}
     record = json.loads(path.read_text(encoding="utf-8"))
     record["machine"]["cpu"] = "another"
     path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(NotAvailable, match="was measured on another, not on this machine"):
-        session.before()
+        session.earlier_rows()
 
 
-def test_a_table_is_aligned(capsys):
+def test_table_is_aligned(capsys):
     show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], "name ms:.1f of:d")
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
 
 
 @pytest.mark.slow
-def test_operators_runs(tmp_path):
+def test_operators_benchmark_runs(tmp_path):
     record, _ = benchmark("operators", tmp_path)
     ours = [row for row in record["rows"] if row["contender"] == OURS]
     assert ours[0]["kernel"] == "MatMul" and ours[0]["calls"] == 8  # 3 layers, their weights, and 2 inputs
@@ -304,7 +304,7 @@ def test_operators_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_forms_compute_the_same(tmp_path):
+def test_forms_compute_equal_results(tmp_path):
     record, _ = benchmark("forms", tmp_path)
     assert {row["block"] for row in record["rows"]} == set(forms.BLOCKS)
     assert all(row["difference"] < (1e-3 if "tanh" in row["form"] else 1e-5) for row in record["rows"])
@@ -312,7 +312,7 @@ def test_forms_compute_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_cost_runs(tmp_path):
+def test_cost_benchmark_runs(tmp_path):
     record, _ = benchmark("cost", tmp_path, "--networks", "mlp")
     rows = {row["piece"]: row for row in record["rows"]}
     for row in rows.values():

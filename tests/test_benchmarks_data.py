@@ -1,11 +1,8 @@
-"""Do the benchmarks of input, start and accuracy run, and are their rows sane? How fast anything is, no test says."""
+"""The benchmarks of input, start and accuracy run and write valid rows. No test measures speed."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -15,12 +12,14 @@ from benchmarks import accuracy, data, losses, mnist, start
 from benchmarks.contenders import OURS
 from benchmarks.contenders import start as launch
 from benchmarks.environments import python
-from benchmarks.options import NotAvailable, known, unused
+from benchmarks.options import NotAvailable, check_names, reject_options
 from benchmarks.runner import Session
 from cifar_files import write_cifar10
 from idx_files import fingerprints, write_mnist, zipped
 from model_zoo import create_dataset
 from programs import settings_of
+from test_benchmarks import RECORD
+from test_benchmarks import benchmark as run_benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
@@ -28,14 +27,11 @@ TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of Py
 
 def benchmark(name, output, *options):
     """Run a benchmark in its short form as a user does, and return its record and what it printed."""
-    command = [sys.executable, "-m", "benchmarks", name, "--short", "--output", str(output), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    record, printed = run_benchmark(name, output, *options)
     assert sorted(path.name for path in output.iterdir()) == [f"{name}.json"]
-    record = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
-    assert set(record) == {"benchmark", "date", "machine", "versions", "settings", "rows"}
+    assert set(record) == RECORD
     assert record["benchmark"] == name and "mindspore" in record["versions"]
-    return record, done.stdout
+    return record, printed
 
 
 def part(record, name):
@@ -59,15 +55,15 @@ def check_data(record, contenders):
 
 
 @pytest.mark.slow
-def test_data_runs(tmp_path):
-    record, said = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
+def test_data_benchmark_runs(tmp_path):
+    record, printed = benchmark("data", tmp_path, "--contenders", OURS, "MnistDataset")
     check_data(record, [OURS, "MnistDataset"])
-    assert "to the first batch" in said and "batch of 32" in said and "ready in memory" in said
+    assert "to the first batch" in printed and "batch of 32" in printed and "ready in memory" in printed
 
 
 @TORCH
 @pytest.mark.slow
-def test_data_runs_with_pytorch(tmp_path):
+def test_data_benchmark_runs_with_pytorch(tmp_path):
     record, _ = benchmark("data", tmp_path)
     check_data(record, [entry.name for entry in data.LOADERS])
     assert "torch" in record["versions"]
@@ -83,10 +79,10 @@ def check_start(record, contenders):
 
 
 @pytest.mark.slow
-def test_start_runs(tmp_path):
-    record, said = benchmark("start", tmp_path)
+def test_start_benchmark_runs(tmp_path):
+    record, printed = benchmark("start", tmp_path)
     check_start(record, [start.TRAIN, OURS])
-    assert "stage by stage" in said
+    assert "stage by stage" in printed
     # What a run compiles does not depend on the size of the window.
     _, two = rows = part(record, "compile")
     assert [row["window"] for row in rows] == [1, 2]
@@ -94,19 +90,19 @@ def test_start_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_accuracy_runs(tmp_path):
-    record, said = benchmark("accuracy", tmp_path)
+def test_accuracy_benchmark_runs(tmp_path):
+    record, printed = benchmark("accuracy", tmp_path)
     (epoch,), (summary,) = part(record, "epoch"), part(record, "summary")
     assert (epoch["contender"], epoch["epoch"], epoch["seed"]) == (OURS, 1, 1)
     assert 0 <= epoch["accuracy"] <= 1 and summary["accuracy"] == epoch["accuracy"]
     check_positive([epoch], "seconds", "start_s")
-    assert record["settings"]["data"] == "the embedded digits" and "98.5%" in said
+    assert record["settings"]["data"] == "the embedded digits" and "98.5%" in printed
 
 
 @TORCH
 @pytest.mark.slow
 @pytest.mark.parametrize("program", accuracy.TASKS["accuracy"].programs, ids=lambda program: program.name)
-def test_each_program_of_accuracy_learns(program, tmp_path):
+def test_each_accuracy_program_learns(program, tmp_path):
     folder = write_mnist(tmp_path, train=640, test=100)
     session = Session("accuracy", Namespace(output=tmp_path), {})
     rows = list(accuracy._train(session, program, 1, folder, 15))
@@ -118,7 +114,7 @@ def test_each_program_of_accuracy_learns(program, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", accuracy.TASKS["cifar10"].programs, ids=lambda program: program.name)
-def test_each_program_for_cifar10_learns(program, tmp_path):
+def test_each_cifar10_program_learns(program, tmp_path):
     if python(program.environment) is None:
         pytest.skip("no environment of PyTorch (python -m benchmarks setup)")
     folder = write_cifar10(tmp_path / "data", train=128, test=100)
@@ -126,7 +122,7 @@ def test_each_program_for_cifar10_learns(program, tmp_path):
     assert rows[-1]["accuracy"] > 0.25, rows  # 10 classes
 
 
-def test_the_recipe_for_cifar10_is_that_of_the_config(monkeypatch):
+def test_cifar10_recipe_equals_config(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "programs")
     import cifar10
 
@@ -141,7 +137,7 @@ def test_the_recipe_for_cifar10_is_that_of_the_config(monkeypatch):
 
 
 @pytest.mark.slow
-def test_losses_are_those_of_the_same_weights_and_batches(tmp_path, monkeypatch):
+def test_losses_agree_for_equal_weights_and_batches(tmp_path, monkeypatch):
     monkeypatch.setenv("CIFAR10_DATA", str(write_cifar10(tmp_path / "data")))
     (tmp_path / "out").mkdir()
     (row,) = benchmark("losses", tmp_path / "out")[0]["rows"]
@@ -151,7 +147,7 @@ def test_losses_are_those_of_the_same_weights_and_batches(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["losses", "cifar10", "accuracy"])
-def test_benchmarks_without_their_data_say_so(name, monkeypatch):
+def test_missing_data_raises_error_naming_variable(name, monkeypatch):
     variable = "MNIST_DATA" if name == "accuracy" else "CIFAR10_DATA"
     monkeypatch.delenv(variable, raising=False)
     options = dict.fromkeys(["networks", "windows", "rounds", "contenders"])
@@ -174,7 +170,7 @@ def epochs_of(accuracies, seed):
         ([[0.99, 0.98], [0.9, 0.9], [0.9, 0.9]], None, "1/3"),
     ],
 )
-def test_the_goal_is_the_first_epoch_that_reaches_it(runs, goal, reached):
+def test_goal_is_first_epoch_reaching_target(runs, goal, reached):
     rows = [row for seed, accuracies in enumerate(runs) for row in epochs_of(accuracies, seed)]
     summary = accuracy._summary(accuracy.TASKS["accuracy"], "x", rows)
     assert (summary["goal_s"], summary["reached"]) == (goal, reached)
@@ -182,7 +178,7 @@ def test_the_goal_is_the_first_epoch_that_reaches_it(runs, goal, reached):
 
 @TORCH
 @pytest.mark.slow
-def test_all_loaders_yield_the_same_images(tmp_path):
+def test_all_loaders_yield_equal_images(tmp_path):
     write_mnist(tmp_path, train=64, test=32)
     means = [_mean(loader, tmp_path) for loader in data.LOADERS]
     assert means == pytest.approx([means[0]] * len(means), abs=0.01)
@@ -197,7 +193,7 @@ def _mean(loader, folder):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_copy_of_mnist_is_read_from_a_zip_or_a_folder(packed, tmp_path, monkeypatch):
+def test_mnist_is_read_from_zip_or_folder(packed, tmp_path, monkeypatch):
     written = write_mnist(tmp_path / "written", train=64, test=32)
     path = written
     if packed:
@@ -207,12 +203,12 @@ def test_a_copy_of_mnist_is_read_from_a_zip_or_a_folder(packed, tmp_path, monkey
     monkeypatch.setenv("MNIST_DATA", str(path))
     assert mnist.source(short=False) == "MNIST"
     with mnist.files(short=False) as folder:
-        mnist.forget(folder)
+        mnist.drop_page_cache(folder)
         assert fingerprints(folder) == fingerprints(written)
     assert not folder.exists()
 
 
-def test_without_mnist_there_are_random_files_that_can_be_read(monkeypatch):
+def test_random_files_replace_missing_mnist(monkeypatch):
     monkeypatch.setenv("MNIST_DATA", "/nowhere")
     assert mnist.source(short=False).startswith("random")
     with mnist.files(short=True) as folder:
@@ -220,9 +216,9 @@ def test_without_mnist_there_are_random_files_that_can_be_read(monkeypatch):
         assert create_dataset(folder, 32, usage="test").get_dataset_size() == 4
 
 
-def test_options_that_nobody_knows_are_refused():
+def test_unknown_options_are_rejected():
     with pytest.raises(ValueError, match="argument --networks: must be of a, b, but got c"):
-        known("--networks", ["a", "c"], ["a", "b"])
+        check_names("--networks", ["a", "c"], ["a", "b"])
     with pytest.raises(ValueError, match="argument --windows: accuracy has no such choice"):
-        unused("accuracy", rounds=None, windows=[2])
-    known("--networks", None, ["a"])
+        reject_options("accuracy", rounds=None, windows=[2])
+    check_names("--networks", None, ["a"])

@@ -1,4 +1,4 @@
-"""Does the benchmark of several ranks run, are its rows sane, and do its graphs send what the cost model says?"""
+"""The benchmark of several ranks runs, and its graphs send what the cost model predicts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.several
 
 
 @pytest.mark.slow
-def test_ranks_run(tmp_path):
-    record, said = benchmark("ranks", tmp_path)
+def test_ranks_benchmark_runs(tmp_path):
+    record, printed = benchmark("ranks", tmp_path)
     assert set(record) == RECORD
     assert not (tmp_path / "ranks.png").exists()
     parts = {
@@ -35,12 +35,12 @@ def test_ranks_run(tmp_path):
     assert len(parts["sent"]) == 3 * len(WAYS)
     assert {row["operator"] for row in parts["alone"]} == {"AllReduce", "AllGather"}
     assert all(row["ms"] >= row["ms_min"] > 0 and row["model_ms"] > 0 for row in parts["alone"])
-    one, sharded = parts["memory"]
-    for row in (one, sharded):
+    single, sharded = parts["memory"]
+    for row in (single, sharded):
         kept = scaling.kept_sets(row["way"], row["ranks"])
         assert {name: row[name] for name in KEPT} == pytest.approx(kept, rel=1e-3)
-    assert (one["way"], sharded["way"]) == (ONE, "ZeRO-2")
-    assert "predicted" in said
+    assert (single["way"], sharded["way"]) == (ONE, "ZeRO-2")
+    assert "predicted" in printed
 
 
 def check_times(rows):
@@ -54,7 +54,7 @@ def check_times(rows):
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
+def test_failed_job_raises_error_with_launcher_message(tmp_path):
     entry = Entry("job", "mindspore", "ranks_job.py")
     flags = ("--ranks", "2", "--folder", str(tmp_path), "--network", "resnet", "--ways", APART)
     with pytest.raises(ContenderError, match="(?s)'job' died.*exit code 2"), start(entry, *flags):
@@ -64,25 +64,25 @@ def test_a_job_that_ends_is_an_error_with_the_launchers_words(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value"), [("contenders", ["torch"]), ("networks", ["resnet"]), ("windows", [1, 4])]
 )
-def test_what_makes_no_sense_is_refused(option, value):
+def test_unsupported_options_are_rejected(option, value):
     options = dict.fromkeys(("networks", "windows", "contenders", "rounds", "short"))
     with pytest.raises(ValueError, match=f"--{option}"):
         ranks.run(Namespace(**{**options, option: value}))
 
 
-def test_predictions_are_those_of_the_model():
+def test_predictions_equal_cost_model():
     """Ranks that take 10 ms a micro-batch and 5 ms a boundary, and a second for each 100 bytes."""
     key = {"ranks": 2, "network": "mlp"}
     times = [{**key, "way": APART, "window": window, "ms": 10 * window + 5} for window in (2, 4, 8)]
     times += [{**key, "way": way, "window": 4, "ms": 1.0} for way in WAYS]
     alone = [{"operator": operator, "bandwidth": 100, "latency": 0} for operator in ranks.OPERATORS]
     ranks._predict(times, 800, alone)
-    found = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
+    predicted = {row["way"]: row["predicted_ms"] for row in times if "predicted_ms" in row}
     expected = {"window's end": 8, "every micro-batch": 32, "ZeRO-1": 12, "ZeRO-2": 36}
-    assert found == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
+    assert predicted == pytest.approx({way: 45 + 1e3 * seconds for way, seconds in expected.items()})
 
 
-def test_an_update_takes_no_negative_time():
+def test_predicted_update_time_is_not_negative():
     """The machine was slower during the largest window, so the line through the two largest begins at -50 ms."""
     key = {"ranks": 2, "network": "mlp"}
     times = [{**key, "way": APART, "window": window, "ms": ms} for window, ms in ((4, 50), (8, 150))]

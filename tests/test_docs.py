@@ -1,4 +1,4 @@
-"""Does everything run that the documentation shows?
+"""The examples of the documentation run.
 
 MindSpore compiles functions of files only, so each example becomes a program in a file. All programs
 run one after the other in one process, as the reader's would in a session of their own.
@@ -55,15 +55,15 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
 def docstrings():
     """Return every docstring with examples, as doctests."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = []
+    tests = []
     for package in (ms_accum, model_zoo):
         names = [package.__name__, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
         for name in names:
             if name.startswith("ms_accum.zoo"):  # model_zoo's second name
                 continue
             module = importlib.import_module(name)
-            found += [test for test in finder.find(module, name, module=module) if test.examples]
-    return {test.name: test.examples for test in found}
+            tests += [test for test in finder.find(module, name, module=module) if test.examples]
+    return {test.name: test.examples for test in tests}
 
 
 def is_expression(source):
@@ -95,8 +95,8 @@ def execute(programs, folder):
     runner.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{RUNNER}", encoding="utf-8")
     command = [sys.executable, str(runner), str(results), *map(str, paths.values())]
     environment = {name: value for name, value in os.environ.items() if name != "GLOG_v"}  # as the reader's
-    how = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run(command, **how, timeout=600, check=False)
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, **options, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "eliminated by mistake" not in done.stderr, done.stderr  # MindSpore's log: a call whose result is not used
     by_path = json.loads(results.read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def execute(programs, folder):
 
 
 def mismatches(examples, result):
-    """Say which examples printed something else than the docstring says."""
+    """Return the examples whose output differs from the docstring."""
     if result["error"]:
         return [result["error"]]
     checker, wrong = doctest.OutputChecker(), []
@@ -133,13 +133,13 @@ def missing_tests(text):
 def functions_of(path):
     """Return the names of the functions of a file; none if there is no such file."""
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
-    return {each.name for each in body if isinstance(each, ast.FunctionDef)}
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 DOCTESTS = docstrings()
 # Of the Chinese pages, whose blocks are those of the English ones (tests/test_site.py), none.
 PYTHON = {name: blocks(text, "python") for name, text in TEXTS.items() if not re.search(r"\.zh\.md$|_CN\.md$", name)}
-WITH_PYTHON = [name for name, found in PYTHON.items() if found]
+WITH_PYTHON = [name for name, sources in PYTHON.items() if sources]
 
 
 def of_documents(names, folder):
@@ -156,7 +156,7 @@ def printed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCTESTS)
-def test_docstring(name, printed):
+def test_docstring_examples(name, printed):
     assert mismatches(DOCTESTS[name], printed[name]) == []
 
 
@@ -168,30 +168,30 @@ def outputs(text):
 
 def not_printed(shown, printed):
     """Return the blocks whose lines were not printed one after the other, in the order of the page."""
-    wrong, place = [], 0
+    wrong, start = [], 0
     for block in shown:
-        found = f"\n{printed}".find(f"\n{block}", place)
-        place = max(found, place)
-        wrong += [block] if found < 0 else []
+        position = f"\n{printed}".find(f"\n{block}", start)
+        start = max(position, start)
+        wrong += [block] if position < 0 else []
     return wrong
 
 
-def faults(name, found):
+def faults(name, result):
     """Return what is wrong with a document whose program was run."""
-    return [found["error"]] if found["error"] else not_printed(outputs(TEXTS[name]), found["printed"])
+    return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
-def test_the_python_of_the_readme(tmp_path):
+def test_readme_python_runs(tmp_path):
     assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
 
 
-def test_the_documented_amp_step_prints_no_warning(tmp_path):
+def test_documented_amp_step_prints_no_warning(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     assert execute({"as documented": page}, tmp_path)["as documented"]["error"] is None
 
 
 @pytest.mark.slow
-def test_a_step_that_uses_no_result_prints_one(tmp_path):
+def test_step_that_ignores_result_prints_warning(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     broken, changed = re.subn(r"return ops.depend\(loss, (accumulator\(.*\))\)", r"\1\n    return loss", page)
     assert changed == 1
@@ -207,31 +207,31 @@ def pages(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WITH_PYTHON if name != "README.md"])
-def test_the_python_of_the_other_documents(name, pages):
+def test_other_documents_python_runs(name, pages):
     assert faults(name, pages[name]) == []
 
 
-def test_the_examples_are_found():
+def test_docstring_examples_are_collected():
     assert {"ms_accum.accumulator.Accumulator", "ms_accum.engine.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
         DOCTESTS
     )
 
 
-def test_readme_begins_with_the_run_and_the_test():
+def test_readme_begins_with_train_and_test_commands():
     assert [block.strip() for block in blocks(TEXTS["README.md"], "bash")[:2]] == COMMANDS
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_links_point_at_files(name):
+def test_links_point_at_existing_files(name):
     assert broken_links(TEXTS[name], DOCUMENTS[name].parent) == []
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_tests_that_are_named_exist(name):
+def test_referenced_tests_exist(name):
     assert missing_tests(TEXTS[name]) == []
 
 
-def test_each_pitfall_names_its_tests():
+def test_each_pitfall_references_tests():
     rows = re.findall(r"^\| (\*\*.*)$", TEXTS["docs/correctness.md"], re.MULTILINE)
     assert len(rows) >= 14 and [row for row in rows if "::test_" not in row] == []
 
@@ -269,12 +269,12 @@ def planted(tmp_path_factory):
         "leaves early": ">>> raise SystemExit(0)\n",
     }
     examples = {name: doctest.DocTestParser().get_examples(source) for name, source in sources.items()}
-    programs = {name: program_of(found) for name, found in examples.items()}
+    programs = {name: program_of(parsed) for name, parsed in examples.items()}
     results = execute(programs, tmp_path_factory.mktemp("planted"))
     return {name: mismatches(examples[name], results[name]) for name in sources}
 
 
-def test_examples_that_hold(planted):
+def test_wrong_docstring_examples_are_detected(planted):
     assert planted.pop("good") == []
     assert [name for name, wrong in planted.items() if not wrong] == []
 
@@ -284,7 +284,7 @@ def test_blocks_are_found_by_language():
     assert blocks(text, "python") == ["x = 1\n", "y = x\n"] and blocks(text, "bash") == ["a && b\n"]
 
 
-def test_an_output_that_was_not_printed_is_found():
+def test_output_that_was_not_printed_is_detected():
     page = "```python\nprint(1)\n```\n\n```text\n1\n```\n```text\na command\n```\n"
     page += "```python\nf()\n```\n```text\n2\n3\n```\n"
     assert outputs(page) == ["1\n", "2\n3\n"]
@@ -293,7 +293,7 @@ def test_an_output_that_was_not_printed_is_found():
     assert not_printed(["1\n", "1\n"], "1\n") == []
 
 
-def test_links_that_point_at_nothing_are_found(tmp_path):
+def test_broken_links_are_detected(tmp_path):
     (tmp_path / "there.md").touch()
     fine = "[a](there.md) [b](there.md#part) [c](https://x.org/y) [d](#here) ![e](./there.md) `[f](gone.md)`"
     assert broken_links(fine, tmp_path) == []
@@ -304,8 +304,7 @@ def test_links_that_point_at_nothing_are_found(tmp_path):
     ]
 
 
-def test_named_tests_that_do_not_exist_are_found():
-    text = (
-        "`tests/test_docs.py::test_links_point_at_files` `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
-    )
+def test_references_to_missing_tests_are_detected():
+    existing = "`tests/test_docs.py::test_links_point_at_existing_files`"
+    text = f"{existing} `tests/test_docs.py::test_gone` `tests/test_gone.py::test_it`"
     assert missing_tests(text) == ["tests/test_docs.py::test_gone", "tests/test_gone.py::test_it"]

@@ -1,4 +1,4 @@
-"""Are the tables of docs/ those of the results, and do they say what was measured?"""
+"""The tables of docs/ equal the results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.performance_tables import Goal
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_tables_of_the_documents_are_those_of_the_results():
+def test_document_tables_equal_results():
     made, used = documents.tables(), set()
     for path in documents.marked():
         text = path.read_text(encoding="utf-8")
         assert documents.filled(text, made) == text, f"{path.name}: python -m benchmarks tables"
-        used |= {found[2] for found in documents.MARKED.finditer(text)}
+        used |= {match[2] for match in documents.MARKED.finditer(text)}
     measured = {name for name, table in made.items() if table != performance_tables.NOTHING}
     assert measured <= used, "every table has its place in a document"
 
 
-def test_another_result_is_another_table():
+def test_changed_result_changes_table():
     """The check can fail."""
     rows = results_of.rows("avx2-amd", "speed")
     other = [{**row, "ms": row["ms"] + 1} for row in rows]
@@ -47,23 +47,23 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_goal_stands_beside_its_figure_on_each_machine(results):
+def test_goal_table_shows_figure_of_each_machine(results):
     lines = performance_tables.tables()["goals"].splitlines()
     (mlp,) = [line for line in lines if line.startswith("| mlp, N=16")]
     assert mlp == "| mlp, N=16: time / best peer's | ≤ 1.50 | 1.50 | not measured | not measured |"
 
 
-def test_a_goal_that_is_missed_says_so(monkeypatch):
-    goal = Goal("x", 1.0, lambda found: found("speed")[0]["ms"])
+def test_missed_goal_is_marked(monkeypatch):
+    goal = Goal("x", 1.0, lambda find_rows: find_rows("speed")[0]["ms"])
     monkeypatch.setattr(performance_tables, "GOALS", (goal,))
     (line,) = performance_tables._goals({"avx2-amd": lambda name: [{"ms": 1.01}]}).splitlines()[2:]
     assert line == "| x | ≤ 1.00 | **1.01**, missed |"
 
 
-def of_two_machines(first, second):
+def readme_line(first, second):
     """The README's line about a network, as from these times on two machines, each for windows of 4 and 16."""
 
-    def found(times):
+    def find_rows_of(times):
         rows = [
             {"network": "mlp", "window": window, "contender": name, "ms": ms}
             for window in (4, 16)
@@ -72,7 +72,7 @@ def of_two_machines(first, second):
         return lambda benchmark: rows if benchmark == "speed" else []
 
     words = performance_tables.README[""]
-    table = performance_tables._readme_speed(((found(first), found(second)), words))
+    table = performance_tables._readme_speed(((find_rows_of(first), find_rows_of(second)), words))
     return table.splitlines()[2]
 
 
@@ -80,19 +80,19 @@ FIRST = {"ms_accum": 1.0, "ms_accum-untuned": 8.0, "tutorial-functional": 16.0, 
 SECOND = {"ms_accum": 3.0, "ms_accum-untuned": 6.0, "tutorial-functional": 4.0, "boost": 6.0, "torch-compile": 1.5}
 
 
-def test_the_readme_compares_with_the_best_and_shows_the_worst_machine():
+def test_readme_compares_with_best_peer_and_shows_worst_machine():
     """Ours is compared with MindSpore's own under MindSpore's settings, and each machine's times with its own."""
-    assert of_two_machines(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
+    assert readme_line(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
 
 
-def test_a_readme_that_selects_is_noticed(monkeypatch):
-    right = of_two_machines(FIRST, SECOND)
-    assert of_two_machines(FIRST, FIRST) != right
+def test_selective_readme_figures_are_detected(monkeypatch):
+    right = readme_line(FIRST, SECOND)
+    assert readme_line(FIRST, FIRST) != right
     monkeypatch.setattr(performance_tables, "_OWN", ("tutorial-functional",))
-    assert of_two_machines(FIRST, SECOND) != right
+    assert readme_line(FIRST, SECOND) != right
     monkeypatch.undo()
     monkeypatch.setattr(performance_tables, "UNTUNED", "ms_accum")
-    assert of_two_machines(FIRST, SECOND) != right
+    assert readme_line(FIRST, SECOND) != right
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_readme_that_selects_is_noticed(monkeypatch):
         ("README_CN.md", r"在 AVX-512 上，这两个变量使 LeNet5 快 (\d+) 到 (\d+) 倍"),
     ],
 )
-def test_what_the_variables_do_is_what_was_measured(readme, sentence):
+def test_readme_speedup_of_variables_equals_measurement(readme, sentence):
     factors = []
     for machine in ("avx512-amd", "avx512-intel"):
         rows = [row for row in results_of.rows(machine, "speed") if row["network"] == "lenet5" and row["window"] > 2]
@@ -112,7 +112,7 @@ def test_what_the_variables_do_is_what_was_measured(readme, sentence):
     assert (round(min(factors)), round(max(factors))) == (least, most)
 
 
-def test_what_was_not_measured_is_not_there(results):
+def test_unmeasured_tables_are_marked(results):
     made = performance_tables.tables()
     assert made["avx2-amd/speed"] == made["avx512-amd/cost"] == "Not measured on this machine.\n"
     assert "| ms_accum | 3.0 (9.0) |" in made["avx512-amd/speed"]
@@ -126,6 +126,6 @@ def test_what_was_not_measured_is_not_there(results):
         ("Someone", "avx2", "avx2"),
     ],
 )
-def test_machines_that_differ_have_folders_of_their_own(monkeypatch, maker, flags, folder):
+def test_machine_kind_names_results_folder(monkeypatch, maker, flags, folder):
     monkeypatch.setattr(results_of, "_first", lambda path, key: {"vendor_id": maker, "flags": flags}[key])
     assert results_of.kind() == folder

@@ -1,4 +1,4 @@
-"""How does a run go?"""
+"""Runs of the driver."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from helpers import (
     Slope,
     batches,
     cross_entropy,
+    forward_of,
     joined,
     micro_batch,
     mutate,
@@ -64,14 +65,14 @@ def test_tails(tail, updates, seen):
 
 
 @pytest.mark.parametrize("mutation", ["no division", "no clear", "one late"])
-def test_tails_notice(mutation, monkeypatch):
+def test_tail_test_detects_mutations(mutation, monkeypatch):
     mutate(monkeypatch, mutation)
     model = slope_driver()
     run(model, [micro_batch(1), micro_batch(2), micro_batch(4)], 2, epochs=2)
     assert miss([seen_gradient(model)], [[11.0]], 1e-5) >= 100
 
 
-def test_a_window_is_carried_from_one_call_to_the_next():
+def test_open_window_is_carried_to_next_call():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 3, 2)
     assert (model.updates, model.micro_batches, model.updated) == (1, 1, False)
@@ -84,7 +85,7 @@ def test_a_window_is_carried_from_one_call_to_the_next():
     assert (model.updates, model.micro_batches, model.updated) == (3, 0, True)
 
 
-def test_the_window_does_not_change_inside_a_carried_window():
+def test_window_size_change_inside_carried_window_is_rejected():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 3, 2)
     with pytest.raises(RuntimeError, match="'mini_steps' can't change from 2 to 3 inside a window, which holds 1"):
@@ -94,11 +95,11 @@ def test_the_window_does_not_change_inside_a_carried_window():
     assert (model.updates, model.micro_batches) == (2, 0)
 
 
-# Another size of the window
+# Changing the window size
 
 
 @pytest.mark.graph
-def test_the_window_changes_between_runs_without_compiling(compiles):
+def test_window_size_change_between_runs_does_not_recompile(compiles):
     model = slope_driver()
     run(model, [micro_batch(1)] * 2, 2)
     compiled_so_far = len(compiles)
@@ -110,17 +111,17 @@ def test_the_window_changes_between_runs_without_compiling(compiles):
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_a_driver_goes_from_windows_of_1_to_longer_ones_and_back(first):
+def test_window_size_changes_from_and_to_1(first):
     model = slope_driver()
     for window in (first, 3 - first, first):
         run(model, [micro_batch(1), micro_batch(3)], window)
     assert seen_gradient(model) == [{1: 4 + 2 + 4, 2: 2 + 4 + 2}[first]]
 
 
-# Whole batches
+# Complete batches
 
 
-def test_whole_batches_are_windows():
+def test_complete_batches_are_windows():
     model = slope_driver()
     batch = (Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)
     recorder = run(model, [batch, micro_batch(5, rows=1)], micro_batch_size=2)
@@ -129,14 +130,14 @@ def test_whole_batches_are_windows():
     assert recorder.planned == model.planned_updates(1, [batch] * 2) == 2
 
 
-def test_whole_batches_that_are_not_weighted_are_noticed(monkeypatch):
+def test_unweighted_complete_batches_are_detected(monkeypatch):
     monkeypatch.setattr(ms_accum.loss.objective.Weight, "of", lambda self, micro_batch: 1.0)
     model = slope_driver()
     run(model, [(Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)], micro_batch_size=2)
     assert miss([seen_gradient(model)], [[4.0]], 1e-5) >= 100
 
 
-def test_a_batch_of_one_micro_batch():
+def test_batch_smaller_than_micro_batch_size():
     model = slope_driver()
     run(model, [micro_batch(3, rows=4)], micro_batch_size=9)
     assert seen_gradient(model) == [3.0]
@@ -148,7 +149,7 @@ def test_a_batch_of_one_micro_batch():
 UNEVEN = [micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)]
 
 
-def of_the_value(x):
+def first_value(x):
     return x[0, 0]
 
 
@@ -158,11 +159,11 @@ def of_the_value(x):
         (None, [4, 4, 2]),
         (3, [1, 1, 1]),
         (Tensor(0.5, ms.float32), [1, 1, 1]),
-        (of_the_value, [1, 2, 7]),
+        (first_value, [1, 2, 7]),
         (lambda x: float(x.asnumpy().max() ** 2), [1, 4, 49]),
     ],
 )
-def test_what_a_micro_batch_counts_for(weight, weights):
+def test_micro_batch_weights(weight, weights):
     model = slope_driver(weight=weight)
     recorder = run(model, UNEVEN, 3)
     expected = window_gradient([[[1.0]], [[2.0]], [[7.0]]], weights)
@@ -175,14 +176,15 @@ def tokens(x, y):
     return (y >= 0).sum()
 
 
-def test_masked_tokens_count_for_nothing(rng):
-    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(ignore_index=-1), weight=tokens)
+def test_masked_tokens_have_no_weight(rng):
+    loss_fn = nn.CrossEntropyLoss(ignore_index=-1)
+    network, optimizer, model = linear_driver(loss_fn, weight=tokens)
     window = batches(rng, [4, 4, 4])
     labels = [label.asnumpy() for _, label in window]
     labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
     window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
     start = values(optimizer.parameters)
-    grad_fn = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)
+    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
     loss, expected = grad_fn(*joined([window[0], window[2]]))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
@@ -192,8 +194,8 @@ def test_masked_tokens_count_for_nothing(rng):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_micro_batch_of_weight_0_is_not_run(window):
-    model = slope_driver(weight=of_the_value)
+def test_micro_batch_of_weight_0_is_not_run(window):
+    model = slope_driver(weight=first_value)
     poison = (Tensor(np.array([[0.0], [np.nan]], np.float32)),)
     recorder = run(model, [poison, micro_batch(2)], window)
     assert seen_gradient(model) == [2.0]
@@ -201,8 +203,8 @@ def test_a_micro_batch_of_weight_0_is_not_run(window):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_of_weight_0_is_no_update(window):
-    model = slope_driver(weight=of_the_value)
+def test_window_of_weight_0_makes_no_update(window):
+    model = slope_driver(weight=first_value)
     recorder = run(model, [micro_batch(0)] * window + [micro_batch(3)] * window, window)
     empty = [record for record in recorder.records if np.isnan(record.loss)]
     assert [(record.skipped, record.samples) for record in empty] == [(True, 0)]
@@ -212,15 +214,15 @@ def test_a_window_of_weight_0_is_no_update(window):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_windows_of_weight_0_in_a_row_are_not_taken_for_bad_gradients(window):
-    model = slope_driver(weight=of_the_value)
+def test_many_windows_of_weight_0_do_not_end_run(window):
+    model = slope_driver(weight=first_value)
     run(model, [micro_batch(0)] * (12 * window) + [micro_batch(3)] * window, window)
     assert (model.skipped, model.updates) == (12, 1)
 
 
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_not_0_or_more_is_refused(answer, window):
+def test_negative_or_nonfinite_weight_is_rejected(answer, window):
     model = slope_driver(weight=lambda x: answer)
     with pytest.raises(ValueError, match="'weight' must be a function that returns a finite number >= 0, but got"):
         run(model, [micro_batch(1)] * 2, window)
@@ -229,12 +231,13 @@ def test_a_weight_that_is_not_0_or_more_is_refused(answer, window):
 # Losses
 
 
-def test_a_loss_that_sums():
+def test_sum_reduction_loss():
     rng = np.random.RandomState(0)
     window = batches(rng, [4, 4, 2])
-    network, optimizer, model = linear_driver(nn.CrossEntropyLoss(reduction="sum"), reduction="sum")
+    loss_fn = nn.CrossEntropyLoss(reduction="sum")
+    network, optimizer, model = linear_driver(loss_fn, reduction="sum")
     start = values(optimizer.parameters)
-    loss, expected = ms.value_and_grad(model._window.objective.forward, None, optimizer.parameters)(*joined(window))
+    loss, expected = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)(*joined(window))
     recorder = run(model, window, 3)
     seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
     assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
@@ -249,7 +252,7 @@ def test_a_loss_that_sums():
         (nn.MSELoss(reduction="none"), "sum", "'loss_fn' must be a loss with reduction='mean' or 'sum'"),
     ],
 )
-def test_a_loss_that_does_not_go_with_the_reduction_is_refused(loss, reduction, match):
+def test_loss_with_mismatched_reduction_is_rejected(loss, reduction, match):
     with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {match}"):
         linear_driver(loss, reduction=reduction)
 
@@ -258,7 +261,7 @@ def squared(output, label):
     return ops.mean((output - label) ** 2)
 
 
-def test_a_function_is_a_loss(rng):
+def test_loss_can_be_function(rng):
     network = nn.Dense(2, 1)
     model = GradientAccumulation(network, squared, nn.SGD(network.trainable_params(), 0.1))
     x, y = Tensor(rng.randn(4, 2).astype(np.float32)), Tensor(rng.randn(4, 1).astype(np.float32))
@@ -278,7 +281,7 @@ class Ratio(nn.Cell):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_network_with_its_own_loss_takes_any_columns(window):
+def test_network_with_own_loss_accepts_any_columns(window):
     network = Ratio()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0))
     columns = tuple(np.full(4, value, np.float32) for value in (3.0, 4.0, 6.0))
@@ -286,13 +289,14 @@ def test_a_network_with_its_own_loss_takes_any_columns(window):
     assert values([network.w]) == [-2.0 * 2 / window]
 
 
-# The loss that is shown
+# The reported loss
 
 
-def test_the_loss_shown_is_the_mean_over_the_window(rng):
+def test_reported_loss_is_mean_over_window(rng):
     network, _, model = linear_driver(lr=0.0)
     data = batches(rng, [8, 8, 3, 8, 1])
-    losses = [float(model._window.objective.forward(*columns).asnumpy()) for columns in data]
+    forward = forward_of(network, cross_entropy())
+    losses = [float(forward(*columns).asnumpy()) for columns in data]
     shown = [record.loss for record in run(model, data, 3).records]
     expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
     assert shown == pytest.approx(expected, abs=1e-6)
@@ -325,7 +329,7 @@ def test_records():
     assert (recorder.planned, recorder.closed) == (4, True)
 
 
-def test_reporters_are_closed_when_a_run_breaks():
+def test_reporters_are_closed_after_error():
     def broken():
         yield micro_batch(1)
         raise OSError("the disk is gone")
@@ -336,7 +340,7 @@ def test_reporters_are_closed_when_a_run_breaks():
     assert recorder.closed
 
 
-def test_lines_are_the_default_where_nobody_watches(capsys):
+def test_default_report_prints_lines_without_terminal(capsys):
     slope_driver().train_process(1, [micro_batch(1)] * 2, 1, ckpt_path=None)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "epoch: 1 step: 1 loss is 0, lr 1"
@@ -346,7 +350,7 @@ def test_lines_are_the_default_where_nobody_watches(capsys):
 # Datasets
 
 
-def test_datasets_of_mindspore():
+def test_mindspore_datasets():
     data = create_dataset(batch_size=500)
     flat = nn.SequentialCell(nn.Flatten(), nn.Dense(32 * 32, 10))
     model = GradientAccumulation(flat, nn.CrossEntropyLoss(), nn.SGD(flat.trainable_params(), 0.01))
@@ -356,7 +360,7 @@ def test_datasets_of_mindspore():
     assert recorder.records[-1].loss < recorder.records[0].loss
 
 
-def test_each_epoch_has_an_order_of_its_own():
+def test_each_epoch_is_shuffled_differently():
     network = Slope(32 * 32)
     optimizer = nn.SGD([network.w], 1.0)
     model = GradientAccumulation(nn.SequentialCell(nn.Flatten(), network), None, optimizer)
@@ -383,36 +387,36 @@ def test_arrays_and_single_columns():
     assert seen_gradient(model) == [2.0]
 
 
-def test_a_generator_does_for_one_epoch():
+def test_generator_is_accepted_for_one_epoch():
     model = slope_driver()
     recorder = run(model, (micro_batch(value) for value in (1, 2, 3)), 2)
     assert recorder.planned is None
     assert seen_gradient(model) == [4.5]
 
 
-def test_a_generator_that_is_used_up_is_refused():
+def test_exhausted_generator_is_rejected():
     model = slope_driver()
     with pytest.raises(ValueError, match="in every epoch, but got none in epoch 2. A generator can be read once only"):
         run(model, (micro_batch(value) for value in (1, 2, 3)), 2, epochs=2)
     assert model.updates == 2
 
 
-def test_an_empty_dataset_is_refused():
+def test_empty_dataset_is_rejected():
     with pytest.raises(ValueError, match="'train_dataset' must have batches, but got an empty one"):
         run(slope_driver(), [], 2)
 
 
-def test_a_window_that_never_fills_is_refused():
+def test_window_longer_than_epoch_is_rejected_with_tail_drop():
     with pytest.raises(ValueError, match="'mini_steps' must be at most 3 with tail='drop', but got 7"):
         run(slope_driver(tail="drop"), [micro_batch(1)] * 3, 7, epochs=5)
 
 
-def test_a_window_that_never_filled_is_an_error_where_it_could_not_be_known():
+def test_window_longer_than_generator_raises_error_with_tail_drop():
     with pytest.raises(RuntimeError, match="no window was filled in the whole run"):
         run(slope_driver(tail="drop"), iter([micro_batch(1)] * 3), 7)
 
 
-def test_a_carried_window_may_be_longer_than_a_call():
+def test_carried_window_can_span_several_calls():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 3, 4)
     run(model, [micro_batch(5)] * 3, 4)
@@ -422,7 +426,7 @@ def test_a_carried_window_may_be_longer_than_a_call():
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_scale_and_weight_together_fit_into_float16(window):
+def test_loss_scale_times_weight_does_not_overflow_float16(window):
     """Rows times loss scale must not enter the backward pass: 8192 rows times 2**14 are no float16."""
     network = Slope(dtype=ms.float16)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=2.0**14))
@@ -454,7 +458,7 @@ SMALL_AND_LARGE = [3 * 2.0**-22, 100.0]
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32], ids=["marked", "cast"])
 @pytest.mark.parametrize("rows", [[256, 1], [1, 1024], [1024, 1, 256]], ids=str)
 @pytest.mark.parametrize("window", [2, "complete batches"])
-def test_windows_of_any_size_follow_each_other_in_float16(dtype, rows, window):
+def test_consecutive_windows_of_different_size_in_float16(dtype, rows, window):
     """With a unit near the first weight of all, gradients of others would underflow or overflow."""
     network = InHalf(dtype)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
@@ -464,19 +468,19 @@ def test_windows_of_any_size_follow_each_other_in_float16(dtype, rows, window):
             run(model, [micro_batch(*SMALL_AND_LARGE, rows=count)] * 2, 2)
         else:
             run(model, [micro_batch(*SMALL_AND_LARGE, rows=2 * count)], micro_batch_size=count)
-        assert (model.updates, network.w.asnumpy().tolist()) == (updates, [-each for each in SMALL_AND_LARGE])
+        assert (model.updates, network.w.asnumpy().tolist()) == (updates, [-value for value in SMALL_AND_LARGE])
 
 
 @pytest.mark.parametrize("rows", [[1024, 1], [1, 1024], [1, 1024, 256]], ids=str)
-def test_micro_batches_of_any_size_are_in_one_window_in_float16(rows):
+def test_micro_batches_of_different_size_in_float16_window(rows):
     """Where float16 is marked, weights multiply gradients in float32."""
     network = InHalf(ms.float16)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
     run(model, [micro_batch(*SMALL_AND_LARGE, rows=count) for count in rows], len(rows))
-    assert (model.updates, network.w.asnumpy().tolist()) == (1, [-each for each in SMALL_AND_LARGE])
+    assert (model.updates, network.w.asnumpy().tolist()) == (1, [-value for value in SMALL_AND_LARGE])
 
 
-def test_a_cast_that_can_not_be_seen_is_a_limit():
+def test_undetected_float16_cast_skips_window():
     """As docs/limits.md says: the window is skipped, not wrong."""
     network = InHalf(ms.float32)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
@@ -485,13 +489,13 @@ def test_a_cast_that_can_not_be_seen_is_a_limit():
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
-def test_mixed_precision_is_marked(level):
+def test_mixed_precision_is_detected(level):
     network = nn.SequentialCell(nn.Dense(6, 3), nn.ReLU())
     assert not has_half(network) and has_half(amp.auto_mixed_precision(network, level))
 
 
 @pytest.mark.parametrize("mutant", ["never anew", "in the loss"])
-def test_a_unit_that_stays_or_a_weight_in_the_loss_is_noticed(mutant, monkeypatch):
+def test_fixed_weight_unit_or_weighted_float16_loss_is_detected(mutant, monkeypatch):
     if mutant == "never anew":
         monkeypatch.setattr(ms_accum.loss.objective.Weight, "begin", lambda weight: None)
         network, windows = InHalf(ms.float32), [[256, 256], [1, 1]]
@@ -503,10 +507,10 @@ def test_a_unit_that_stays_or_a_weight_in_the_loss_is_noticed(mutant, monkeypatc
     for rows in windows:
         ops.assign(network.w, Tensor(np.zeros(2), network.w.dtype))
         run(model, [micro_batch(*SMALL_AND_LARGE, rows=count) for count in rows], 2)
-    assert network.w.asnumpy().tolist() != [-each for each in SMALL_AND_LARGE]
+    assert network.w.asnumpy().tolist() != [-value for value in SMALL_AND_LARGE]
 
 
-def test_what_overflows_in_the_parameters_type_is_skipped():
+def test_overflow_in_parameter_dtype_skips_window():
     network = Slope(dtype=ms.float16)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
     run(model, [(Tensor(np.full((1, 1), 40_000.0), ms.float16),)] * 4, 4)
@@ -514,7 +518,7 @@ def test_what_overflows_in_the_parameters_type_is_skipped():
     assert values([network.w])[0] == [0.0]
 
 
-def test_a_frozen_parameter_is_refused():
+def test_frozen_parameter_is_rejected():
     network = nn.Dense(2, 2)
     optimizer = nn.SGD(network.trainable_params(), 1.0)
     network.bias.requires_grad = False
@@ -523,7 +527,7 @@ def test_a_frozen_parameter_is_refused():
 
 
 @pytest.mark.host
-def test_a_micro_batch_that_is_rejected_leaves_its_window_as_it_is():
+def test_rejected_micro_batch_leaves_window_unchanged():
     model = slope_driver(tail="carry")
     with pytest.raises(ValueError, match="whose columns the network accepts"):
         run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor([1.0]))], 2)
@@ -532,7 +536,7 @@ def test_a_micro_batch_that_is_rejected_leaves_its_window_as_it_is():
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
+def test_failed_micro_batch_discards_window(window):
     model = slope_driver(tail="carry", check="off")
     with pytest.raises(Exception, match="."):
         run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor([1.0]))], window)
@@ -542,7 +546,7 @@ def test_a_micro_batch_that_fails_takes_its_window_with_it(window):
 
 
 @pytest.mark.graph
-def test_a_first_micro_batch_that_fails_leaves_no_weight():
+def test_failed_first_micro_batch_leaves_no_weight():
     """In PyNative mode its weight is added before its loss fails."""
     ms.set_context(mode=ms.PYNATIVE_MODE)
     model = slope_driver(tail="carry")
@@ -553,7 +557,7 @@ def test_a_first_micro_batch_that_fails_leaves_no_weight():
 
 
 @pytest.mark.parametrize("options", [{"weight": Tensor([0.2, 3.0], ms.float32)}, {"ignore_index": 1}], ids=str)
-def test_what_the_loss_averages_over_is_what_counts(rng, options):
+def test_weights_follow_divisor_of_loss(rng, options):
     """Class weights and ignored labels: 6 rows at once are 2 + 4 rows."""
     rows, labels = rng.randn(6, 3).astype(np.float32), np.array([0, 1, 1, 0, 0, 1], np.int32)
     results = []
@@ -569,7 +573,7 @@ def test_what_the_loss_averages_over_is_what_counts(rng, options):
 
 
 @pytest.mark.host
-def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
+def test_change_to_complete_batches_inside_window_is_rejected():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1.0)], 3)
     with pytest.raises(RuntimeError, match="can't change from 3 to complete batches inside a window, which holds 1 "):
@@ -581,7 +585,7 @@ def test_what_is_carried_is_not_lost_to_windows_of_whole_batches():
 
 @pytest.mark.host
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_whatever_ends_a_micro_batch_leaves_nothing_behind(error, monkeypatch):
+def test_interrupted_micro_batch_leaves_no_state(error, monkeypatch):
     model = slope_driver()
     model._window.open(3)
     added = model._window._runner.add
@@ -610,9 +614,9 @@ class Frozen(nn.Cell):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_part_that_is_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
+def test_subnetwork_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
     if not keeps:
-        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, whole: whole.set_train())
+        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, root: root.set_train())
     network = Frozen()
     network.set_train()
     network.backbone.set_train(False)
@@ -637,7 +641,7 @@ def test_planned_updates(tail, planned):
     assert model.planned_updates(3, iter(data), 3) is None
 
 
-def test_updates_that_finish_a_carried_window_are_planned():
+def test_planned_updates_include_carried_window():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 5, 4)
     assert model.micro_batches == 1
@@ -646,11 +650,11 @@ def test_updates_that_finish_a_carried_window_are_planned():
     assert recorder.planned == 1
 
 
-def test_what_is_held_when_a_state_is_resumed_is_not_planned_with(tmp_path):
+def test_planned_updates_of_resumed_run_ignore_open_window(tmp_path):
     """The state has its own; the mutant plans with what the driver had, before it is forgotten."""
     data = [micro_batch(1)] * 3
-    whole = slope_driver(tail="carry")
-    whole.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
+    uninterrupted = slope_driver(tail="carry")
+    uninterrupted.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 2, 3)
     assert model.micro_batches == 2
@@ -658,7 +662,7 @@ def test_what_is_held_when_a_state_is_resumed_is_not_planned_with(tmp_path):
     assert len(recorder.records) == recorder.planned == 3
 
 
-def test_elements_are_what_a_mean_loss_counts(rng):
+def test_mean_loss_is_weighted_by_elements(rng):
     """Sequences of 3 and 17 elements are one of 20."""
     network = nn.Dense(1, 1, weight_init="zeros", bias_init="zeros")
     x, y = (rng.rand(2, 20, 1).astype(np.float32) for _ in range(2))
@@ -666,18 +670,18 @@ def test_elements_are_what_a_mean_loss_counts(rng):
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1.0))
     run(model, parts, 2)
     expected = np.array([2 * (y * x).mean(), 2 * y.mean()])
-    found = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     by_rows = np.array([(y[:, :3] * x[:, :3]).mean() + (y[:, 3:] * x[:, 3:]).mean(), y[:, :3].mean() + y[:, 3:].mean()])
     assert np.abs(by_rows / expected - 1).max() > 1e-2
 
 
-# Runs that go wrong
+# Runs that fail
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize("tail", ["flush", "drop"])
-def test_an_interrupted_run_leaves_nothing(tail):
+def test_interrupted_run_leaves_no_open_window(tail):
     model = slope_driver(tail=tail)
 
     def interrupted():
@@ -693,7 +697,7 @@ def test_an_interrupted_run_leaves_nothing(tail):
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_that_is_not_finite_is_skipped_and_counted(window):
+def test_nonfinite_window_is_skipped_and_counted(window):
     network, optimizer, model = linear_driver(make=nn.Adam, lr=0.1)
     rng = np.random.RandomState(0)
     data = batches(rng, [4] * 3 * window)
@@ -708,7 +712,7 @@ def test_a_window_that_is_not_finite_is_skipped_and_counted(window):
     assert int(optimizer.global_step.asnumpy()[0]) == 2
 
 
-def test_a_run_that_learned_nothing_is_pointed_out(caplog):
+def test_run_with_only_skipped_windows_is_logged(caplog):
     model = slope_driver()
     run(model, [micro_batch(1)] * 2 + [micro_batch(np.nan)] * 2, 2)
     assert not caplog.messages
@@ -716,7 +720,7 @@ def test_a_run_that_learned_nothing_is_pointed_out(caplog):
     assert caplog.messages == ["For 'train_process', all 2 windows were skipped, so nothing was learned."]
 
 
-def test_ten_skipped_windows_in_a_row_stop():
+def test_ten_consecutive_skipped_windows_end_run():
     model = slope_driver()
     bad, good = micro_batch(np.nan), micro_batch(1)
     run(model, [bad] * 18 + [good] * 2 + [bad] * 18, 2)
@@ -729,7 +733,7 @@ def test_ten_skipped_windows_in_a_row_stop():
 # Checkpoints
 
 
-def test_the_model_is_saved_where_the_tutorial_has_it():
+def test_model_is_saved_at_tutorial_path():
     network, _, model = linear_driver()
     model.train_process(1, batches(np.random.RandomState(0), [4, 4]), 2, report=())
     assert os.listdir() == ["gradient_accumulation.ckpt"]
@@ -737,7 +741,7 @@ def test_the_model_is_saved_where_the_tutorial_has_it():
     assert digest(values([saved[p.name] for p in network.get_parameters()])) == digest(values(network.get_parameters()))
 
 
-def test_nothing_is_saved_if_not_wanted():
+def test_nothing_is_saved_without_ckpt_path():
     run(slope_driver(), [micro_batch(1)], 1)
     assert os.listdir() == []
 
@@ -746,7 +750,7 @@ def test_nothing_is_saved_if_not_wanted():
     ("path", "match"),
     [("model.txt", "'ckpt_path' must end with '.ckpt'"), ("no/folder/model.ckpt", "the folder of 'ckpt_path' must ex")],
 )
-def test_a_path_that_can_not_be_written_is_refused_before_training(path, match):
+def test_unwritable_ckpt_path_is_rejected_before_training(path, match):
     model = slope_driver()
     with pytest.raises(ValueError, match=match):
         model.train_process(1, [micro_batch(1)], 1, report=(), ckpt_path=path)
@@ -767,7 +771,7 @@ def test_a_path_that_can_not_be_written_is_refused_before_training(path, match):
         ),
     ],
 )
-def test_a_window_of_1_is_plain_training(make, reduction, rng):
+def test_window_of_1_equals_plain_training(make, reduction, rng):
     data, results = batches(rng, [8, 8, 4]), []
     for plain in (True, False):
         ms.set_seed(1)
@@ -784,28 +788,28 @@ def test_a_window_of_1_is_plain_training(make, reduction, rng):
 
 @pytest.mark.graph
 def test_two_drivers_in_one_process():
-    one, two = slope_driver(), slope_driver()
-    run(one, [micro_batch(1)] * 2, 2)
-    run(two, [micro_batch(5)] * 2, 2)
-    run(one, [micro_batch(2)] * 2, 2)
-    assert (seen_gradient(one), seen_gradient(two)) == ([3.0], [5.0])
+    first, second = slope_driver(), slope_driver()
+    run(first, [micro_batch(1)] * 2, 2)
+    run(second, [micro_batch(5)] * 2, 2)
+    run(first, [micro_batch(2)] * 2, 2)
+    assert (seen_gradient(first), seen_gradient(second)) == ([3.0], [5.0])
 
 
 def test_two_drivers_share_an_optimizer(rng):
-    network, optimizer, one = linear_driver(lr=0.1)
-    two = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
+    network, optimizer, first = linear_driver(lr=0.1)
+    second = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
     data = batches(rng, [4, 4])
-    run(one, data, 2)
-    run(two, data, 2)
+    run(first, data, 2)
+    run(second, data, 2)
     assert int(optimizer.global_step.asnumpy()[0]) == 2
 
 
-# What is changed between two runs
+# Changes between two runs
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
-def test_weights_that_are_loaded_between_runs_are_trained(window):
+def test_weights_loaded_between_runs_are_trained(window):
     model = slope_driver()
     network = model._network
     run(model, [micro_batch(1)] * 2, window)
@@ -817,7 +821,7 @@ def test_weights_that_are_loaded_between_runs_are_trained(window):
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_learning_rate_that_is_set_between_runs_is_used(window):
+def test_learning_rate_set_between_runs_is_used(window):
     model = slope_driver()
     run(model, [micro_batch(1)] * window, window)
     model._window.optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
@@ -828,7 +832,7 @@ def test_a_learning_rate_that_is_set_between_runs_is_used(window):
 
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
-def test_what_is_assigned_between_runs_is_used(window):
+def test_values_assigned_between_runs_are_used(window):
     model = slope_driver()
     network = model._network
     run(model, [micro_batch(1)] * window, window)
@@ -838,7 +842,7 @@ def test_what_is_assigned_between_runs_is_used(window):
     assert values([network.w]) == [99.75]
 
 
-def test_schedulers_of_the_experimental_optimizers():
+def test_schedulers_of_experimental_optimizers():
     network = Slope()
     optimizer = optim.SGD([network.w], 0.5)
     scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -848,7 +852,7 @@ def test_schedulers_of_the_experimental_optimizers():
     assert values([network.w]) == [-0.875]
 
 
-def test_to_clear_twice_is_to_clear_once():
+def test_clear_is_idempotent():
     model = slope_driver(tail="carry")
     run(model, [micro_batch(7)], 2)
     model.clear()
@@ -857,7 +861,7 @@ def test_to_clear_twice_is_to_clear_once():
     assert seen_gradient(model) == 2.0
 
 
-def test_to_flush_an_empty_window_is_no_update():
+def test_flush_of_empty_window_makes_no_update():
     model = slope_driver()
     assert model.flush() is False
     run(model, [micro_batch(1)] * 2, 2)
@@ -865,14 +869,14 @@ def test_to_flush_an_empty_window_is_no_update():
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_an_optimizers_loss_scale_is_taken_out(window):
+def test_optimizer_loss_scale_is_divided_out(window):
     network = Slope()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=8.0))
     run(model, [micro_batch(3)] * window, window)
     assert seen_gradient(model) == [3.0]
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -886,13 +890,13 @@ def test_an_optimizers_loss_scale_is_taken_out(window):
         ({"weight": 2, "reduction": "sum"}, ValueError, "'weight' must come with reduction='mean', but got 'sum'."),
     ],
 )
-def test_bad_arguments(options, error, match):
+def test_invalid_arguments(options, error, match):
     with pytest.raises(error) as caught:
         slope_driver(**options)
     assert str(caught.value).startswith(f"For 'GradientAccumulation', {match}")
 
 
-def test_neither_a_network_nor_an_optimizer():
+def test_invalid_network_or_optimizer_is_rejected():
     network = Slope()
     with pytest.raises(TypeError, match="'network' must be a Cell, but got int"):
         GradientAccumulation(4, None, nn.SGD([network.w], 1.0))
@@ -917,6 +921,6 @@ def test_neither_a_network_nor_an_optimizer():
         ),
     ],
 )
-def test_bad_runs(arguments, options, error, match):
+def test_invalid_train_process_arguments(arguments, options, error, match):
     with pytest.raises(error, match=f"For 'train_process', {match}"):
         slope_driver().train_process(*arguments, [micro_batch(1)] * 4, report=(), ckpt_path=None, **options)

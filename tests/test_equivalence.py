@@ -1,6 +1,6 @@
-"""Are N micro-batches one big batch?
+"""N micro-batches equal one large batch.
 
-Three comparisons say so of each optimizer. At every update the gradient of the window is that of the
+Each optimizer is checked by three comparisons. At every update the gradient of the window is that of the
 big batch at the same weights. The weights that come out are, for optimizers that are linear in the
 gradient, those of a run on big batches by plain MindSpore. The others magnify the last bits of a
 gradient (Adam divides by its size), so theirs are what the optimizer makes of the measured gradients:
@@ -208,10 +208,10 @@ class Plain:
     MindSpore's CPU runs those of `mint` in graph mode only.
     """
 
-    def __init__(self, on, name):
-        self.bench = on
-        restore(on.parameters, on.start)
-        self.optimizer = make_optimizer(name, on.parameters, on.reduction)
+    def __init__(self, setup, name):
+        self.bench = setup
+        restore(setup.parameters, setup.start)
+        self.optimizer = make_optimizer(name, setup.parameters, setup.reduction)
         self.state = list(self.optimizer.get_parameters())
         self.fresh = values(self.state)
         self.mode = ms.GRAPH_MODE if name.startswith("mint") else ms.PYNATIVE_MODE
@@ -240,10 +240,10 @@ class Plain:
 class Trial(Plain):
     """An optimizer behind the three Cells: trains with any window, from the same start each time."""
 
-    def __init__(self, on, name, division=True):
-        super().__init__(on, name)
+    def __init__(self, setup, name, division=True):
+        super().__init__(setup, name)
         names = tuple(parameter.name for parameter in self.optimizer.parameters)
-        self.cells = on.accumulating(names, on.reduction == "mean" and division)
+        self.cells = setup.accumulating(names, setup.reduction == "mean" and division)
         self.optim = TrainOptim(self.optimizer, self.cells.grad_sum, weight_sum=self.cells.weight_sum)
 
     def train(self, windows, seed=SEED, *, lost=0, clear=True):
@@ -278,14 +278,14 @@ def expected_weights(plain, name, gradients):
 
 def check(name, model, reduction, courses):
     """Compare gradients and weights after each of the courses: a few window sizes that take turns."""
-    on = bench(model, reduction)
-    trial, plain = Trial(on, name), Plain(on, name)
-    start = on.in_order_of(trial.optimizer, on.start)
+    setup = bench(model, reduction)
+    trial, plain = Trial(setup, name), Plain(setup, name)
+    start = setup.in_order_of(trial.optimizer, setup.start)
     for windows in courses:
         weights, gradients, missed = trial.train(windows)
         assert miss(weights, start, 1e-5, 1e-6) >= 100  # it did train
-        found = max(missed), miss(weights, expected_weights(plain, name, gradients), 1e-5, 1e-6)
-        assert max(found) <= 1, (windows, found)
+        errors = max(missed), miss(weights, expected_weights(plain, name, gradients), 1e-5, 1e-6)
+        assert max(errors) <= 1, (windows, errors)
 
 
 # Every optimizer, with windows of every size
@@ -300,7 +300,7 @@ def check(name, model, reduction, courses):
         ("Adam", "lenet5", "mean", 8),
     ],
 )
-def test_micro_batches_are_one_big_batch(name, model, reduction, window):
+def test_micro_batches_equal_large_batch(name, model, reduction, window):
     check(name, model, reduction, [(window,)])
 
 
@@ -308,7 +308,7 @@ def test_micro_batches_are_one_big_batch(name, model, reduction, window):
 @pytest.mark.parametrize("name", OPTIMIZERS)  # on top: what a network compiles, its optimizers share
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_optimizer_with_every_window(name, model, reduction):
+def test_every_optimizer_with_every_window_size(name, model, reduction):
     """The common ones make all updates with windows of one size, for each; the others change it with every update."""
     check(name, model, reduction, [(window,) for window in WINDOWS] if name in COMMON else [WINDOWS])
 
@@ -322,20 +322,20 @@ def test_every_optimizer_with_every_window(name, model, reduction):
     ],
 )
 @pytest.mark.parametrize("name", ["Momentum"])
-def test_a_broken_window_is_noticed(name, broken, how):
-    on = bench("lenet5", "mean")
-    weights, gradients, missed = Trial(on, name, **broken).train([4], **how)
+def test_broken_window_is_detected(name, broken, how):
+    setup = bench("lenet5", "mean")
+    weights, gradients, missed = Trial(setup, name, **broken).train([4], **how)
     assert max(missed) >= 100
-    assert miss(weights, expected_weights(Plain(on, name), name, gradients), 1e-5, 1e-6) >= 100
+    assert miss(weights, expected_weights(Plain(setup, name), name, gradients), 1e-5, 1e-6) >= 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", WITH_KINKS)
-def test_kinks_are_met_in_at_most_one_of_200_windows(model, capsys):
+def test_at_most_one_of_200_windows_hits_a_kink(model, capsys):
     """The networks of the zoo as they are; a window that is wrong would miss in each."""
     trial = Trial(bench(model, "mean"), "Momentum")
-    missed = [each for seed in range(20) for each in trial.train([4], seed)[2]]
-    at_kinks = [each for each in missed if each > 1]
+    missed = [value for seed in range(20) for value in trial.train([4], seed)[2]]
+    at_kinks = [value for value in missed if value > 1]
     with capsys.disabled():
         print(f"\n{model}: {len(at_kinks)} of {len(missed)} windows at a kink; median {np.median(missed):.2f}")
 
@@ -344,7 +344,7 @@ def test_kinks_are_met_in_at_most_one_of_200_windows(model, capsys):
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_formula_notices_other_gradients(name, rng):
+def test_formulas_detect_reordered_gradients(name, rng):
     _, formula, numbers = FORMULAS[name]
     start, gradients = [rng.randn(50)], [[rng.randn(50)] for _ in range(UPDATES)]
     results = [reference.train(formula, start, order, **numbers) for order in (gradients, gradients[::-1])]
@@ -354,20 +354,20 @@ def test_a_formula_notices_other_gradients(name, rng):
 @pytest.mark.modes
 @pytest.mark.parametrize(
     "mutation",
-    [None, "no division", *(pytest.param(each, marks=pytest.mark.slow) for each in ("no clear", "one late"))],
+    [None, "no division", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no clear", "one late"))],
 )
-def test_the_driver_is_one_big_batch(mutation, monkeypatch):
-    on = bench("mlp", "mean")
-    expected = Plain(on, "Momentum").on_big_batches(SEED)
-    restore(on.parameters, on.start)
+def test_driver_equals_large_batch(mutation, monkeypatch):
+    setup = bench("mlp", "mean")
+    expected = Plain(setup, "Momentum").on_big_batches(SEED)
+    restore(setup.parameters, setup.start)
     mutate(monkeypatch, mutation)
-    optimizer = nn.Momentum(on.parameters, 0.02, 0.9)
-    model = GradientAccumulation(on.network, nn.CrossEntropyLoss(), optimizer)
-    big = on.data(SEED)
+    optimizer = nn.Momentum(setup.parameters, 0.02, 0.9)
+    model = GradientAccumulation(setup.network, nn.CrossEntropyLoss(), optimizer)
+    big = setup.data(SEED)
     data = [tuple(column[row : row + 6] for column in batch) for batch in big for row in range(0, ROWS, 6)]
     run(model, data, 4)
-    found = miss(values(on.parameters), expected, 1e-5, 1e-6)
-    assert found <= 1 if mutation is None else found >= 100
+    error = miss(values(setup.parameters), expected, 1e-5, 1e-6)
+    assert error <= 1 if mutation is None else error >= 100
 
 
 # The Accumulator and the Cells
@@ -397,12 +397,12 @@ def by_functions(network, loss_fn, optimizer, weighted):
 
     def step(x, y):
         train_step(x, y)
-        held = [
+        arrays = [
             *optimizer.get_parameters(),
             *accumulator.window.sums.grad_sum,
             accumulator.window.sums.weight_sum[0],
         ]
-        return digest(values(held))
+        return digest(values(arrays))
 
     return step
 
@@ -424,7 +424,7 @@ def by_cells(network, loss_fn, optimizer, weighted):
 
 
 @pytest.mark.slow
-def test_the_two_implementations_are_equal_bit_by_bit():
+def test_accumulator_and_cells_are_bitwise_equal():
     # A power of two as weight: then it does not matter whether the loss or the gradient is multiplied.
     functions, cells = two_implementations([8, 8, 4, 4, 8, 8, 4])
     assert functions == cells
@@ -432,7 +432,7 @@ def test_the_two_implementations_are_equal_bit_by_bit():
 
 
 @pytest.mark.slow
-def test_other_weights_are_noticed():
+def test_different_weights_are_detected():
     functions, cells = two_implementations([8, 8, 4], weighted=False)
     assert functions != cells
 
@@ -452,9 +452,9 @@ def least_squares(rng, sizes):
 def least_squares_reference(data, window, epochs, lr):
     """Return the weights after each update on the joined windows, in NumPy float64."""
     w, trace = np.zeros((1, FEATURES)), []
-    for each in reference.windows(len(data), window, epochs, "flush")[0]:
-        x = np.concatenate([data[number % len(data)][0] for number in each.micro_batches]).astype(np.float64)
-        y = np.concatenate([data[number % len(data)][1] for number in each.micro_batches]).astype(np.float64)
+    for update in reference.windows(len(data), window, epochs, "flush")[0]:
+        x = np.concatenate([data[number % len(data)][0] for number in update.micro_batches]).astype(np.float64)
+        y = np.concatenate([data[number % len(data)][1] for number in update.micro_batches]).astype(np.float64)
         w = w - lr * 2 * (x @ w.T - y).T @ x / len(x)
         trace.append(w)
     return trace
@@ -467,7 +467,7 @@ def least_squares_driver(lr):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [2, 468])
-def test_an_epoch_with_an_uneven_tail(windows, rng):
+def test_epochs_with_uneven_tail(windows, rng):
     """With 468 windows it is one of MNIST: 1,875 micro-batches."""
     data = least_squares(rng, [32] * (4 * windows + 2) + [16])
     network, model = least_squares_driver(0.05)
@@ -483,7 +483,7 @@ def unweighted(self, micro_batch):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("mutation", ["no division", "no clear", "one late", "mean of means"])
-def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
+def test_uneven_tail_test_detects_mutations(mutation, rng, monkeypatch):
     data = least_squares(rng, [32] * 6 + [16])
     mutate(monkeypatch, mutation)
     if mutation == "mean of means":
@@ -504,7 +504,7 @@ def test_an_uneven_tail_notices(mutation, rng, monkeypatch):
     ids=["number", "list", "cosine", "warm-up"],
 )
 @pytest.mark.parametrize("window", [1, 3])
-def test_the_learning_rate_runs_on_the_clock_of_updates(lr, window, rng):
+def test_learning_rate_advances_once_per_update(lr, window, rng):
     data = batches(rng, [4] * 4 * window)
     big = [joined(data[start : start + window]) for start in range(0, len(data), window)]
     series = []
@@ -537,7 +537,7 @@ def trained(mode, make):
     "make",
     [lambda p: nn.Momentum(p, 0.1, 0.9), pytest.param(lambda p: nn.AdamWeightDecay(p, 0.01), marks=pytest.mark.slow)],
 )
-def test_graph_mode_is_pynative(make):
+def test_graph_mode_equals_pynative_mode(make):
     graph, graph_losses = trained(ms.GRAPH_MODE, make)
     pynative, pynative_losses = trained(ms.PYNATIVE_MODE, make)
     assert miss(graph, pynative, 1e-5, 1e-6) <= 1
@@ -555,7 +555,7 @@ class Head(nn.Cell):
         return self.dense(self.dropout(x))
 
 
-def test_one_graph_a_shape(compiles, rng):
+def test_one_training_graph_per_shape(compiles, rng):
     network = Head()
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     run(model, batches(rng, [8] * 5), 2, epochs=2)
@@ -564,7 +564,7 @@ def test_one_graph_a_shape(compiles, rng):
     assert compiles[4:] == ["TrainTogether"]
 
 
-def test_full_windows_of_one_shape_need_three_graphs(compiles, rng):
+def test_full_windows_of_one_shape_compile_three_graphs(compiles, rng):
     network = nn.Dense(6, 3)
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     run(model, batches(rng, [8] * 6), 3)
@@ -572,7 +572,7 @@ def test_full_windows_of_one_shape_need_three_graphs(compiles, rng):
 
 
 @pytest.mark.slow
-def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
+def test_evaluation_between_runs_does_not_recompile_training(compiles, rng):
     network = Head()
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
     data = batches(rng, [8] * 4)
@@ -583,7 +583,7 @@ def test_evaluation_in_between_compiles_no_training_graph(compiles, rng):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_the_accumulator_is_one_graph(window, compiles, rng):
+def test_accumulator_step_compiles_one_graph_per_shape(window, compiles, rng):
     network, loss_fn = nn.Dense(6, 3), cross_entropy()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     accumulator = Accumulator(optimizer, window, reduction="mean")
@@ -597,7 +597,7 @@ def test_the_accumulator_is_one_graph(window, compiles, rng):
     assert len(compiles) == 2
 
 
-def test_a_graph_that_is_compiled_again_is_counted(compiles):
+def test_recompiled_graphs_are_counted(compiles):
     double = ms.jit(ops.square)
     for rows in (2, 3, 2, 4):
         double(ops.ones(rows))

@@ -1,4 +1,4 @@
-"""Does `evaluate` count every sample, in evaluation mode, and nothing that is no label?"""
+"""`evaluate` counts every sample in evaluation mode, and checks the labels."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_evaluate_counts_every_sample():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluate_leaves_the_training_mode_as_it_was(training):
+def test_evaluate_restores_training_mode(training):
     network = OneHot().set_train(training)
     evaluate(network, [(Tensor([0], ms.int32), Tensor([0], ms.int32))])
     assert network.modes == [training, False] and network.training is training
 
 
-def test_evaluate_without_dropout():
+def test_evaluate_disables_dropout():
     network = nn.SequentialCell(nn.Dropout(p=0.9))
     scores = Tensor(np.tile(np.arange(50), (200, 1)), ms.float32)
     network.set_train()
@@ -48,7 +48,7 @@ def test_evaluate_without_dropout():
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
-def test_labels_of_another_shape_are_refused_not_broadcast(shape):
+def test_labels_of_wrong_shape_are_rejected(shape):
     network = nn.Dense(3, 2)
     batch = (np.ones((4, 3), np.float32), np.zeros(shape, np.int32))
     with pytest.raises(ValueError, match=r"labels must have the shape \(4,\), but got"):

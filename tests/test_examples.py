@@ -1,4 +1,4 @@
-"""Do the examples run on the public API, and show what they are to show?"""
+"""The examples run on the public API and print what the documents show."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(program, folder, *flags, launcher=()):
     )
 
 
-def test_no_example_is_left_out():
+def test_every_example_is_tested():
     assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == sorted(
         [*UPDATES, *NETWORKS, *FEATURES, *OTHERS]
     )
@@ -65,7 +65,7 @@ def test_no_example_is_left_out():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "updates"), UPDATES.items())
-def test_example(program, updates, tmp_path):
+def test_tutorial_example(program, updates, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.fullmatch(rf"{updates} updates, accuracy (\d+\.\d)%", done.stdout.splitlines()[-1])
@@ -74,7 +74,7 @@ def test_example(program, updates, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "last"), NETWORKS.items())
-def test_a_network_of_ones_own(program, last, tmp_path):
+def test_own_network_example(program, last, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert done.returncode == 0 and re.fullmatch(last, done.stdout.splitlines()[-1])
     warned = [line for line in done.stderr.splitlines() if "Warning" in line or "WARNING" in line]
@@ -84,7 +84,7 @@ def test_a_network_of_ones_own(program, last, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "last"), FEATURES.items())
-def test_a_feature(program, last, tmp_path):
+def test_feature_example(program, last, tmp_path):
     done = run(program, tmp_path, "--epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(last, done.stdout.splitlines()[-1])
@@ -92,26 +92,26 @@ def test_a_feature(program, last, tmp_path):
 
 
 @pytest.mark.parametrize("program", FEATURES)
-def test_a_feature_is_one_difference(program):
+def test_feature_example_differs_little_from_basic(program):
     """Most of its lines are those of basic.py."""
     basic, mine = ((ROOT / "examples" / f"{name}.py").read_text().splitlines() for name in ("basic", program))
     assert len(mine) <= 60 and len(set(mine) - set(basic)) <= 10
 
 
 @pytest.mark.slow
-def test_without_sync_parameters_move_at_the_end_of_a_window_only(tmp_path):
+def test_no_sync_parameters_change_only_at_window_end(tmp_path):
     """And with them: the accumulators differ between ranks, the parameters never."""
     launcher = ("-m", "ms_accum.launch", "--nproc=2", "--log_dir=logs")
     done = run("no_sync", tmp_path, launcher=launcher)
     assert (done.returncode, done.stderr) == (0, "")
     logs = [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in (0, 1)]
-    found = [re.findall(r"^rank \d, (.*): parameter (.*), accumulator (.*)$", log, re.MULTILINE) for log in logs]
-    assert len(found[0]) == len(found[1]) == 5
-    moments, parameters, accumulators = zip(*found[0])
+    matches = [re.findall(r"^rank \d, (.*): parameter (.*), accumulator (.*)$", log, re.MULTILINE) for log in logs]
+    assert len(matches[0]) == len(matches[1]) == 5
+    moments, parameters, accumulators = zip(*matches[0])
     assert [moment.endswith("update") for moment in moments] == [False, False, True, False, True]
     assert parameters[0] == parameters[1] != parameters[2] == parameters[3] != parameters[4]
-    assert parameters == tuple(zip(*found[1]))[1]
-    assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*found[1]))[2][1:]))
+    assert parameters == tuple(zip(*matches[1]))[1]
+    assert all(mine != theirs for mine, theirs in zip(accumulators[1:], tuple(zip(*matches[1]))[2][1:]))
 
 
 NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?"
@@ -130,14 +130,14 @@ def differ(shown, printed):
 
 
 def alike(line, other):
-    numbers, others = ([Decimal(number) for number in re.findall(NUMBER, each)] for each in (line, other))
+    numbers, others = ([Decimal(number) for number in re.findall(NUMBER, text)] for text in (line, other))
     return len(numbers) == len(others) and all(
         abs(a - b) <= 2 * Decimal(1).scaleb(a.as_tuple().exponent) or max(abs(a), abs(b)) < Decimal("1e-5")
         for a, b in zip(numbers, others)
     )
 
 
-def test_numbers_that_differ_are_noticed():
+def test_different_numbers_are_detected():
     lines = ["loss 3.195248, difference 2.6e-07", "plain: 6.1e-01"]
     assert differ(lines, ["loss 3.195249, difference 4.1e-07", "first", "plain: 6.2e-01"]) == []
     assert differ(lines, ["loss 3.195348, difference 2.6e-07", "plain: 6.1e-02"]) == lines
@@ -153,9 +153,9 @@ def language_model(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(language_model):
+def test_language_model_shows_error_of_mean_of_means(language_model):
     assert differ(shown("language_model"), language_model.splitlines()) == []
-    loss = {name: float(found) for name, found in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
+    loss = {name: float(value) for name, value in re.findall(r"^(.+): loss (\d\.\d+)", language_model, re.MULTILINE)}
     miss = dict(re.findall(r"^(.+): loss .*difference (\S+)$", language_model, re.MULTILINE))
     exact, wrong = (abs(loss[name] - loss["one big batch"]) for name in ("weighted by tokens", "mean of means"))
     assert exact < 5e-6 and wrong > 1e-3
@@ -165,27 +165,27 @@ def test_the_language_model_shows_that_a_mean_of_means_is_not_the_big_batch(lang
 
 
 @pytest.mark.slow
-def test_the_language_model_shows_the_numerics(language_model):
+def test_language_model_shows_numerics(language_model):
     updates, sizes = re.search(r"^(\d+) updates; .*: (\{.*\})$", language_model, re.MULTILINE).groups()
     assert sizes == "{0: 1, 27: 2, 41: 3, 50: 4}" and 50 < int(updates) < 120
     overflows, scale = re.search(r"^(\d+) windows overflowed .* (\d+)$", language_model, re.MULTILINE).groups()
     assert 1 <= int(overflows) < 20 and 1 <= int(scale) < 2**20
     assert re.search(r"^noise scale: (about [\d,]+ rows|no estimate) ", language_model, re.MULTILINE)
     loss = {
-        name: float(found)
-        for name, found in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
+        name: float(value)
+        for name, value in re.findall(r"^new .*, (.+): loss (\d\.\d+)$", language_model, re.MULTILINE)
     }
     assert set(loss) == {"weights", "averaged weights"} and loss["weights"] != loss["averaged weights"]
     assert max(loss.values()) < np.log(24)  # the loss of guessing
 
 
 @pytest.mark.slow
-def test_contrastive_shows_that_plain_accumulation_is_not_the_big_batch(tmp_path):
+def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     done = run("contrastive", tmp_path, "--epochs=5")
     assert (done.returncode, done.stderr) == (0, "")
     assert differ(shown("contrastive"), done.stdout.splitlines()) == []
     miss = dict(re.findall(r"^(\w+), 8 micro-batches: .*difference (\S+)$", done.stdout, re.MULTILINE))
     assert float(miss["CoupledLoss"]) < 1e-5 and float(miss["plain"]) > 0.1
-    found = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
-    assert found[0] < 2 and found[1] > 15
+    shares = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
+    assert shares[0] < 2 and shares[1] > 15
     assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80

@@ -1,4 +1,4 @@
-"""Does an Accumulator do its work in every way in which MindSpore compiles a step?"""
+"""An Accumulator in each way in which MindSpore compiles a step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def counters(accumulator):
     return lambda: (window.updated, window.updates, window.micro_batches)
 
 
-def a_property(accumulator):
+def updates_property(accumulator):
     return lambda: (accumulator.updates,)
 
 
-def made(window, reads=counters, **options):
+def make_step(window, reads=counters, **options):
     """Return an Accumulator, and a step that returns what it reads of the Accumulator."""
     network = Slope()
     accumulator = Accumulator(nn.SGD([network.w], 1.0), window, reduction="mean")
@@ -53,10 +53,10 @@ BYTECODE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="MindSpore rai
     [{}, {"fullgraph": True}, pytest.param({"capture_mode": "bytecode"}, marks=BYTECODE)],
     ids=["plain", "whole", "bytecode"],
 )
-def test_what_is_said_inside_the_step_is_so(window, options):
-    network, accumulator, step = made(window, **options)
+def test_counters_read_inside_step_are_current(window, options):
+    network, accumulator, step = make_step(window, **options)
     for number in range(4):
-        inside = [int(told) for told in step(Tensor([[1.0 + number]], ms.float32))[0]]
+        inside = [int(counter) for counter in step(Tensor([[1.0 + number]], ms.float32))[0]]
         assert inside == [accumulator.updated, accumulator.updates, accumulator.micro_batches]
         assert inside == [window == 1 or number in (1, 3), (number + 1) // window, (number + 1) % window]
     assert network.w.asnumpy()[0] == -10.0 / window
@@ -64,22 +64,22 @@ def test_what_is_said_inside_the_step_is_so(window, options):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_property_is_a_constant_inside_the_step(window):
+def test_property_is_constant_inside_step(window):
     """As its docstring says: it is a number, with the value that it had when the step was compiled."""
-    _, accumulator, step = made(window, a_property)
+    _, accumulator, step = make_step(window, updates_property)
     assert [int(step(Tensor([[1.0]], ms.float32))[0][0]) for _ in range(4)] == [0] * 4
     assert accumulator.updates == 4 // window
 
 
-def in_a_process(folder, program):
+def run_in_process(folder, program):
     (folder / "program.py").write_text(program)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     command = [sys.executable, "program.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_tracing_is_refused(tmp_path):
-    """In a process of its own: one in which a trace has failed ends badly, whatever failed."""
+def test_trace_capture_mode_is_rejected(tmp_path):
+    """In a separate process: one in which a trace has failed does not end cleanly."""
     program = """
 import mindspore as ms
 from mindspore import Tensor, nn
@@ -98,20 +98,20 @@ for made in (*cells, lambda x: TrainOptim(optimizer, grad_sum)()):
         print(error)
 print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 """
-    done = in_a_process(tmp_path, program)
-    *said, left = done.stdout.splitlines()
-    assert [line[: line.index(" the step")] for line in said] == [
+    done = run_in_process(tmp_path, program)
+    *messages, last = done.stdout.splitlines()
+    assert [line[: line.index(" the step")] for line in messages] == [
         f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim")
     ], done.stderr
-    assert all("compiled by ms.jit without capture_mode='trace'" in line for line in said)
-    assert left == "[0.] [0.]"
+    assert all("compiled by ms.jit without capture_mode='trace'" in line for line in messages)
+    assert last == "[0.] [0.]"
 
 
-def test_a_strict_graph_of_the_cells_compiles():
-    """Where MindSpore is told to take no Python that it can't compile."""
+def test_strict_jit_syntax_compiles():
+    """With the setting that rejects Python code that MindSpore can't compile."""
     ms.set_context(jit_syntax_level=ms.STRICT)
     try:
-        network, accumulator, step = made(2)
+        network, accumulator, step = make_step(2)
         for value in (1.0, 2.0):
             step(Tensor([[value]], ms.float32))
         assert network.w.asnumpy()[0] == -1.5 and np.isfinite(accumulator.grad_norm)
@@ -120,7 +120,7 @@ def test_a_strict_graph_of_the_cells_compiles():
 
 
 @pytest.mark.slow
-def test_the_level_that_has_no_kernels_in_place_is_asked_for(tmp_path):
+def test_jit_level_without_in_place_kernels_is_detected(tmp_path):
     """`mul_` and `copy_` are not known to GE, which level O2 stands for. In a process of its own: it can't be unset."""
     program = """
 import mindspore as ms
@@ -131,4 +131,4 @@ model = slope_driver()
 run(model, [micro_batch(1.0), micro_batch(2.0)], 2)
 print(model._network.w.asnumpy())
 """
-    assert in_a_process(tmp_path, program).stdout == "[-1.5]\n"
+    assert run_in_process(tmp_path, program).stdout == "[-1.5]\n"

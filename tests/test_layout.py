@@ -1,4 +1,4 @@
-"""Has the project the shape that it says it has?
+"""The structure of the project: imports, packages and forbidden constructs.
 
 Each rule is a function from a source text to what is wrong with it; each is fed a text that breaks it.
 """
@@ -86,7 +86,7 @@ def package_of(room, module):
 
 
 def wrong_imports(source, room, module=""):
-    """Say which imports of a module of `ms_accum` do not go down."""
+    """Return the imports of a module of `ms_accum` that do not go down."""
     wrong = []
     for name in imported(ast.parse(source), package_of(room, module)):
         package, _, target = name.partition(".")
@@ -110,13 +110,13 @@ def name_of(node):
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
-def strange_bases(source):
+def unlisted_bases(source):
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
     return [f"{c.name}({ast.unparse(b)})" for c in classes for b in c.bases if ast.unparse(b) not in BASES]
 
 
 def dangerous(source):
-    """Say where a source runs texts, starts a shell or unpickles."""
+    """Return where a source runs texts, starts a shell or unpickles."""
     tree, wrong = ast.parse(source), []
     wrong += [name for name in imported(tree) if name.split(".")[0] in FORBIDDEN_IMPORTS]
     for node in ast.walk(tree):
@@ -132,10 +132,10 @@ def asserts(source):
     return [f"line {node.lineno}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
 
 
-# What is looked for, where, and how to mend it.
+# By name: the check, the files and the remedy.
 RULES = {
     "imports ms_accum": (library_imports, ZOO, "hand in what it needs: model_zoo is of use without ms_accum"),
-    "inherits": (strange_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
+    "inherits": (unlisted_bases, LIBRARY, "hand the other one in, or list the base in BASES with the reason"),
     "is dangerous": (dangerous, LIBRARY + ZOO + PROGRAMS, "parse data, start programs with lists of arguments"),
     "asserts": (asserts, LIBRARY + ZOO, "raise an error that says the rule, what arrived and the way out"),
 }
@@ -154,7 +154,7 @@ PLANTED = {
     ],
     "asserts": ["def f(x):\n    assert x"],
 }
-FINE = {
+VALID = {
     "imports ms_accum": ["import ms_accumulator", "from .data.mnist import load_mnist\nfrom . import lenet"],
     "inherits": ["class A: pass", "class A(nn.Cell): pass"],
     "is dangerous": ["yaml.safe_load(f)", "run(x, shell=False)", "evaluate(x)", "net.eval(x)", "np.load(f)"],
@@ -162,26 +162,26 @@ FINE = {
 }
 
 
-def each_rule_and_file():
+def rule_cases():
     for rule, (check, paths, remedy) in RULES.items():
         for path in paths:
             name = path.relative_to(ROOT).as_posix()
             yield pytest.param(check, path, remedy, id=f"{name}-{rule}")
 
 
-@pytest.mark.parametrize(("check", "path", "remedy"), list(each_rule_and_file()))
-def test_nothing_in(check, path, remedy):
+@pytest.mark.parametrize(("check", "path", "remedy"), list(rule_cases()))
+def test_file_follows_rule(check, path, remedy):
     wrong = check(path.read_text(encoding="utf-8"))
     assert not wrong, f"{path.relative_to(ROOT)}: {'; '.join(wrong)}. To mend it: {remedy}."
 
 
 @pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in PLANTED[rule]])
-def test_a_planted_fault_is_found(rule, source):
+def test_rule_violations_are_detected(rule, source):
     assert RULES[rule][0](source)
 
 
-@pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in FINE[rule]])
-def test_what_is_fine_is_left_alone(rule, source):
+@pytest.mark.parametrize(("rule", "source"), [(rule, source) for rule in RULES for source in VALID[rule]])
+def test_valid_sources_pass_rules(rule, source):
     assert RULES[rule][0](source) == []
 
 
@@ -208,12 +208,12 @@ def arrows():
 
 
 @pytest.mark.parametrize("room", [room for room in FLOOR if room != TOP])
-def test_a_room_is_one(room):
+def test_package_init_contains_only_docstring(room):
     body = ast.parse((ROOT / "ms_accum" / room / "__init__.py").read_text(encoding="utf-8")).body
     assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{room}/__init__.py is its docstring and nothing else"
 
 
-def within(room):
+def imports_within(room):
     """Return, for each module of a room, those of the room that it imports."""
     paths = [path for path in LIBRARY if room_of_file(path) == room and path not in FACES]
     return {
@@ -228,24 +228,26 @@ def within(room):
 
 
 @pytest.mark.parametrize("room", FLOOR)
-def test_no_modules_of_a_room_import_each_other(room):
+def test_package_has_no_circular_imports(room):
     try:
-        graphlib.TopologicalSorter(within(room)).prepare()
+        graphlib.TopologicalSorter(imports_within(room)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"{' -> '.join(error.args[1])}: move what both need into a module of its own")
 
 
-def test_a_circle_is_found():
+def test_circular_import_is_detected():
     with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter({**within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}).prepare()
+        graphlib.TopologicalSorter(
+            {**imports_within(TOP), "accumulator": {"driver"}, "driver": {"accumulator"}}
+        ).prepare()
 
 
-def test_every_folder_is_a_room():
+def test_every_folder_has_a_layer():
     assert sorted({room_of_file(path) for path in LIBRARY}) == sorted(FLOOR), "give it its floor in FLOORS"
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_go_down(path):
+def test_imports_go_to_lower_layers_only(path):
     wrong = wrong_imports(path.read_text(encoding="utf-8"), room_of_file(path), path.stem)
     remedy = "hand it in from above, move what both need to a lower floor, or import a name from its module"
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}. To mend it: {remedy}."
@@ -271,7 +273,7 @@ def test_imports_go_down(path):
         (TOP, "driver", "import ms_accum"),
     ],
 )
-def test_an_import_the_wrong_way_is_found(room, module, source):
+def test_imports_of_higher_layers_are_detected(room, module, source):
     assert len(wrong_imports(source, room, module)) == 1
 
 
@@ -284,32 +286,32 @@ def test_an_import_the_wrong_way_is_found(room, module, source):
         ("app", "import ms_accumulator, trainer, os.path\nfrom . import plan"),
     ],
 )
-def test_an_import_the_right_way_is_left_alone(room, source):
+def test_imports_of_lower_layers_are_allowed(room, source):
     assert wrong_imports(source, room) == []
 
 
 # What ARCHITECTURE.md draws
 
 
-def reached(arrows, start):
+def reachable_from(arrows, start):
     """Return all that can be reached along the arrows."""
-    found, left = set(), [start]
-    while left:
-        left += [end for begin, end in arrows if begin == left[0] and end not in found]
-        found.update(end for begin, end in arrows if begin == left[0])
-        del left[0]
-    return found
+    reachable, todo = set(), [start]
+    while todo:
+        todo += [end for begin, end in arrows if begin == todo[0] and end not in reachable]
+        reachable.update(end for begin, end in arrows if begin == todo[0])
+        del todo[0]
+    return reachable
 
 
-def test_architecture_draws_the_rooms_as_they_are():
+def test_architecture_diagram_equals_imports():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     drawn, made = set(re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)), arrows()
     assert drawn <= made, "draw no arrow that the code has not"
-    assert all(other in reached(drawn, room) for room, other in made), "draw the arrows that are missing"
+    assert all(other in reachable_from(drawn, room) for room, other in made), "draw the arrows that are missing"
     assert all(FLOOR[room] > FLOOR[other] for room, other in drawn)
 
 
-# What only those who wrote it can understand
+# References to internal documents
 
 INTERNAL = r"\b(DESIGN|FACE|FACTS|CASES)(\.md|'s)|^# [A-Z]{1,2}\d+\b|\b[Ii]ssues? \d+|(^|[\s\"'`(=])/work/"
 WRITTEN = (
@@ -325,20 +327,22 @@ WRITTEN = (
 )
 
 
-def internal(text):
-    """Return the lines that name a document, a list or a folder that a stranger does not have."""
+def internal_references(text):
+    """Return the lines that name an internal document, list or folder."""
     return [line for line in text.splitlines() if re.search(INTERNAL, line)]
 
 
-def test_nothing_refers_to_what_a_stranger_does_not_have():
-    found = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
-    found += [*LIBRARY, *ZOO, *PROGRAMS]
-    assert len(found) > 200
-    assert {path.name: lines for path in found if (lines := internal(path.read_text(encoding="utf-8")))} == {}
+def test_no_references_to_internal_documents():
+    paths = [path for pattern in WRITTEN for path in ROOT.glob(pattern) if path.is_file()]
+    paths += [*LIBRARY, *ZOO, *PROGRAMS]
+    assert len(paths) > 200
+    assert {
+        path.name: lines for path in paths if (lines := internal_references(path.read_text(encoding="utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize("parts", ["# |E10", "# FA|CE's words", "see DES|IGN.md", "as in is|sue 30", "cd /wo|rk/main"])
-def test_what_a_stranger_does_not_have_is_found(parts):
+def test_references_to_internal_documents_are_detected(parts):
     line = parts.replace("|", "")
-    assert internal(f"x = 1\n{line}\n") == [line]
-    assert not internal("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")
+    assert internal_references(f"x = 1\n{line}\n") == [line]
+    assert not internal_references("# Every optimizer\nFACTS = {}\nan open [issue](x)\n./work/a\n")

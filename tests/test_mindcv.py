@@ -1,4 +1,4 @@
-"""Do MindCV's optimizers and schedulers train as with one large batch?
+"""MindCV's optimizers and schedulers train as with one large batch.
 
 MindCV is installed into an environment of its own, which sees the packages of this one behind its own.
 """
@@ -32,7 +32,7 @@ def run(*command, **options):
 
 
 def install(folder):
-    """Make the environment; where the index can't be reached, say so in a file."""
+    """Make the environment; write a file with the reason if the index can't be reached."""
     own = folder / "environment"
     venv.create(own, with_pip=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(own), "platbase": str(own)})
@@ -65,7 +65,7 @@ def lines(request, python, once):
     return [json.loads(line) for line in printed if line.startswith("{")], request.param
 
 
-def test_each_way_trains_as_with_one_large_batch(lines):
+def test_each_front_end_equals_large_batch(lines):
     """Schedules have one rate for each update, windows a tail, and micro-batches different sizes."""
     lines, mode = lines
     compared = [line for line in lines if "way" in line]
@@ -78,7 +78,7 @@ def test_each_way_trains_as_with_one_large_batch(lines):
         assert line["clocks"] == [UPDATES, UPDATES], line
 
 
-def test_the_rates_shown_are_those_of_the_schedule(lines):
+def test_reported_rates_equal_schedule(lines):
     shown = [line for line in lines[0] if line.get("way") == "driver" and line["rates"]]
     assert shown
     for line in shown:
@@ -86,7 +86,7 @@ def test_the_rates_shown_are_those_of_the_schedule(lines):
 
 
 @pytest.mark.parametrize("lines", ["pynative"], indirect=True)
-def test_mutants_miss(lines):
+def test_mutants_are_detected(lines):
     """A mean of means, and a rate whose reading advances the clock."""
     missed = {(line["optimizer"], line["mutant"]): line for line in lines[0] if "mutant" in line}
     assert missed.keys() == {(o, "weights") for o in (*ADVANCING, "sgd")} | {(o, "reading") for o in ADVANCING}
@@ -96,7 +96,7 @@ def test_mutants_miss(lines):
 
 
 @pytest.mark.parametrize("lines", ["pynative"], indirect=True)
-def test_what_mindspore_does_not_run_on_cpu_is_refused(lines):
+def test_optimizer_unsupported_on_cpu_is_rejected(lines):
     (refused,) = [line["refused"] for line in lines[0] if "refused" in line]
     assert refused.startswith("For 'GradientAccumulation', 'optimizer' must be one that MindSpore runs on CPU")
     assert "but got Lamb. Use nn.AdamWeightDecay" in refused

@@ -1,4 +1,4 @@
-"""Does MindSpore's Model, with the train step and its callback, train as one large batch would?"""
+"""MindSpore's Model with the train step and its callback trains as with one large batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
@@ -27,7 +27,7 @@ from mindspore.train import (
 )
 from mindspore.train.summary_pb2 import Event
 
-from helpers import Recorder, batches, cross_entropy, joined, mutate
+from helpers import Recorder, Slope, batches, cross_entropy, joined, mutate
 from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
@@ -45,7 +45,7 @@ ROWS = [8, 8, 5, 8, 8, 8, 5]
 N = 3
 
 
-def numbers(rows=ROWS, seed=3):
+def make_micro_batches(rows=ROWS, seed=3):
     return batches(np.random.RandomState(seed), rows)
 
 
@@ -74,13 +74,13 @@ class Trained:
         self.model = Model(self.step, eval_network=evaluated, eval_indexes=[0, 1, 2], metrics={"acc"})
 
     def train(self, *callbacks, micro_batches=None, epochs=2, **options):
-        data = dataset(micro_batches or numbers())
+        data = dataset(micro_batches or make_micro_batches())
         self.model.train(epochs, data, callbacks=[*callbacks, FlushTail()], **options)
         return self
 
     def fit(self, *callbacks, epochs=2, valid=None):
-        valid = dataset(valid or numbers([8, 3], seed=5))
-        self.model.fit(epochs, dataset(numbers()), valid, callbacks=list(callbacks))
+        valid = dataset(valid or make_micro_batches([8, 3], seed=5))
+        self.model.fit(epochs, dataset(make_micro_batches()), valid, callbacks=list(callbacks))
         return self
 
     @property
@@ -100,13 +100,13 @@ class Losses(Callback):
         self.steps.append((args.cur_epoch_num, args.cur_step_num))
 
 
-def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
+def train_by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
     """Train with the driver, which tests/test_equivalence.py compares with the large batch."""
     network = network_of()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     model = GradientAccumulation(network, cross_entropy(), optimizer, reduction=reduction, clip_norm=0.5)
     recorder = Recorder()
-    model.train_process(epochs, micro_batches or numbers(), window, report=recorder, ckpt_path=None)
+    model.train_process(epochs, micro_batches or make_micro_batches(), window, report=recorder, ckpt_path=None)
     return [parameter.asnumpy() for parameter in optimizer.parameters], recorder.records
 
 
@@ -117,43 +117,43 @@ def by_driver(micro_batches=None, reduction="mean", window=N, epochs=2):
     ("reduction", "window"),
     [("mean", N), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("sum", N), ("mean", 1), ("mean", 99)))],
 )
-def test_it_trains_as_the_driver_does(reduction, window):
-    found = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
-    expected, records = by_driver(reduction=reduction, window=window)
-    assert miss(found.weights, expected, rtol=1e-5, atol=1e-7) <= 1
-    assert (found.step.updates, found.step.skipped, found.step.micro_batches) == (len(records), 0, 0)
+def test_training_equals_driver(reduction, window):
+    trained = Trained(reduction=reduction, gradient_accumulation_steps=window).train()
+    expected, records = train_by_driver(reduction=reduction, window=window)
+    assert miss(trained.weights, expected, rtol=1e-5, atol=1e-7) <= 1
+    assert (trained.step.updates, trained.step.skipped, trained.step.micro_batches) == (len(records), 0, 0)
 
 
 @pytest.mark.parametrize(
-    "mutation", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in ("no division", "no clear"))]
+    "mutation", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("no division", "no clear"))]
 )
-def test_a_window_is_its_large_batch(monkeypatch, mutation):
+def test_window_equals_large_batch(monkeypatch, mutation):
     mutate(monkeypatch, mutation)
-    micro_batches = numbers([8, 5, 3, 8, 2])  # a full window and a tail
-    found = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
+    micro_batches = make_micro_batches([8, 5, 3, 8, 2])  # a full window and a tail
+    trained = Trained(lr=1.0, make=nn.SGD, clip_norm=None).train(micro_batches=micro_batches, epochs=1)
     expected = Trained(lr=1.0, make=nn.SGD, clip_norm=None, gradient_accumulation_steps=1)
     expected.train(micro_batches=[joined(micro_batches[:3]), joined(micro_batches[3:])], epochs=1)
-    far = miss(found.weights, expected.weights, rtol=1e-5, atol=1e-6)
-    assert far <= 1 if mutation is None else far >= 100
+    error = miss(trained.weights, expected.weights, rtol=1e-5, atol=1e-6)
+    assert error <= 1 if mutation is None else error >= 100
 
 
 @pytest.mark.slow
-def test_without_the_callback_the_tail_goes_into_the_next_epoch():
-    found = Trained()
-    found.model.train(2, dataset(numbers()))
-    assert (found.step.updates, found.step.micro_batches) == (4, 2)
-    assert found.step.flush() and found.step.updates == 5
+def test_without_flush_tail_the_tail_is_carried_to_next_epoch():
+    trained = Trained()
+    trained.model.train(2, dataset(make_micro_batches()))
+    assert (trained.step.updates, trained.step.micro_batches) == (4, 2)
+    assert trained.step.flush() and trained.step.updates == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
-def test_a_bad_window_is_skipped():
-    micro_batches = numbers([8] * 6)
+def test_nonfinite_window_is_skipped():
+    micro_batches = make_micro_batches([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
     micro_batches[1] = (bad, micro_batches[1][1])
-    found = Trained().train(micro_batches=micro_batches, epochs=1)
+    trained = Trained().train(micro_batches=micro_batches, epochs=1)
     expected = Trained().train(micro_batches=micro_batches[3:], epochs=1)
-    assert (found.step.updates, found.step.skipped) == (1, 1)
-    np.testing.assert_array_equal(found.weights[0], expected.weights[0])
+    assert (trained.step.updates, trained.step.skipped) == (1, 1)
+    np.testing.assert_array_equal(trained.weights[0], expected.weights[0])
 
 
 # The weight of a micro-batch
@@ -185,7 +185,7 @@ def positive(x, y):
         (nn.MSELoss(), 2.5, LABELS),
     ],
 )
-def test_it_is_computed_in_the_graph_as_on_the_host(loss_fn, weight, label):
+def test_weight_in_graph_equals_weight_on_host(loss_fn, weight, label):
     of = weight_in_graph("test", weight, loss_fn).of
 
     @ms.jit
@@ -196,7 +196,7 @@ def test_it_is_computed_in_the_graph_as_on_the_host(loss_fn, weight, label):
     assert float(computed(SCORES, label)) == expected
 
 
-def test_it_varies_only_if_it_depends_on_values():
+def test_weight_varies_only_if_it_depends_on_values():
     assert weight_in_graph("test", None, nn.CrossEntropyLoss()).varies
     assert weight_in_graph("test", positive, None).varies
     assert not weight_in_graph("test", None, nn.MSELoss()).varies
@@ -204,9 +204,9 @@ def test_it_varies_only_if_it_depends_on_values():
 
 
 @pytest.mark.slow
-def test_a_micro_batch_without_labels_does_no_harm():
+def test_micro_batch_without_labels_is_ignored():
     """Its loss and its gradient are 0/0."""
-    micro_batches = numbers([4, 4, 4])
+    micro_batches = make_micro_batches([4, 4, 4])
     nothing = Tensor(np.full(4, -100, np.int32))
 
     def trained(data):
@@ -217,15 +217,15 @@ def test_a_micro_batch_without_labels_does_no_harm():
         assert (step.updates, step.skipped) == (1, 0)
         return [parameter.asnumpy() for parameter in optimizer.parameters]
 
-    found = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
-    assert miss(found, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
+    weights = trained([micro_batches[0], (micro_batches[1][0], nothing), micro_batches[2]])
+    assert miss(weights, trained([micro_batches[0], micro_batches[2]]), rtol=1e-5, atol=1e-7) <= 1
 
 
 NOTHING = Tensor(np.full(4, -100, np.int32))
 SUMMED = {"mean losses": nn.CrossEntropyLoss(), "sums": nn.CrossEntropyLoss(reduction="sum")}
 
 
-def summing_system(way, window, loss_fn=SUMMED["sums"], **options):
+def make_summing_system(way, window, loss_fn=SUMMED["sums"], **options):
     """Return the weights, and what trains them with sums over the labels; without a gradient they still move."""
     network = network_of()
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, weight_decay=0.1)
@@ -236,15 +236,15 @@ def summing_system(way, window, loss_fn=SUMMED["sums"], **options):
 
 def trained_with_sums(way, window, data, **options):
     ms.set_seed(1)
-    optimizer, system = summing_system(way, window, **options)
+    optimizer, system = make_summing_system(way, window, **options)
     if way == "driver":
         system.train_process(1, data, window, report=(), ckpt_path=None)
     else:
         Model(system).train(1, dataset(data), callbacks=[FlushTail()], dataset_sink_mode=False)
-    return [each.asnumpy() for each in optimizer.get_parameters()], system
+    return [parameter.asnumpy() for parameter in optimizer.get_parameters()], system
 
 
-def one_large_batch_each(data):
+def train_large_batches(data):
     """Return what plain MindSpore makes of these batches."""
     ms.set_seed(1)
     network = network_of()
@@ -252,7 +252,7 @@ def one_large_batch_each(data):
     plain = nn.TrainOneStepCell(nn.WithLossCell(network, SUMMED["sums"]), optimizer)
     for columns in data:
         plain(*columns)
-    return [each.asnumpy() for each in optimizer.get_parameters()]
+    return [parameter.asnumpy() for parameter in optimizer.get_parameters()]
 
 
 @pytest.mark.modes
@@ -261,33 +261,33 @@ def one_large_batch_each(data):
 @pytest.mark.parametrize(
     "options", [{}, {"nonfinite": "skip_micro"}, {"loss_scale": 8.0}, {"nonfinite": "raise"}], ids=str
 )
-def test_a_sum_over_no_labels_is_zero_and_updates(way, loss, options):
+def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
     """For windows of 1 and of 2 alike, and as in plain MindSpore, which moves and decays the weights."""
-    (first, one), (second, two), (third, _), (fourth, _) = numbers([4] * 4)
+    (first, first_labels), (second, second_labels), (third, _), (fourth, _) = make_micro_batches([4] * 4)
     if loss == "mean losses":  # each of the four labels of a micro-batch, so that the sums of means are a quarter
         options = {**options, "loss_fn": SUMMED[loss]}
     for window in (1, 2):
-        data = [(first, one), (second, two), (third, NOTHING), (fourth, NOTHING)]
-        found, system = trained_with_sums(way, window, data, **options)
+        data = [(first, first_labels), (second, second_labels), (third, NOTHING), (fourth, NOTHING)]
+        parameters, system = trained_with_sums(way, window, data, **options)
         assert (system.updates, system.skipped, system.left_out) == (4 // window, 0, 0)
         if loss == "sums":
             large = [joined(data[at : at + window]) for at in range(0, 4, window)]
-            assert miss(found, one_large_batch_each(large), 1e-5, 1e-7) <= 1
+            assert miss(parameters, train_large_batches(large), 1e-5, 1e-7) <= 1
 
 
 @pytest.mark.host
-def test_a_sum_of_nothing_that_does_not_update_is_noticed(monkeypatch):
-    data = [(x, NOTHING) for x, _ in numbers([4] * 2)]
-    monkeypatch.setattr(windows._AtOnce, "pass_over", lambda one: None)
-    found, system = trained_with_sums("driver", 1, data)
-    assert system.skipped == 2 and miss(found, one_large_batch_each(data), 1e-5, 1e-7) >= 100
+def test_missing_update_for_empty_sum_is_detected(monkeypatch):
+    data = [(x, NOTHING) for x, _ in make_micro_batches([4] * 2)]
+    monkeypatch.setattr(windows._AtOnce, "pass_over", lambda runner: None)
+    parameters, system = trained_with_sums("driver", 1, data)
+    assert system.skipped == 2 and miss(parameters, train_large_batches(data), 1e-5, 1e-7) >= 100
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_of_no_labels_hides_no_nan(window):
+def test_window_without_labels_does_not_hide_nan(window):
     """It was counted as one that is not finite, and then the next NaN was not."""
-    good = numbers([4] * 4)
+    good = make_micro_batches([4] * 4)
     bad = (Tensor(np.full((4, 6), np.nan, np.float32)), good[0][1])
     data = [(good[0][0], NOTHING), (good[1][0], NOTHING), good[2], bad]
     with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
@@ -298,11 +298,11 @@ def test_a_window_of_no_labels_hides_no_nan(window):
 
 
 @pytest.mark.slow
-def test_the_loss_is_that_of_the_window_so_far(capsys):
+def test_loss_is_running_mean_of_window(capsys):
     losses = Losses()
     Trained().train(losses, LossMonitor())
     ends = [2, 5, 6, 9, 12, 13]  # the last micro-batches of the windows
-    assert [losses.seen[end] for end in ends] == pytest.approx([r.loss for r in by_driver()[1]], rel=1e-5)
+    assert [losses.seen[end] for end in ends] == pytest.approx([r.loss for r in train_by_driver()[1]], rel=1e-5)
     assert losses.steps == [(1 + (step > 7), step) for step in range(1, 15)]  # micro-batches are counted
     shown = re.findall(r"epoch: (\d) step: (\d), loss is ([0-9.]+)", capsys.readouterr().out)
     assert [(int(epoch), int(step)) for epoch, step, _ in shown] == [
@@ -311,7 +311,7 @@ def test_the_loss_is_that_of_the_window_so_far(capsys):
     assert [float(loss) for *_, loss in shown] == pytest.approx(losses.seen)
 
 
-class Sees(Callback):
+class WeightsSeen(Callback):
     """Keeps what the weights are when Model evaluates."""
 
     def __init__(self, trained):
@@ -326,49 +326,40 @@ class Sees(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
-def test_the_tail_is_in_what_is_evaluated_and_saved(first, tmp_path):
-    found = Trained()
-    sees = Sees(found)
+def test_tail_is_applied_before_evaluation_and_saving(first, tmp_path):
+    trained = Trained()
+    sees = WeightsSeen(trained)
     config = CheckpointConfig(save_checkpoint_steps=7)
     others = [sees, ModelCheckpoint("mine", str(tmp_path), config), TimeMonitor()]
-    found.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
-    weights = by_driver(epochs=1)[0][0], by_driver()[0][0]
+    trained.fit(*([FlushTail(), *others] if first else [*others, FlushTail()]))
+    weights = train_by_driver(epochs=1)[0][0], train_by_driver()[0][0]
     for epoch, expected in enumerate(weights):
         assert miss([sees.evaluated[epoch]], [expected], rtol=1e-5, atol=1e-7) <= 1
         saved = ms.load_checkpoint(str(tmp_path / f"mine-{epoch + 1}_7.ckpt"))
         np.testing.assert_array_equal(saved["1.weight"].asnumpy(), sees.evaluated[epoch])
-    assert sorted(saved) == sorted(parameter.name for parameter in found.step.get_parameters())
+    assert sorted(saved) == sorted(parameter.name for parameter in trained.step.get_parameters())
     assert not any("accum" in name or "train_step" in name for name in saved)
     ms.load_param_into_net(network_of(), saved, strict_load=True)
 
 
 @pytest.mark.slow
 def test_early_stopping_and_restored_weights():
-    found = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
-    sees, stop = Sees(found), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    found.fit(sees, stop, FlushTail(), epochs=9)
+    trained = Trained(lr=8.0, make=nn.SGD, clip_norm=None)
+    sees, stop = WeightsSeen(trained), EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
+    trained.fit(sees, stop, FlushTail(), epochs=9)
     epochs = len(sees.ended)
     assert 1 < epochs < 9 and stop.stopped_epoch == epochs
-    np.testing.assert_array_equal(found.weights[0], sees.ended[-2])
+    np.testing.assert_array_equal(trained.weights[0], sees.ended[-2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [True, False])
 def test_reduce_lr_on_plateau(last):
     """It needs `cb_params.optimizer`, which Model does not set for a train step."""
-    found = Trained(lr=1e-3)
+    trained = Trained(lr=1e-3)
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
-    found.fit(*([FlushTail(), reduce] if last else [reduce, FlushTail()]), epochs=3)
-    assert float(found.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
-
-
-class Slope(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
-
-    def construct(self, x):
-        return ops.mean(ops.sum(x * self.w, 1))
+    trained.fit(*([FlushTail(), reduce] if last else [reduce, FlushTail()]), epochs=3)
+    assert float(trained.optimizer.learning_rate.asnumpy()) == pytest.approx(2.5e-4)
 
 
 def test_learning_rate_scheduler_and_lambda_callback():
@@ -392,97 +383,97 @@ def test_summary_collector_writes_the_loss(tmp_path):
     )
     Trained().train(losses, collector, epochs=1)
     (name,) = (name for name in os.listdir(tmp_path) if name.endswith("_MS"))
-    data, found = (tmp_path / name).read_bytes(), {}
+    data, losses_by_step = (tmp_path / name).read_bytes(), {}
     while data:  # each event is between its length with a checksum, and its own checksum
         size = int.from_bytes(data[:8], "little")
         event = Event.FromString(data[12 : 12 + size])
         for value in event.summary.value:
-            found[event.step] = value.scalar_value
+            losses_by_step[event.step] = value.scalar_value
         data = data[16 + size :]
-    assert [found[step] for step in range(1, 8)] == pytest.approx(losses.seen)
+    assert [losses_by_step[step] for step in range(1, 8)] == pytest.approx(losses.seen)
 
 
 # Resumed
 
 
-def resumable(folder, stop=None, epochs=2):
-    """Train, or go on; return what is left at the end, or None if it was stopped."""
-    found, micro_batch = Trained(), itertools.count(1)
-    data = dataset(numbers())
+def train_resumable(folder, stop=None, epochs=2):
+    """Train, or resume; return the losses and the final state, which is None if the run was stopped."""
+    trained, micro_batch = Trained(), itertools.count(1)
+    data = dataset(make_micro_batches())
     asked = None if stop is None else lambda: next(micro_batch) == stop
-    states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), found.step, data)
+    states = SaveStates(Checkpointer(folder, resume="auto", stop=asked), trained.step, data)
     losses, callbacks = Losses(), [states, FlushTail()]
     try:
-        found.model.train(epochs, data, callbacks=[losses, *callbacks], initial_epoch=states.initial_epoch)
+        trained.model.train(epochs, data, callbacks=[losses, *callbacks], initial_epoch=states.initial_epoch)
     except Stopped:
         return losses.seen, None
-    left = digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters())
-    return losses.seen, (left, found.step.updates, losses.steps[-1])
+    state = digest(parameter.asnumpy() for parameter in trained.optimizer.get_parameters())
+    return losses.seen, (state, trained.step.updates, losses.steps[-1])
 
 
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
     ms.set_context(mode=ms.GRAPH_MODE)
-    return resumable(tmp_path_factory.mktemp("whole"))
+    return train_resumable(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(5, 3), *((stop,) for stop in range(1, 14))])
-def test_a_resumed_run_is_the_same(tmp_path, never_stopped, stops):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, never_stopped, stops):
     """Also inside a window, and at the end of an epoch."""
     losses = []
     for stop in (*stops, None):
-        seen, left = resumable(tmp_path, stop)
+        seen, state = train_resumable(tmp_path, stop)
         losses += seen
-    assert left == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
+    assert state == never_stopped[1] and losses == pytest.approx(never_stopped[0][: len(losses)], rel=1e-6)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_resumed_is_another_one(tmp_path, never_stopped):
-    """The mutant of the test above: the window is lost."""
-    resumable(tmp_path, 4)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
-    found.step.window.clear()
-    found.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
-    assert digest(parameter.asnumpy() for parameter in found.optimizer.get_parameters()) != never_stopped[1][0]
+def test_resumed_run_without_window_differs(tmp_path, never_stopped):
+    """The mutant of the test above: the open window is lost."""
+    train_resumable(tmp_path, 4)
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
+    trained.step.window.clear()
+    trained.model.train(2, data, callbacks=[states, FlushTail()], initial_epoch=states.initial_epoch)
+    assert digest(parameter.asnumpy() for parameter in trained.optimizer.get_parameters()) != never_stopped[1][0]
 
 
 @pytest.mark.host
-def test_an_epochs_end_that_was_not_reached_is_said(tmp_path):
-    resumable(tmp_path, 7)
+def test_resuming_before_epoch_end_warns(tmp_path):
+    train_resumable(tmp_path, 7)
     with pytest.warns(
         RuntimeWarning, match="stopped before the end of epoch 1, whose evaluation and callbacks are not"
     ):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers()))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches()))
 
 
 @pytest.mark.host
 def test_restored_weights_are_saved(tmp_path):
     """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
-    found, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, every=1), found.step, data)
+    trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path, every=1), trained.step, data)
     stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    found.model.fit(9, data, dataset(numbers([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
-    other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(numbers())
+    trained.model.fit(9, data, dataset(make_micro_batches([8, 3], seed=5)), callbacks=[FlushTail(), states, stop])
+    other, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())
     SaveStates(Checkpointer(tmp_path, resume="auto"), other.step, data)
-    np.testing.assert_array_equal(other.weights[0], found.weights[0])
+    np.testing.assert_array_equal(other.weights[0], trained.weights[0])
 
 
 @pytest.mark.host
-def test_a_stop_request_keeps_the_window_in_the_state(tmp_path, never_stopped_on_host):
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path), found.step, data)
+def test_stop_request_saves_open_window(tmp_path, never_stopped_on_host):
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path), trained.step, data)
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
-    found.model.train(2, data, callbacks=[stop, states, FlushTail()])
-    assert found.step.micro_batches == 2
-    assert resumable(tmp_path)[1] == never_stopped_on_host[1]
+    trained.model.train(2, data, callbacks=[stop, states, FlushTail()])
+    assert trained.step.micro_batches == 2
+    assert train_resumable(tmp_path)[1] == never_stopped_on_host[1]
 
 
 @pytest.fixture
 def never_stopped_on_host(tmp_path_factory):
-    return resumable(tmp_path_factory.mktemp("whole"))
+    return train_resumable(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.host
@@ -496,51 +487,51 @@ def never_stopped_on_host(tmp_path_factory):
         ),
     ],
 )
-def test_a_run_that_does_not_fit_is_refused(tmp_path, options, message):
-    resumable(tmp_path, 9)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
-    trained_on = dataset(numbers(options["data"])) if "data" in options else data
+def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
+    train_resumable(tmp_path, 9)
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
+    trained_on = dataset(make_micro_batches(options["data"])) if "data" in options else data
     initial = options.get("initial_epoch", states.initial_epoch)
     with pytest.raises(ValueError, match=message):
-        found.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
+        trained.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
 
 
 @pytest.mark.host
-def test_batches_of_another_size_are_refused(tmp_path):
-    resumable(tmp_path, 4)
+def test_epochs_of_another_length_are_rejected(tmp_path):
+    train_resumable(tmp_path, 4)
     with pytest.raises(CheckpointError, match="has epochs of 7 batches, but this data set has 3"):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(numbers([8] * 3)))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches([8] * 3)))
 
 
 @pytest.mark.host
-def test_it_serves_one_run(tmp_path):
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path), found.step, data)
-    found.model.train(1, data, callbacks=[states, FlushTail()])
+def test_save_states_cannot_be_reused(tmp_path):
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path), trained.step, data)
+    trained.model.train(1, data, callbacks=[states, FlushTail()])
     with pytest.raises(RuntimeError, match="a run of Model has used it already"):
-        found.model.train(1, data, callbacks=[states, FlushTail()])
+        trained.model.train(1, data, callbacks=[states, FlushTail()])
 
 
 @pytest.mark.host
-def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
-    resumable(tmp_path, 9)
-    found, data = Trained(), dataset(numbers())
-    states = SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, data)
+def test_restarted_counting_callbacks_warn(tmp_path):
+    train_resumable(tmp_path, 9)
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
     callbacks = [FlushTail(), states, ReduceLROnPlateau("loss"), EarlyStopping("loss")]
     with pytest.warns(RuntimeWarning, match="EarlyStopping and ReduceLROnPlateau restart in a resumed run"):
-        found.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
+        trained.model.train(2, data, callbacks=callbacks, initial_epoch=states.initial_epoch)
 
 
 @pytest.mark.slow
-def test_other_settings_are_refused(tmp_path):
-    resumable(tmp_path, 4)
-    found = Trained(gradient_accumulation_steps=5)
+def test_changed_settings_are_rejected_on_resume(tmp_path):
+    train_resumable(tmp_path, 4)
+    trained = Trained(gradient_accumulation_steps=5)
     with pytest.raises(ValueError, match="accumulate_step was 3 and is 5"):
-        SaveStates(Checkpointer(tmp_path, resume="auto"), found.step, dataset(numbers()))
+        SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, dataset(make_micro_batches()))
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.host
@@ -553,42 +544,42 @@ def test_other_settings_are_refused(tmp_path):
         ({"weight": 0}, "'weight' must be a finite number > 0"),
     ],
 )
-def test_wrong_arguments(options, message):
+def test_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         Trained(**options)
 
 
 @pytest.mark.host
-def test_a_loss_is_no_network():
+def test_loss_function_as_network_is_rejected():
     with pytest.raises(TypeError, match="'network' must be a Cell, or a Cell and its loss function, but got function"):
         AccumulatedTrainStep(positive, nn.SGD(network_of().trainable_params(), 0.1))
 
 
 @pytest.mark.host
-def test_flush_tail_needs_the_step():
+def test_flush_tail_requires_accumulated_train_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(TypeError, match="'network' must be an AccumulatedTrainStep alone, but got .* Use Model"):
-        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+        model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
 
 
 @pytest.mark.host
-def test_model_gets_no_loss_beside_the_step():
-    found = Trained()
-    model = Model(found.step, loss_fn=cross_entropy())
+def test_model_with_loss_and_step_is_rejected():
+    trained = Trained()
+    model = Model(trained.step, loss_fn=cross_entropy())
     with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
-        model.train(1, dataset(numbers()), callbacks=[FlushTail()])
+        model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
 
 
 @pytest.mark.host
-def test_a_weight_that_can_not_be_compiled_is_refused():
+def test_uncompilable_weight_is_rejected():
     ms.set_context(mode=ms.GRAPH_MODE)
     with pytest.raises(ValueError, match="'weight' must be a function that MindSpore can compile, but got a lambda"):
         Trained(weight=lambda x, y: (y > 0).sum())
 
 
 @pytest.mark.parametrize("name", ["gradient_accumulation_steps", "loss_fn"])
-def test_other_lambdas_that_mindspore_can_not_compile_are_refused_when_they_are_given(name):
+def test_uncompilable_lambdas_are_rejected_at_construction(name):
     network = nn.Dense(4, 2)
     loss_fn, sizes, optimizer = nn.MSELoss(), 2, nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(
@@ -603,27 +594,27 @@ def test_other_lambdas_that_mindspore_can_not_compile_are_refused_when_they_are_
 # The edges of an epoch
 
 
-class Held(Callback):
+class WindowSizes(Callback):
     """Keeps how many micro-batches the window holds at an evaluation and at an epoch's end."""
 
     def __init__(self, step):
-        self.step, self.held = step, []
+        self.step, self.sizes = step, []
 
     def on_eval_begin(self, run_context):
-        self.held.append(self.step.micro_batches)
+        self.sizes.append(self.step.micro_batches)
 
     on_train_epoch_end = on_eval_begin
 
 
 class Varying:
-    """Yields 7 or 5 micro-batches in turn, and MindSpore is told 5."""
+    """Yields 7 or 5 micro-batches in turn; its length is 5."""
 
     def __init__(self):
         self.passes = 0
 
     def __iter__(self):
         self.passes += 1
-        rows = numbers()[: 5 + 2 * (self.passes & 1)]
+        rows = make_micro_batches()[: 5 + 2 * (self.passes & 1)]
         return iter([tuple(column.asnumpy() for column in columns) for columns in rows])
 
     def __len__(self):
@@ -632,35 +623,37 @@ class Varying:
 
 @pytest.mark.host
 @pytest.mark.parametrize("first", [True, False])
-def test_nothing_is_left_at_the_end_of_an_epoch(first):
-    found = Trained()
-    held, valid = Held(found.step), dataset(numbers([4]))
+def test_window_is_empty_at_epoch_end(first):
+    trained = Trained()
+    recorder, valid = WindowSizes(trained.step), dataset(make_micro_batches([4]))
     stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
-    callbacks = [FlushTail(), held, stop] if first else [stop, FlushTail(), held]
-    found.model.fit(2, dataset(numbers()), valid, callbacks=callbacks)
-    assert held.held == [0, 0] and found.step.updates == 2
+    callbacks = [FlushTail(), recorder, stop] if first else [stop, FlushTail(), recorder]
+    trained.model.fit(2, dataset(make_micro_batches()), valid, callbacks=callbacks)
+    assert recorder.sizes == [0, 0] and trained.step.updates == 2
 
 
 @pytest.mark.host
-def test_an_epoch_with_more_micro_batches_than_its_size():
-    found = Trained()
-    held = Held(found.step)
+def test_epoch_longer_than_dataset_size():
+    trained = Trained()
+    recorder = WindowSizes(trained.step)
     data = GeneratorDataset(Varying(), ["x", "y"], shuffle=False)
-    found.model.train(2, data, callbacks=[FlushTail(), held])
-    assert held.held == [0, 0]
+    trained.model.train(2, data, callbacks=[FlushTail(), recorder])
+    assert recorder.sizes == [0, 0]
 
 
 @pytest.mark.host
-def test_what_an_interrupted_run_has_left_is_discarded():
+def test_open_window_of_interrupted_run_is_discarded():
     def fail(context):
         raise KeyError("mine")
 
-    found = Trained()
+    trained = Trained()
     with pytest.raises(KeyError):
-        found.model.train(1, dataset(numbers()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)])
-    assert found.step.micro_batches == 1
+        trained.model.train(
+            1, dataset(make_micro_batches()), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)]
+        )
+    assert trained.step.micro_batches == 1
     losses = Losses()
-    found.train(losses)
+    trained.train(losses)
     expected = Losses()
     Trained().train(expected)
     assert losses.seen == expected.seen
@@ -668,36 +661,38 @@ def test_what_an_interrupted_run_has_left_is_discarded():
 
 @pytest.mark.modes
 def test_predicting_does_not_train():
-    found = Trained(gradient_accumulation_steps=1)
-    before = found.weights
-    loss = found.model.predict(*numbers([8])[0])
-    for now, then in zip(found.weights, before):
+    trained = Trained(gradient_accumulation_steps=1)
+    before = trained.weights
+    loss = trained.model.predict(*make_micro_batches([8])[0])
+    for now, then in zip(trained.weights, before):
         np.testing.assert_array_equal(now, then)
-    assert loss.shape == () and found.step.updates == 0
-    found.step(*numbers([8])[0])  # the predicting graph is another one; by hand a step trains after set_train
-    found.step.set_train()
-    found.step(*numbers([8])[0])
-    assert found.step.updates == 1
+    assert loss.shape == () and trained.step.updates == 0
+    trained.step(
+        *make_micro_batches([8])[0]
+    )  # the predicting graph is another one; by hand a step trains after set_train
+    trained.step.set_train()
+    trained.step(*make_micro_batches([8])[0])
+    assert trained.step.updates == 1
 
 
 @pytest.mark.host
-def test_by_hand_a_step_trains():
-    found = Trained(gradient_accumulation_steps=1)
-    found.step(*numbers([8])[0])
-    assert found.step.updates == 1
+def test_direct_call_of_step_trains():
+    trained = Trained(gradient_accumulation_steps=1)
+    trained.step(*make_micro_batches([8])[0])
+    assert trained.step.updates == 1
 
 
 @pytest.mark.host
-def test_skipped_windows_are_said_and_many_end_the_run():
-    bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in numbers([8] * 30)]
+def test_skipped_windows_warn_and_too_many_end_run():
+    bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in make_micro_batches([8] * 30)]
     with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped"):
-        Trained().train(micro_batches=[*numbers([8] * 3), *bad[:3]], epochs=1)
+        Trained().train(micro_batches=[*make_micro_batches([8] * 3), *bad[:3]], epochs=1)
     message = "the gradients of all 10 windows of an epoch were not finite"
     with pytest.raises(RuntimeError, match=message), pytest.warns(RuntimeWarning):
         Trained().train(micro_batches=bad, epochs=1)
 
 
-def test_a_micro_batch_is_looked_at():
+def test_first_micro_batch_is_checked():
     message = "For 'AccumulatedTrainStep', 'train_dataset' must be one that yields 2 columns"
     with pytest.raises(ValueError, match=message):
-        Trained().train(micro_batches=[(x,) for x, _ in numbers()])
+        Trained().train(micro_batches=[(x,) for x, _ in make_micro_batches()])

@@ -1,4 +1,4 @@
-"""Does the notebook run from top to bottom, and does it show what is stored in it?"""
+"""The notebook runs from top to bottom and reproduces its stored outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numbers(svg):
     return re.findall(r"[\w.#]+", svg)
 
 
-def test_what_is_stored_is_a_complete_run():
+def test_stored_outputs_are_complete():
     stored = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
@@ -48,7 +48,7 @@ def test_what_is_stored_is_a_complete_run():
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_what_is_stored():
+def test_notebook_reproduces_stored_outputs():
     pytest.importorskip("nbclient", reason="nbclient is not installed (requirements-dev.txt)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", RUN, str(NOTEBOOK), str(NOTEBOOK.parent)]

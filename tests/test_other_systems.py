@@ -1,4 +1,4 @@
-"""Does it import and train without what only Linux, or no Windows, has?
+"""The package imports and trains without the features of Linux that other systems lack.
 
 MindSpore has wheels for macOS and Windows. Neither system is at hand, so what they lack is taken away here.
 """
@@ -81,13 +81,13 @@ def run(program, folder):
 
 
 @pytest.mark.slow
-def test_everything_imports(tmp_path):
+def test_all_modules_import(tmp_path):
     done = run(IMPORT, tmp_path)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 @pytest.mark.slow
-def test_the_programs_train_save_resume_and_evaluate(tmp_path):
+def test_programs_train_save_resume_and_evaluate(tmp_path):
     done = run(TRAIN, tmp_path)
     ends = [line for line in done.stdout.splitlines() if "ended with" in line]
     assert ends == [f"{program} ended with 0" for program in ("train.py", "train.py", "eval.py")], done.stderr
@@ -95,14 +95,14 @@ def test_the_programs_train_save_resume_and_evaluate(tmp_path):
 
 
 @pytest.mark.host
-def test_a_micro_batch_is_not_sought_where_memory_cannot_be_measured(monkeypatch):
+def test_micro_batch_search_requires_memory_measurement(monkeypatch):
     monkeypatch.setattr(batch_size, "peak_of", lambda process: 0)
     with pytest.raises(RuntimeError, match="the system must be Linux"):
         batch_size.find_micro_batch_size(print, 8, memory_budget="1GiB")
 
 
 @pytest.mark.host
-def test_a_folder_that_cannot_be_opened_is_not_flushed(monkeypatch, tmp_path):
+def test_unopenable_folder_is_not_flushed(monkeypatch, tmp_path):
     def cannot(path, mode):
         raise PermissionError(13, "Permission denied", str(path))
 

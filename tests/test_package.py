@@ -1,4 +1,4 @@
-"""Does what is installed have what pyproject.toml says, and is it found by its names?"""
+"""The installed package agrees with pyproject.toml, and is found by its names."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def third_party(path, everywhere):
     """Return what a file imports of others: when it is imported itself, or anywhere."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if everywhere else tree.body
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     nodes = ast.walk(tree) if everywhere else tree.body
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    roots = {name.split(".")[0] for name in found} - {"ms_accum", "model_zoo"}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    roots = {name.split(".")[0] for name in modules} - {"ms_accum", "model_zoo"}
     return {DISTRIBUTIONS.get(name, name) for name in roots if name not in STANDARD}
 
 
@@ -62,11 +62,11 @@ SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglo
 # pyproject.toml
 
 
-def test_the_version_is_written_twice_and_is_the_same():
+def test_version_equals_pyproject():
     assert PROJECT["version"] == ms_accum.__version__
 
 
-def test_requirements_are_those_of_the_package_its_examples_and_tests():
+def test_requirements_files_equal_pyproject():
     assert lines("requirements.txt") == PROJECT["dependencies"] + EXTRAS["examples"] + EXTRAS["test"]
     extras, *others = EXTRAS["dev"]
     assert extras == "ms-accum[examples,test]" and lines("requirements-dev.txt") == others
@@ -74,7 +74,7 @@ def test_requirements_are_those_of_the_package_its_examples_and_tests():
 
 
 @pytest.mark.skipif(STANDARD is None, reason="Python 3.9 does not list its own modules")
-def test_what_is_imported_is_required():
+def test_imported_packages_are_required():
     at_once = set().union(*(third_party(path, everywhere=False) for path in SOURCES))
     assert at_once == names(PROJECT["dependencies"])
     anywhere = set().union(*(third_party(path, everywhere=True) for path in SOURCES))
@@ -82,20 +82,20 @@ def test_what_is_imported_is_required():
     assert anywhere - at_once == names(optional)
 
 
-def test_every_package_is_installed_and_there_is_one_at_the_top():
+def test_all_packages_are_installed_under_one_top_level():
     folders = {path.parent for package in ("ms_accum", "model_zoo") for path in (ROOT / package).rglob("*.py")}
     assert {folder_of(package) for package in SETUPTOOLS["packages"]} == folders - {ROOT / "ms_accum" / "zoo"}
     assert {name.split(".")[0] for name in SETUPTOOLS["packages"] + SETUPTOOLS["py-modules"]} == {"ms_accum"}
 
 
-def test_the_files_that_are_no_modules_are_installed():
+def test_package_data_is_installed():
     patterns = SETUPTOOLS["package-data"]
     for package in SETUPTOOLS["packages"]:
         others = {path.name for path in folder_of(package).iterdir() if path.is_file() and path.suffix != ".py"}
         assert others == set(patterns.get(package, ())), package
 
 
-def test_the_programs_are_installed():
+def test_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
     assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
     assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
@@ -106,16 +106,16 @@ def test_the_programs_are_installed():
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
-def test_a_program_imports_the_zoo_by_the_name_that_is_installed(path):
+def test_programs_import_zoo_by_installed_name(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     froms = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert "model_zoo" not in froms, "import from ms_accum.zoo, which is the same"
 
 
-def test_the_pythons_are_one_range():
+def test_python_classifiers_equal_requires_python():
     low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
     named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
-    assert [int(found[1]) for found in named if found] == list(range(low, high))
+    assert [int(match[1]) for match in named if match] == list(range(low, high))
 
 
 # The zoo's second name
@@ -128,7 +128,7 @@ def python(program, cwd, **environment):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_both_names_of_the_zoo_are_one_package():
+def test_both_names_of_zoo_are_one_package():
     import model_zoo._check
     import model_zoo.data.mnist
     import ms_accum.zoo.data.mnist
@@ -142,7 +142,7 @@ def test_both_names_of_the_zoo_are_one_package():
 
 
 @pytest.mark.parametrize("theirs", ["model_zoo.py", "model_zoo/__init__.py"])
-def test_a_users_own_model_zoo_is_not_taken_for_ours(theirs, tmp_path):
+def test_user_module_named_model_zoo_is_not_imported(theirs, tmp_path):
     (tmp_path / theirs).parent.mkdir(exist_ok=True)
     (tmp_path / theirs).write_text("mine = 1\n", encoding="utf-8")
     done = python(
@@ -159,7 +159,7 @@ RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.app.pr
 
 
 @pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
-def test_a_console_script_has_its_name_and_imports_nothing_of_the_users(name, function, tmp_path):
+def test_console_script_imports_no_user_modules(name, function, tmp_path):
     for theirs in ("train.py", "eval.py", "model_zoo.py", "mindspore.py"):
         (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
     done = python(RUN.format(name, "--help", function), tmp_path)
@@ -172,22 +172,22 @@ def test_a_console_script_has_its_name_and_imports_nothing_of_the_users(name, fu
 def launched(monkeypatch):
     """Return the list of the commands that the launcher would run."""
     commands_run = []
-    monkeypatch.setattr(launcher, "launch", lambda command, *how: commands_run.append(command) or 0)
+    monkeypatch.setattr(launcher, "launch", lambda command, *options: commands_run.append(command) or 0)
     return commands_run
 
 
-def test_the_launcher_finds_a_console_script_by_its_name(launched):
+def test_launcher_finds_console_script_by_name(launched):
     assert launch.main(["--nproc=2", "ms-accum-train", "--epochs", "1"]) == 0
     assert launched == [[str(ROOT / "train.py"), "--epochs", "1"]]
 
 
-def test_the_launcher_takes_a_file_of_that_name_and_a_module(launched, tmp_path):
+def test_launcher_prefers_file_and_module(launched, tmp_path):
     (tmp_path / "ms-accum-train").touch()
     assert launch.main(["ms-accum-train", "x"]) == launch.main(["-m", "ms-accum-train"]) == 0
     assert launched == [["ms-accum-train", "x"], ["-m", "ms-accum-train"]]
 
 
-def test_a_config_without_pyyaml_is_one_line(tmp_path):
+def test_config_without_pyyaml_prints_one_line(tmp_path):
     (tmp_path / "run.yaml").write_text("epochs: 1\n", encoding="utf-8")
     (tmp_path / "yaml.py").write_text("raise ImportError('not installed')\n", encoding="utf-8")
     done = python(RUN.format("train", "--config=run.yaml", "train"), tmp_path)

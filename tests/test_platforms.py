@@ -1,4 +1,4 @@
-"""On which platforms does MindSpore say that what we call runs?
+"""The platforms that MindSpore documents for the APIs that we call.
 
 No Ascend and no GPU is at hand: all that can be had is the "Supported Platforms" line of each API: of what is imported
 from MindSpore, and of the methods of Tensors.
@@ -86,7 +86,7 @@ def mindspore_names(tree):
 
 
 def called(tree):
-    """Yield what is called: plainly, by what it is given to, as a decorator, or as the base of a class."""
+    """Yield what is called: directly, as an argument, as a decorator, or as the base of a class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from [node.func, *(argument for argument in node.args if is_operator(argument))]
@@ -134,12 +134,12 @@ def resolve(path):
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:length]))
+            resolved = importlib.import_module(".".join(parts[:length]))
         except ImportError:
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            resolved = getattr(resolved, part)
+        return resolved
     raise ImportError(path)
 
 
@@ -161,12 +161,12 @@ USED = sorted(set().union(*(apis(path.read_text(encoding="utf-8")) for path in S
 
 
 @pytest.mark.parametrize("path", USED)
-def test_an_api_claims_ascend_and_gpu_or_has_a_reason(path):
+def test_api_supports_ascend_and_gpu_or_is_listed(path):
     assert not lacks_a_device(path) or path in EXCEPTIONS
 
 
 @pytest.mark.parametrize("path", EXCEPTIONS)
-def test_no_exception_is_stale(path):
+def test_listed_exceptions_are_current(path):
     assert path in USED and lacks_a_device(path)
 
 
@@ -178,24 +178,24 @@ METHODS_USED = {
 
 
 @pytest.mark.parametrize(("module", "method"), sorted(METHODS_USED), ids=str)
-def test_a_method_of_tensors_claims_ascend_and_gpu_or_has_a_reason(module, method):
+def test_tensor_method_supports_ascend_and_gpu_or_is_listed(module, method):
     excepted = method == TO_THE_HOST or (module, method) in METHODS
     assert excepted or not lacks_a_device(f"mindspore.Tensor.{method}")
 
 
 @pytest.mark.parametrize(("module", "method"), METHODS, ids=str)
-def test_no_exception_of_a_method_is_stale(module, method):
+def test_listed_method_exceptions_are_current(module, method):
     assert (module, method) in METHODS_USED and lacks_a_device(f"mindspore.Tensor.{method}")
 
 
 @pytest.mark.parametrize("page", ["limits.md", "limits.zh.md", "faq.md", "faq.zh.md"])
-def test_what_is_used_outside_its_documented_platforms_is_said(page):
+def test_use_outside_documented_platforms_is_documented(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     beyond = {method for (_, method), why in METHODS.items() if why == NEUTRAL}
     assert beyond and all(f"`Tensor.{method}`" in text for method in beyond)
 
 
-def test_the_library_uses_what_the_check_can_see():
+def test_check_sees_apis_of_library():
     assert {("network/tree.py", "mul_"), ("network/tree.py", "copy_")} <= METHODS_USED
     assert {"mindspore.jit_class", "mindspore.nn.Cell", "mindspore.ops.assign_add", "mindspore.nn.Dense"} <= set(USED)
 
@@ -229,7 +229,7 @@ def test_methods_are_found(source, expected):
     assert methods(source) == expected
 
 
-def test_an_api_without_gpu_and_one_without_a_line_are_found():
+def test_apis_without_gpu_or_platform_line_are_detected():
     assert lacks_a_device("mindspore.mint.optim.AdamW")
     assert lacks_a_device("mindspore.Tensor")
     assert lacks_a_device("mindspore.Tensor.mul_") and lacks_a_device("mindspore.Tensor.copy_")

@@ -1,4 +1,4 @@
-"""Is the public surface what is documented, no more and no less?"""
+"""The public API equals its documentation."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ PUBLIC = [
     "updates_per_epoch",
     "verify",
 ]
-# They compute on numbers or cut what they get, on the host: there is no platform to name.
+# Functions on the host, for which no platform is named.
 ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
-# Their fields are documented one by one, and nobody makes one.
+# Users do not construct these; their fields are documented one by one.
 RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
-# What is raised; nobody makes one.
+# Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
 # Names, order, kinds and defaults. Up to the `*` they are those of the tutorials' programs.
@@ -160,11 +160,11 @@ def sections_missing(documented, expected):
     return [section for section in expected if f"\n{section}:\n" not in docstring]
 
 
-def test_all_is_the_documented_list():
+def test_all_equals_documented_list():
     assert ms_accum.__all__ == PUBLIC == sorted(PUBLIC)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     assert [name for name in PUBLIC if not hasattr(ms_accum, name)] == []
 
 
@@ -181,7 +181,7 @@ def test_docstring_has_its_sections(name):
     assert sections_missing(documented, expected) == []
 
 
-def test_a_missing_section_is_found():
+def test_missing_docstring_section_is_detected():
     def documented(x):
         """Do it.
 
@@ -194,7 +194,7 @@ def test_a_missing_section_is_found():
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_field_of_a_record_is_documented(name):
+def test_record_fields_are_documented(name):
     kind = getattr(ms_accum, name)
     (record,) = ast.parse(inspect.getsource(kind)).body
     pairs = zip(record.body[1::2], record.body[2::2])
@@ -205,25 +205,25 @@ def test_every_field_of_a_record_is_documented(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in (*ON_THE_HOST, *RECORDS, *ERRORS)])
-def test_platforms_that_were_not_tried_are_not_claimed(name):
+def test_untested_platforms_are_not_claimed(name):
     docstring = inspect.getdoc(getattr(ms_accum, name))
     assert "\nSupported Platforms:\n    ``CPU`` (``Ascend`` and ``GPU`` not run here)\n" in docstring
 
 
-def test_importing_the_library_imports_nothing_heavy():
+def test_import_loads_no_heavy_modules():
     names = ("ms_accum", "model_zoo", "sklearn", "mindspore", "numpy", "matplotlib")
-    look = f"import sys, ms_accum; print(*(name for name in {names} if name in sys.modules))"
-    command = [sys.executable, "-c", look]
+    program = f"import sys, ms_accum; print(*(name for name in {names} if name in sys.modules))"
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "ms_accum\n"
 
 
-def test_a_record_without_its_source_is_left_as_it_is():
+def test_record_without_source_is_unchanged():
     made = namedtuple("made", ["field"])
     assert _check.documented(made) is made and made.field.__doc__ == "Alias for field number 0"
 
 
-def test_reprs_show_the_settings():
+def test_repr_shows_settings():
     network = nn.Dense(2, 3)
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
     model = ms_accum.GradientAccumulation(network, nn.MSELoss(), optimizer, clip_norm=1)

@@ -1,4 +1,4 @@
-"""Does the cost model of several ranks say what it is said to?"""
+"""The cost model of several ranks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ LINK = Link(bandwidth=100.0, latency=0.5)
         ("AllReduce", 6 * (0.5 + 2)),
     ],
 )
-def test_a_ring(operator, seconds):
+def test_ring_collective_seconds(operator, seconds):
     assert scaling.collective_seconds(operator, 800, 4, LINK) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("operator", ["AllReduce", "AllGather"])
-def test_a_link_is_found_again(operator):
+def test_fit_recovers_link(operator):
     seconds = {size: scaling.collective_seconds(operator, size, 4, LINK) for size in (16, 500, 2000)}
     assert scaling.fitted(operator, 4, seconds) == pytest.approx(LINK)
 
 
-def test_what_is_sent():
+def test_sent_parameter_sets():
     """In parameter sets, of two ranks, as docs/scaling.md says."""
-    found = {way: [scaling.sent_sets(way, window, 2) for window in (1, 4)] for way in COLLECTIVES}
-    assert found == {"window's end": [1, 1], "every micro-batch": [1, 4], "ZeRO-1": [1, 1], "ZeRO-2": [1, 2.5]}
+    sets = {way: [scaling.sent_sets(way, window, 2) for window in (1, 4)] for way in COLLECTIVES}
+    assert sets == {"window's end": [1, 1], "every micro-batch": [1, 4], "ZeRO-1": [1, 1], "ZeRO-2": [1, 2.5]}
     assert scaling.sent_sets("ZeRO-1", 4, 2, scatters=False) == 1.5
     assert scaling.sent_sets("ZeRO-2", 4, 2, scatters=False) == 4.5
 
 
-def test_where_accumulating_stops_paying():
+def test_window_where_accumulation_stops_paying():
     assert scaling.hiding_window(0.05, micro=1.0, sending=0.5) == 10
     assert scaling.hiding_window(0.05, micro=1.0, sending=0.0) == 1
     assert scaling.critical_window(1000, ranks=10, rows=20) == 5
@@ -46,7 +46,7 @@ def test_where_accumulating_stops_paying():
     assert scaling.best_window(1000, 10, 20, micro=1.0, sending=0.8) == pytest.approx(min(time, key=time.get), abs=0.02)
 
 
-def test_a_ring_goes_through_its_slowest_link():
+def test_ring_uses_slowest_link():
     assumed = scaling_tables.ON_PAPER
     slow, fast = Link(1.0, 2.0), Link(1e15, 2.0)
     assert assumed.link(assumed.node, slow) == assumed.inside
@@ -54,7 +54,7 @@ def test_a_ring_goes_through_its_slowest_link():
     assert assumed.link(assumed.node + 1, fast) == Link(assumed.inside.bandwidth, 2.0)
 
 
-def test_another_assumption_is_another_table():
+def test_changed_assumption_changes_table():
     """The check can fail."""
     slower = scaling_tables.ON_PAPER._replace(computing=1e12)
     for name in ("paper", "stops"):

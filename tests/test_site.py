@@ -1,4 +1,4 @@
-"""Are the documents in both languages in step, in the site, short, and in plain English?"""
+"""The documents: both languages alike, all pages in the site, short, and in plain English."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def skeleton(text):
 
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_both_languages_are_in_step(english, chinese):
+def test_both_languages_have_same_structure(english, chinese):
     mine, theirs = skeleton(read(english)), skeleton(read(chinese))
-    for what, first, second in zip(("headings", "code", "rows of tables", "marks"), mine, theirs):
-        assert first == second, what
+    for part, first, second in zip(("headings", "code", "rows of tables", "marks"), mine, theirs):
+        assert first == second, part
 
 
 @pytest.mark.parametrize("chinese", [chinese for _, chinese in PAIRS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_chinese_page_is_chinese(chinese):
+def test_chinese_page_is_mostly_chinese(chinese):
     code = r"^```(?s:.*?)^```|^\|[^\n]*$|^\[[^\n]*$|`[^`\n]*`|\]\([^)]*\)|<!--[^\n]*-->"
     prose = re.sub(code, "", read(chinese), flags=re.MULTILINE)
     assert len(re.findall(r"[\u4e00-\u9fff]", prose)) > len(re.findall(r"[A-Za-z]+", prose))
 
 
-def test_pages_out_of_step_are_noticed():
+def test_different_page_structure_is_detected():
     page = "# A\n\n## B\n\n```python\nx = 1\n```\n\n| a |\n|---|\n<!-- table: t -->\n"
     for other in (
         page.replace("## B", "### B"),
@@ -80,7 +80,7 @@ def words(text):
     return len(text.split())
 
 
-def test_the_readme_can_be_finished():
+def test_readme_is_short():
     assert words(read(ROOT / "README.md")) <= 900
 
 
@@ -99,7 +99,7 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_versions_are_those_of_the_package_and_what_ran_is_said_alike(name):
+def test_documented_versions_equal_package(name):
     project = read(ROOT / "pyproject.toml")
     pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     low, minor = re.search(r'"mindspore>=([\d.]+),<2\.(\d+)"', project).groups()
@@ -111,27 +111,27 @@ def test_versions_are_those_of_the_package_and_what_ran_is_said_alike(name):
 
 def pages_of(entry):
     """Yield the files that an entry of the navigation names."""
-    for each in entry.values() if isinstance(entry, dict) else entry:
-        if isinstance(each, str):
-            yield each
+    for item in entry.values() if isinstance(entry, dict) else entry:
+        if isinstance(item, str):
+            yield item
         else:
-            yield from pages_of(each)
+            yield from pages_of(item)
 
 
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_navigation():
     settings = yaml.safe_load(read(ROOT / "mkdocs.yml"))
     assert sorted(pages_of(settings["nav"])) == sorted(str(path.relative_to(DOCS)) for path in ENGLISH)
 
 
-def test_every_public_name_is_in_the_reference():
+def test_every_public_name_is_in_reference():
     pages = "\n".join(map(read, DOCS.glob("reference/*.md")))
-    found = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
     public = [f"ms_accum.{name}" for name in ms_accum.__all__] + [f"model_zoo.{name}" for name in zoo.__all__]
     constants = {f"model_zoo.{name}" for name in zoo.__all__ if not callable(getattr(zoo, name))}
-    assert sorted(found) == sorted(set(public) - constants)
+    assert sorted(documented) == sorted(set(public) - constants)
 
 
-def test_the_pictures_are_those_of_the_script():
+def test_pictures_equal_script_output():
     spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
     draw = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(draw)
@@ -146,13 +146,13 @@ def test_the_pictures_are_those_of_the_script():
 def avoided(text):
     """Return the words of a text that are to be avoided, with better ones."""
     prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [f"{found[0]!r}: {better}" for words, better in AVOIDED.items() for found in re.finditer(words, prose, re.I)]
+    return [f"{match[0]!r}: {better}" for words, better in AVOIDED.items() for match in re.finditer(words, prose, re.I)]
 
 
 @pytest.mark.parametrize(
     "path", [path for path in [*ROOT.glob("*.md"), *ENGLISH] if path.name != "README_CN.md"], ids=lambda path: path.name
 )
-def test_documents_are_in_plain_english(path):
+def test_documents_use_plain_english(path):
     assert avoided(read(path)) == []
 
 
@@ -160,12 +160,12 @@ SOURCES = [*ROOT.glob("ms_accum/**/*.py"), *ROOT.glob("model_zoo/**/*.py"), *ROO
 
 
 @pytest.mark.parametrize("path", [*SOURCES, ROOT / "train.py", ROOT / "eval.py"], ids=lambda path: str(path.name))
-def test_docstrings_and_messages_are_in_plain_english(path):
+def test_docstrings_and_messages_use_plain_english(path):
     texts = [node.value for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Constant)]
-    assert [each for text in texts if isinstance(text, str) for each in avoided(text)] == []
+    assert [finding for text in texts if isinstance(text, str) for finding in avoided(text)] == []
 
 
-def test_words_to_avoid_are_noticed():
+def test_avoided_words_are_detected():
     text = "It is refused, and `refused` is code.\n```\nrefused\n```\n"
     assert avoided(text) == ["'refused': reject, raise an error"]
     assert avoided("The run goes on.") and not avoided("The run continues.")

@@ -1,4 +1,4 @@
-"""Does the README move a program from MindSpore's tutorial, and do the benchmarks run what the tutorials do?
+"""The README's change of the tutorial's program, and the benchmarks' copies of the tutorials.
 
 What the tutorials compute is written in NumPy: gradients of mean losses are added, in the 2.x one of losses that are
 divided by the window's size. A short last window stays in the sums until the next epoch.
@@ -54,40 +54,40 @@ def trained(start, rows, tail, gradient_of, update=reference.sgd, epochs=EPOCHS,
     return weights
 
 
-def of_the_large_batch(weights, window):
+def large_batch_gradient(weights, window):
     return mean_gradient(weights, *map(np.concatenate, zip(*window)))
 
 
-def summed(weights, window):
+def summed_gradient(weights, window):
     return [sum(parts) for parts in zip(*(mean_gradient(weights, *columns) for columns in window))]
 
 
-def of_divided_losses(weights, window):
-    return [gradient / WINDOW for gradient in summed(weights, window)]
+def divided_loss_gradient(weights, window):
+    return [gradient / WINDOW for gradient in summed_gradient(weights, window)]
 
 
 # The README's diff
 
 
-def sides(readme):
+def programs_of_diff(readme):
     """Return the programs before and after the change."""
     (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return ["".join(f"{line[2:]}\n" for line in diff.splitlines() if line[:1] != other) for other in "+-"]
 
 
-def left_by(program, rows, folder):
+def train_by_program(program, rows, folder):
     """Run a side of the diff on this data; return the weights that it begins with, and those that it leaves."""
     network = nn.Dense(6, 3)
     start, optimizer = values(network.trainable_params()), nn.SGD(network.trainable_params(), LR)
-    given = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
-    given["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
+    variables = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
+    variables["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
     path = folder / "program.py"  # MindSpore compiles functions of files only
     path.write_text(program, encoding="utf-8")
-    runpy.run_path(str(path), init_globals=given)
+    runpy.run_path(str(path), init_globals=variables)
     return start, values(network.trainable_params())
 
 
-def with_the_tutorials_class(program):
+def with_tutorial_class(program):
     """Put in the class that the README leaves out."""
     line = r"^class Accumulator: \.\.\..*$"
     assert len(re.findall(line, program, re.MULTILINE)) == 1
@@ -99,55 +99,57 @@ def programs_of_benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "programs"))
 
 
-def test_before_the_change_it_is_the_tutorial(rows, tmp_path, programs_of_benchmarks):
-    start, found = left_by(with_the_tutorials_class(sides(READMES[0])[0]), rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) >= 100
+def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
+    start, actual = train_by_program(with_tutorial_class(programs_of_diff(READMES[0])[0]), rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) >= 100
 
 
-def test_the_tutorials_program_runs_with_its_class_replaced(rows, tmp_path):
-    """Only the import is another: our default sums, as the tutorial does."""
-    program = re.sub(r"^class Accumulator.*$", "from ms_accum import Accumulator", sides(READMES[0])[0], flags=re.M)
-    start, found = left_by(program, rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) <= 1
+def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
+    """Only the import changes: our default sums, as the tutorial does."""
+    program = re.sub(
+        r"^class Accumulator.*$", "from ms_accum import Accumulator", programs_of_diff(READMES[0])[0], flags=re.M
+    )
+    start, actual = train_by_program(program, rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
 
 
-def test_after_the_change_it_is_the_large_batch(rows, tmp_path):
-    start, found = left_by(sides(READMES[0])[1], rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "flush", of_the_large_batch), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
+def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
+    start, actual = train_by_program(programs_of_diff(READMES[0])[1], rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
 
 
-def test_who_keeps_the_division_gets_gradients_that_are_too_small(rows, tmp_path):
-    """As the diff says of this line; so it is the one that has to go."""
-    before, after = sides(READMES[0])
+def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
+    """As the comment in the diff states: this line must be removed."""
+    before, after = programs_of_diff(READMES[0])
     (divided,) = [line for line in before.splitlines() if "loss / 4" in line]
     assert "4 times too small" in divided
     kept = re.sub(r"^    return loss$", divided, after, count=1, flags=re.MULTILINE)
     assert kept != after
-    start, found = left_by(kept, rows, tmp_path)
+    start, actual = train_by_program(kept, rows, tmp_path)
 
     def a_quarter(weights, window):
-        return [gradient / 4 for gradient in of_the_large_batch(weights, window)]
+        return [gradient / 4 for gradient in large_batch_gradient(weights, window)]
 
-    assert reference.miss(found, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
-def test_a_division_after_the_gradient_is_not_what_the_tutorial_does(rows, tmp_path, programs_of_benchmarks):
-    """The broken twin: there it changes only what is shown."""
-    before = with_the_tutorials_class(sides(READMES[0])[0])
+def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_of_benchmarks):
+    """The mutant: then the division changes only the loss that is shown."""
+    before = with_tutorial_class(programs_of_diff(READMES[0])[0])
     later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
         "accumulator(grads)", "loss = loss / 4; accumulator(grads)"
     )
-    start, found = left_by(later, rows, tmp_path)
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses), **TOLERANCE) >= 100
-    assert reference.miss(found, trained(start, rows, "carry", summed), **TOLERANCE) <= 1
+    start, actual = train_by_program(later, rows, tmp_path)
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
+    assert reference.miss(actual, trained(start, rows, "carry", summed_gradient), **TOLERANCE) <= 1
 
 
 @pytest.mark.host
-def test_both_languages_show_the_same_change():
-    english, chinese = map(sides, READMES)
+def test_both_readmes_show_same_change():
+    english, chinese = map(programs_of_diff, READMES)
     assert english == chinese and english[0] != english[1]
 
 
@@ -168,30 +170,30 @@ def programs(programs_of_benchmarks, monkeypatch):
     return {"functional": tutorial_functional, "cells": tutorial_cells}
 
 
-def test_the_functional_program_does_what_the_tutorial_does(programs, rows):
+def test_functional_program_equals_tutorial(programs, rows):
     network = nn.Dense(6, 3)
     start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
     losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
-    found = values(network.trainable_params())
-    assert reference.miss(found, trained(start, rows, "carry", of_divided_losses, **MOMENTUM), **TOLERANCE) <= 1
-    assert reference.miss(found, trained(start, rows, "flush", of_divided_losses, **MOMENTUM), **TOLERANCE) >= 100
+    actual = values(network.trainable_params())
+    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient, **MOMENTUM), **TOLERANCE) <= 1
+    assert reference.miss(actual, trained(start, rows, "flush", divided_loss_gradient, **MOMENTUM), **TOLERANCE) >= 100
     logits = micro_batches(rows)[0][0] @ start[0].T + start[1]
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(BATCH), micro_batches(rows)[0][1]]
     assert losses[0] == pytest.approx(expected.mean() / WINDOW, rel=1e-5)  # the tutorial shows the divided loss
 
 
-def test_the_cells_do_what_the_tutorial_does(programs, rows, monkeypatch):
+def test_cells_program_equals_tutorial(programs, rows, monkeypatch):
     network = nn.Dense(6, 3)
     start, module = values(network.trainable_params()), programs["cells"]
     monkeypatch.setattr(module.networks_ms, "make", lambda name: network)
     trainer = module.make("mlp")
     windows = [micro_batches(rows)[:WINDOW], micro_batches(rows)[2 : 2 + WINDOW]]
     trainer.windows_of(WINDOW)([trainer.load(window) for window in windows])
-    found = values(network.trainable_params())
-    for gradient_of, holds in ((summed, True), (of_divided_losses, False)):
+    actual = values(network.trainable_params())
+    for gradient_of, holds in ((summed_gradient, True), (divided_loss_gradient, False)):
         weights, states = reference.float64(start), [{}, {}]
         for step, window in enumerate(windows, 1):
             gradients = gradient_of(weights, window)
             weights = [reference.momentum(w, g, s, step, LR) for w, g, s in zip(weights, gradients, states)]
-        missed = reference.miss(found, weights, **TOLERANCE)
+        missed = reference.miss(actual, weights, **TOLERANCE)
         assert missed <= 1 if holds else missed >= 100

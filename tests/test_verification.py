@@ -1,4 +1,4 @@
-"""Does `verify` say why the gradients of micro-batches differ from the large batch's?"""
+"""`verify` diagnoses why gradients of micro-batches differ from the large batch's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summed(output, labels):
     return ops.cross_entropy(output, labels, reduction="sum")
 
 
-def of_class_2_twice(output, labels):
+def cross_entropy_weighting_class_2(output, labels):
     """A mean by weights that the driver can't know."""
     counts = 1.0 + ops.cast(labels == 2, ms.float32) * 20
     return ops.sum(ops.cross_entropy(output, labels, reduction="none") * counts) / ops.sum(counts)
@@ -43,11 +43,11 @@ def coupled(output, labels):
     return -ops.mean(ops.diag(ops.log_softmax(ops.matmul(output, output.T), 1)))
 
 
-def always_of_the_batch():
+def batch_statistics_norm():
     return nn.BatchNorm1d(16, use_batch_statistics=True)
 
 
-def of_bits(output, labels):
+def binary_cross_entropy(output, labels):
     return ops.binary_cross_entropy_with_logits(output, ops.cast(ops.one_hot(labels, CLASSES), ms.float32))
 
 
@@ -55,7 +55,7 @@ def coupled_pair(output, labels):
     return ops.square(ops.mean(output * ops.cast(labels + 1, ms.float32))) + ops.mean(output)
 
 
-def by_size(output, labels):
+def squares_weighting_class_2(output, labels):
     weights = 1.0 + 20.0 * ops.cast(labels == 2, ms.float32)
     return ops.sum(ops.square(output - 1.0) * weights) / ops.sum(weights)
 
@@ -94,9 +94,9 @@ class Pooling(nn.Cell):
 @pytest.mark.modes
 @pytest.mark.parametrize("steps", [2, 3, 4, 12])
 def test_gradients_agree(steps):
-    found = verify(dense(), cross_entropy(), batch(), steps)
-    assert found.ok and found.diagnosis == "The gradients agree." and len(found.table) == 4
-    assert max(difference for _, _, difference in found.table) < 1e-4 and min(norm for _, norm, _ in found.table) > 0
+    result = verify(dense(), cross_entropy(), batch(), steps)
+    assert result.ok and result.diagnosis == "The gradients agree." and len(result.table) == 4
+    assert max(difference for _, _, difference in result.table) < 1e-4 and min(norm for _, norm, _ in result.table) > 0
 
 
 @pytest.mark.graph
@@ -109,7 +109,7 @@ FAULTS = {
     "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
     "weights": (
         dense,
-        lambda: of_class_2_twice,
+        lambda: cross_entropy_weighting_class_2,
         {},
         "The weights are not what the loss averages over: .* Give 'weight'",
     ),
@@ -121,7 +121,7 @@ FAULTS = {
     "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "^Random layers draw"),
     "both": (lambda: dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy, {}, "^BatchNorm .* Random layers"),
     "BatchNorm of the batch": (
-        lambda: dense(always_of_the_batch()),
+        lambda: dense(batch_statistics_norm()),
         cross_entropy,
         {},
         "^BatchNorm normalizes .* batch_to",
@@ -142,17 +142,27 @@ FAULTS = {
         {},
         "The network has too few parameters to say more",
     ),
-    "weights, few parameters": (Two, lambda: by_size, {}, "The weights are not what the loss averages over"),
-    "BCE outside graphs": (dense, lambda: of_bits, {}, "its backward is wrong here, as that of BCEWithLogitsLoss"),
+    "weights, few parameters": (
+        Two,
+        lambda: squares_weighting_class_2,
+        {},
+        "The weights are not what the loss averages over",
+    ),
+    "BCE outside graphs": (
+        dense,
+        lambda: binary_cross_entropy,
+        {},
+        "its backward is wrong here, as that of BCEWithLogitsLoss",
+    ),
     "random": (Noisy, cross_entropy, {}, "The gradient of one batch differs from run to run"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_users_network_is_named(fault):
+def test_fault_in_user_network_is_diagnosed(fault):
     make, loss, options, diagnosis = FAULTS[fault]
-    found = verify(make(), loss(), batch(), 4, **options)
-    assert not found.ok and re.search(diagnosis, found.diagnosis), found
+    result = verify(make(), loss(), batch(), 4, **options)
+    assert not result.ok and re.search(diagnosis, result.diagnosis), result
 
 
 IN_GRAPH_MODE = ("coupled", "BatchNorm")  # a case of each kind of diagnosis
@@ -164,59 +174,59 @@ NO_GRAPH = "BCE outside graphs"  # what MindSpore does wrongly outside graphs on
     "fault",
     [
         *IN_GRAPH_MODE,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS if each not in (*IN_GRAPH_MODE, NO_GRAPH)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name not in (*IN_GRAPH_MODE, NO_GRAPH)),
     ],
 )
-def test_a_fault_is_named_in_graph_mode(fault):
-    test_a_fault_in_the_users_network_is_named(fault)
+def test_fault_in_user_network_is_diagnosed_in_graph_mode(fault):
+    test_fault_in_user_network_is_diagnosed(fault)
 
 
 @pytest.mark.slow
 @pytest.mark.graph
-def test_a_fault_outside_graphs_is_none_in_graphs():
+def test_pynative_only_fault_is_absent_in_graph_mode():
     make, loss, options, _ = FAULTS[NO_GRAPH]
     assert verify(make(), loss(), batch(), 4, **options).ok
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_sum_is_right_where_it_is_said(reduction):
+def test_matching_reduction_agrees(reduction):
     loss = cross_entropy() if reduction == "mean" else summed
     assert verify(dense(), loss, batch(), 4, reduction=reduction).ok
 
 
-def test_a_fault_of_ours_is_named(monkeypatch):
+def test_missing_division_is_diagnosed(monkeypatch):
     mutate(monkeypatch, "no division")
-    found = verify(dense(), cross_entropy(), batch(), 4)
-    assert not found.ok and "times the large batch's: the window is divided wrongly" in found.diagnosis
+    result = verify(dense(), cross_entropy(), batch(), 4)
+    assert not result.ok and "times the large batch's: the window is divided wrongly" in result.diagnosis
 
 
-def test_weights_that_are_forgotten_are_named(monkeypatch):
+def test_ignored_weights_are_diagnosed(monkeypatch):
     monkeypatch.setattr(Weight, "counted", lambda self, micro_batch: 1.0)
-    found = verify(dense(), cross_entropy(), batch(), 4)
-    assert not found.ok and re.search("the window is divided wrongly|The weights are not", found.diagnosis)
+    result = verify(dense(), cross_entropy(), batch(), 4)
+    assert not result.ok and re.search("the window is divided wrongly|The weights are not", result.diagnosis)
 
 
-def test_nan_is_named():
+def test_nan_is_diagnosed():
     x, y = batch()
-    found = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
-    assert not found.ok and found.diagnosis.startswith("A gradient is not finite")
+    result = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
+    assert not result.ok and result.diagnosis.startswith("A gradient is not finite")
 
 
-def test_a_frozen_batch_norm_agrees():
+def test_frozen_batch_norm_agrees():
     assert verify(freeze_batch_norm(dense(nn.BatchNorm1d(16))), cross_entropy(), batch(), 4).ok
 
 
 @pytest.mark.modes
 @pytest.mark.parametrize("training", [True, False])
-def test_the_network_is_left_as_it_was(training):
+def test_network_is_restored(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)
-    before = [each.asnumpy().copy() for each in network.get_parameters()]
+    before = [parameter.asnumpy().copy() for parameter in network.get_parameters()]
     verify(network, cross_entropy(), batch(), 3)
-    assert all((each.asnumpy() == b).all() for each, b in zip(network.get_parameters(), before))
+    assert all((parameter.asnumpy() == b).all() for parameter, b in zip(network.get_parameters(), before))
     assert {cell.training for _, cell in network.cells_and_names()} == {training}
 
 
-def test_the_table_is_small():
+def test_table_is_truncated():
     network = nn.SequentialCell(*[nn.Dense(6, 6) for _ in range(9)])
     text = str(verify(network, cross_entropy(), (batch()[0], batch()[1]), 3))
     lines = text.splitlines()
@@ -233,7 +243,7 @@ class OwnLoss(nn.Cell):
         return ops.mean(ops.square(ops.sum(x * self.w, 1)))
 
 
-def test_a_network_that_returns_its_loss():
+def test_network_returning_its_loss():
     assert verify(OwnLoss(), None, batch()[0], 4).ok
     assert verify(OwnLoss(), None, [batch()[0].asnumpy()], 4).ok
 
@@ -248,25 +258,25 @@ def test_a_network_that_returns_its_loss():
         (14, 26, "from 2 to 13"),
     ],
 )
-def test_refused(steps, rows, message):
+def test_invalid_number_of_micro_batches_is_rejected(steps, rows, message):
     with pytest.raises(ValueError, match=f"For 'verify', 'gradient_accumulation_steps' must be .*{message[8:]}"):
         verify(dense(), cross_entropy(), batch(rows), steps)
 
 
-def test_there_are_as_many_micro_batches_as_asked_for_and_the_last_is_the_shortest():
+def test_number_of_micro_batches_and_shortest_is_last():
     for rows, steps in [(rows, steps) for steps in range(2, 61) for rows in range(2 * steps - 1, 120)]:  # noqa: B020
         sizes = _sizes(rows, steps)
         assert len(sizes) == steps and sum(sizes) == rows and 1 <= sizes[-1] < min(sizes[:-1])
         assert len(set(sizes)) <= 3  # each is compiled
 
 
-def test_equal_micro_batches_and_a_shorter_one_where_possible():
+def test_micro_batch_sizes():
     assert [_sizes(24, 4), _sizes(14, 2), _sizes(10, 4)] == [[7, 7, 7, 3], [8, 6], [3, 3, 3, 1]]
     assert [_sizes(8, 4), _sizes(9, 4)] == [[3, 2, 2, 1], [3, 3, 2, 1]]
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_micro_batches_are_those_that_were_asked_for(steps):
+def test_network_is_run_on_requested_micro_batches(steps):
     rows = []
 
     def counted(x, y):
@@ -277,7 +287,7 @@ def test_micro_batches_are_those_that_were_asked_for(steps):
     assert rows == [8, *_sizes(8, steps)]
 
 
-def test_columns_of_other_rows_are_refused():
+def test_columns_with_different_rows_are_rejected():
     with pytest.raises(ValueError, match=r"For 'verify', 'batch' must be columns with the same .*, but got \[8, 24\]"):
         verify(dense(), cross_entropy(), (batch()[0], batch(8)[1]), 2)
 
@@ -292,31 +302,31 @@ IN_ORDER, MIXED = np.arange(12), np.random.RandomState(1).permutation(12)
 @pytest.mark.slow
 @pytest.mark.graph
 @pytest.mark.parametrize("labels", [MIXED, pytest.param(IN_ORDER, marks=pytest.mark.slow)], ids=["mixed", "in order"])
-def test_labels_that_number_the_rows_are_named(labels):
-    found = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
-    assert not found.ok and "can't: the loss couples the rows of a batch, which the labels number" in found.diagnosis
-    assert "Use CoupledLoss." in found.diagnosis and "\n" not in found.diagnosis and len(found.table) == 4
+def test_row_index_labels_are_diagnosed(labels):
+    result = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
+    assert not result.ok and "can't: the loss couples the rows of a batch, which the labels number" in result.diagnosis
+    assert "Use CoupledLoss." in result.diagnosis and "\n" not in result.diagnosis and len(result.table) == 4
 
 
-def test_a_network_of_one_batch_size_is_named():
+def test_network_with_fixed_batch_size_is_diagnosed():
     class Fixed(Noisy):
         def construct(self, x):
             if x.shape[0] != 24:
                 raise ValueError("24 rows")
             return self.dense(x)
 
-    found = verify(Fixed(), cross_entropy(), batch(), 4)
-    assert not found.ok and "accepts one batch size only, or the loss couples" in found.diagnosis
+    result = verify(Fixed(), cross_entropy(), batch(), 4)
+    assert not result.ok and "accepts one batch size only, or the loss couples" in result.diagnosis
 
 
-def test_a_kink_is_not_mistaken_for_the_cause(monkeypatch):
+def test_kink_is_not_taken_for_cause(monkeypatch):
     """Without BatchNorm and Dropout a ReLU near 0 may still move the gradient of one parameter by more than 0.001."""
     both = _Trial._both
 
     def moved(self, off=()):
-        expected, found = both(self, off)
-        return expected, [found[0] * 1.004, *found[1:]] if off else found
+        expected, gradients = both(self, off)
+        return expected, [gradients[0] * 1.004, *gradients[1:]] if off else gradients
 
     monkeypatch.setattr(_Trial, "_both", moved)
-    found = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
-    assert re.search("^BatchNorm .* Random layers", found.diagnosis)
+    result = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
+    assert re.search("^BatchNorm .* Random layers", result.diagnosis)

@@ -1,4 +1,4 @@
-"""Does a micro-batch pass through as few functions, files and classes as it should?"""
+"""The number of functions, files and classes that a micro-batch passes through."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ pytestmark = pytest.mark.host
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_walk_is_short(way):
+def test_call_path_is_short(way):
     counts = walk(way).counts
     too_many = {name: count for name, count in counts.items() if count > BOUNDS[way][name]}
     assert not too_many, f"{way} has {too_many}, more than {BOUNDS[way]}: see python tests/walk.py {way} --list"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_walk_is_the_same_each_time(way):
+def test_call_path_is_deterministic(way):
     first, second = walk(way), walk(way)
     assert first.calls == second.calls and first.classes == second.classes
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_micro_batch_inside_a_window_has_a_shorter_walk(way):
+def test_call_path_inside_window_is_shorter(way):
     assert 0 < len(walk(way, watched=THIRD_END - 1).stops) < len(walk(way).stops)

@@ -1,4 +1,4 @@
-"""Does what is built install into a fresh environment, and work there from another folder?
+"""The built package installs into a fresh environment, and works there from another folder.
 
 The oldest setuptools that pyproject.toml allows, and the newest, build the sdist and, from it, the wheel. MindSpore is
 not installed again: the fresh environment sees the packages of this one behind its own.
@@ -35,11 +35,11 @@ THEIRS = ("train.py", "eval.py", "model_zoo.py", "zoo.py", "program.py", "benchm
 
 def run(*command, cwd, status=0, **environment):
     """Run a command and return its output."""
-    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env={**known, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=600,
@@ -67,9 +67,9 @@ def build(tmp_path_factory):
         folder = tmp_path_factory.mktemp("build")
         python = environment_in(folder / "environment") / "python"
         command = [python, "-m", "pip", "install", "--upgrade", f"setuptools{version}", "build"]
-        got = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        if got.returncode:
-            pytest.skip(f"no package index: {got.stderr.strip().splitlines()[-1]}")
+        installation = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        if installation.returncode:
+            pytest.skip(f"no package index: {installation.stderr.strip().splitlines()[-1]}")
         shutil.copytree(ROOT, folder / "clone", ignore=LEFT)
         printed = run(python, "-m", "build", "--no-isolation", cwd=folder / "clone")
         return folder / "clone" / "dist", printed
@@ -85,7 +85,7 @@ def built(request, build):
 
 @pytest.fixture(scope="module")
 def installed(build, tmp_path_factory):
-    """The programs of a fresh environment, and a folder of a user's whose files have the names of ours."""
+    """The programs of a fresh environment, and a user's folder whose files have the names of our modules."""
     folder = tmp_path_factory.mktemp("installed")
     programs = environment_in(folder / "environment", sees_ours=True)
     (wheel,) = build(f"=={OLDEST}")[0].glob("*.whl")
@@ -108,11 +108,11 @@ QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2")
 # What is built
 
 
-def test_nothing_is_deprecated(built):
+def test_build_prints_no_deprecation_warnings(built):
     assert re.findall(r".*(?:[Dd]eprecat|SetuptoolsWarning).*", built[1]) == []
 
 
-def test_the_wheel_has_one_package_and_all_of_it(built):
+def test_wheel_contains_complete_package(built):
     (wheel,) = built[0].glob("ms_accum-*-py3-none-any.whl")
     files = set(zipfile.ZipFile(wheel).namelist())
     facts = f"ms_accum-{ms_accum.__version__}.dist-info"
@@ -126,7 +126,7 @@ def test_the_wheel_has_one_package_and_all_of_it(built):
     assert f"{facts}/licenses/LICENSE" in files
 
 
-def test_the_metadata_are_complete(built):
+def test_metadata_is_complete(built):
     (wheel,) = built[0].glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         text = file.read(f"ms_accum-{ms_accum.__version__}.dist-info/METADATA").decode()
@@ -141,7 +141,7 @@ def test_the_metadata_are_complete(built):
 # What is installed
 
 
-def test_it_trains_evaluates_and_launches(installed):
+def test_installed_programs_train_evaluate_and_launch(installed):
     programs, home = installed
     trained = run(programs / "ms-accum-train", *QUICK, "--output_dir=one", cwd=home)
     ckpt = "--ckpt_path=one/gradient_accumulation.ckpt"
@@ -154,13 +154,13 @@ def test_it_trains_evaluates_and_launches(installed):
     assert right(two) == right(again) == right(module)
 
 
-def test_trials_in_processes_of_their_own_find_the_program(installed):
+def test_micro_batch_trials_find_installed_program(installed):
     programs, home = installed
     flags = ("--model=mlp", "--epochs=1", "--effective_batch=256", "--batch_size=auto", "--memory_budget=4GiB")
     assert re.search(r"256 = \d+ rows x \d", run(programs / "ms-accum-train", *flags, "--output_dir=auto", cwd=home))
 
 
-def test_wrong_flags_are_one_line_before_mindspore_is_imported(installed):
+def test_wrong_flags_fail_before_mindspore_is_imported(installed):
     programs, home = installed
     (home / "mindspore.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
     printed = run(programs / "ms-accum-train", "--epoch_s=1", cwd=home, status=2, PYTHONPATH=str(home))
@@ -184,7 +184,7 @@ print(model.updates, Path(ms_accum.__file__).parent, Path(ms_accum.zoo.__file__)
 """
 
 
-def test_a_users_program_imports_what_is_installed(installed):
+def test_user_program_imports_installed_package(installed):
     programs, home = installed
     (home / "mine.py").write_text(PROGRAM, encoding="utf-8")
     updates, package, networks = run(programs / "python", "mine.py", cwd=home).splitlines()[-1].split()
@@ -294,15 +294,15 @@ def checked(installed):
     return check
 
 
-def test_a_program_with_every_public_name_has_types(checked):
+def test_program_using_every_public_name_type_checks(checked):
     source = TYPED.format(names=", ".join(ms_accum.__all__), zoo=", ".join(zoo.__all__))
     for name in (*ms_accum.__all__, *zoo.__all__):
         assert len(re.findall(rf"\b{name}\b", source)) > 1, f"use {name} in TYPED"
     assert checked(source, 0).startswith("Success: no issues found")
 
 
-def test_wrong_types_are_found(checked):
-    found = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
+def test_wrong_types_are_detected(checked):
+    errors = re.findall(r"^typed.py:(\d+): error: .*\[([\w-]+)\]$", checked(WRONG, 1), re.MULTILINE)
     wanted = re.findall(r"# ([\w-]+)$", WRONG, re.MULTILINE)
     first = WRONG.splitlines().index('updates_per_epoch("45", 4)  # arg-type') + 1
-    assert found == [(str(first + number), kind) for number, kind in enumerate(wanted)]
+    assert errors == [(str(first + number), kind) for number, kind in enumerate(wanted)]

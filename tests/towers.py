@@ -1,4 +1,4 @@
-"""What do tests of losses that couple the rows of a batch train?"""
+"""Networks and losses for tests of losses that couple the rows of a batch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Towers(nn.Cell):
         return self.one(x), self.other(y)
 
 
-def info_nce(one, other):
-    scores = ops.matmul(one, ops.transpose(other, (1, 0))) * 5.0
-    return ops.cross_entropy(scores, ops.arange(one.shape[0]))
+def info_nce(first, second):
+    scores = ops.matmul(first, ops.transpose(second, (1, 0))) * 5.0
+    return ops.cross_entropy(scores, ops.arange(first.shape[0]))
 
 
 class Tempered(nn.Cell):
@@ -45,8 +45,8 @@ class Tempered(nn.Cell):
         super().__init__()
         self.temperature = Parameter(Tensor(2.0, ms.float32), name="temperature")
 
-    def construct(self, one, other):
-        return info_nce(one * self.temperature, other)
+    def construct(self, first, second):
+        return info_nce(first * self.temperature, second)
 
 
 class Whole(nn.Cell):
@@ -69,7 +69,7 @@ def pairs(rng, rows=ROWS):
 def seen(network, loss_fn, data, mini_steps, trained, rows=None, **options):
     """Return the gradient that the optimizer saw in one window, and the loss that was shown."""
     shown = []
-    start = [each.asnumpy().copy() for each in trained]
+    start = [parameter.asnumpy().copy() for parameter in trained]
 
     class Keep(ms.train.Callback):
         def on_train_step_end(self, run_context):
@@ -77,7 +77,7 @@ def seen(network, loss_fn, data, mini_steps, trained, rows=None, **options):
 
     model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), **options)
     model.train_process(1, data, mini_steps, report=Keep(), ckpt_path=None)
-    gradients = [before - each.asnumpy() for before, each in zip(start, trained)]
+    gradients = [before - parameter.asnumpy() for before, parameter in zip(start, trained)]
     for parameter, before in zip(trained, start):
         ops.assign(parameter, Tensor(before))
     (record,) = shown
@@ -85,6 +85,6 @@ def seen(network, loss_fn, data, mini_steps, trained, rows=None, **options):
     return gradients, record.loss
 
 
-def miss(found, expected):
+def miss(actual, expected):
     """Return the largest difference in units of the tolerance."""
-    return reference.miss(found, expected, rtol=1e-5, atol=1e-6)
+    return reference.miss(actual, expected, rtol=1e-5, atol=1e-6)

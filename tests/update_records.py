@@ -15,5 +15,5 @@ def tell(reporter, *records, updates=None, **facts):
     """Do what the driver does."""
     with Callbacks([reporter], Facts(**facts)) as calls:
         calls("on_train_begin", planned=updates)
-        for told in records:
-            calls.step_end(told)
+        for entry in records:
+            calls.step_end(entry)

@@ -69,9 +69,9 @@ class Walk:
         first = code.co_varnames[0] if code.co_argcount else ""
         if first == "_cls" or (first in ("self", "cls") and (own or code.co_name == "__init__")):
             owner = frame.f_locals[first]
-            met = owner if isinstance(owner, type) else type(owner)
-            if met.__module__.split(".")[0] == "ms_accum":
-                self.classes.add(met.__name__)
+            owner_class = owner if isinstance(owner, type) else type(owner)
+            if owner_class.__module__.split(".")[0] == "ms_accum":
+                self.classes.add(owner_class.__name__)
 
     @property
     def stops(self):

@@ -81,8 +81,8 @@ class Trained:
         both = {name: options[name] for name in ("loss_scale", "nonfinite") if name in options}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **both)
         self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
-        left = {name: options[name] for name in ("nonfinite",) if name in options}
-        self.clear = TrainClear(grad_sum, **shared, **left)
+        policy = {name: options[name] for name in ("nonfinite",) if name in options}
+        self.clear = TrainClear(grad_sum, **shared, **policy)
         self.system = self.optim.window.collaborators
 
     def train(self, micro_batches):

@@ -22,7 +22,7 @@ def make(network: Network, untuned: bool = False, plain: bool = False) -> Traine
     def windows_of(window: int) -> Train:
         def train(windows: Sequence[Any]) -> float:
             """Run an epoch of these windows."""
-            dataset = [micro_batch for each in windows for micro_batch in each]
+            dataset = [micro_batch for micro_batches in windows for micro_batch in micro_batches]
             model.train_process(1, dataset, mini_steps=window, report=(last,), ckpt_path=None)
             return last.loss
 

@@ -63,7 +63,7 @@ def torch(data: str, seed: int, workers: int) -> Iterator:
     def evaluate() -> float:
         network.eval()
         right = [(network(images).argmax(1) == labels) for images, labels in test]
-        return sum(int(each.sum()) for each in right) / sum(map(len, right))
+        return sum(int(matches.sum()) for matches in right) / sum(map(len, right))
 
     yield epoch
 

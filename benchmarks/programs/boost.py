@@ -31,4 +31,4 @@ def step(network: nn.Cell, window: int) -> nn.Cell:
 
 
 if __name__ == "__main__":
-    run(networks_ms.anew(step))
+    run(networks_ms.rebuilt_for_each_window(step))

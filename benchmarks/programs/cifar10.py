@@ -47,10 +47,10 @@ def program(data: str, seed: int) -> Iterator:
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--keep_best", f"--save_every={updates}"]
     merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, **merged, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    found = filter(None, map(_ACCURACY.match, process.stdout or ()))
+    matches = filter(None, map(_ACCURACY.match, process.stdout or ()))
 
     def epoch() -> float:
-        match = next(found, None)
+        match = next(matches, None)
         if match is None:
             raise RuntimeError(f"train.py ended before its last epoch, with exit code {process.wait()}")
         return float(match[1])
@@ -75,8 +75,8 @@ def batch_norm(data: str, seed: int) -> Iterator:
     test = create_dataset(data, TEST_BATCH, usage="test", dataset="cifar10")
     network = tuned(SmallResNet(norm="batch"))
     updates = EPOCHS * updates_per_epoch(train.get_dataset_size(), WINDOW)
-    how = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
-    model = driver(network, nn.SGD(network.trainable_params(), rate_by_update(rates(updates)), **how))
+    options = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    model = driver(network, nn.SGD(network.trainable_params(), rate_by_update(rates(updates)), **options))
 
     def epoch() -> float:
         model.train_process(1, train, mini_steps=WINDOW, report=(), ckpt_path=None)
@@ -87,7 +87,7 @@ def batch_norm(data: str, seed: int) -> Iterator:
 
 
 def torch(data: str, seed: int) -> Iterator:
-    """Train with the usual loop, from the batches of ours: each loss divided by the window's size."""
+    """Train with the usual loop, on the same batches as ours: each loss divided by the window's size."""
     import torch
     from networks_torch import SmallResNet
     from torch.nn import functional
@@ -117,8 +117,8 @@ def torch(data: str, seed: int) -> Iterator:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            found = [outputs(*tested[number]) for number in range(len(tested))]
-        return sum(int((logits.argmax(1) == labels).sum()) for logits, labels in found) / len(test.labels)
+            results = [outputs(*tested[number]) for number in range(len(tested))]
+        return sum(int((logits.argmax(1) == labels).sum()) for logits, labels in results) / len(test.labels)
 
     yield epoch
 

@@ -31,14 +31,14 @@ def collectives_of(cell: nn.Cell, ranks: int) -> list[dict[str, Any]]:
     """Return each collective of a Cell's compiled graph, branches and loops not looked into, and its input's bytes."""
     graph = anf_ir_pb2.ModelProto()
     graph.ParseFromString(cell.get_func_graph_proto())
-    found = [node for node in graph.graph.node if node.op_type in _OPERATORS]
-    return [{"operator": node.op_type, "bytes": _input_bytes(node, ranks)} for node in found]
+    nodes = [node for node in graph.graph.node if node.op_type in _OPERATORS]
+    return [{"operator": node.op_type, "bytes": _input_bytes(node, ranks)} for node in nodes]
 
 
 def _input_bytes(node: Any, ranks: int) -> float:
     """Return the bytes that go in, from the shape of what comes out: not every input is a node of its own."""
-    came = _FLOAT32 * math.prod(dim.size for dim in node.output_type.tensor_type.shape.dim)
-    return came * {"AllGather": 1 / ranks, "ReduceScatter": ranks}.get(node.op_type, 1)
+    output_bytes = _FLOAT32 * math.prod(dim.size for dim in node.output_type.tensor_type.shape.dim)
+    return output_bytes * {"AllGather": 1 / ranks, "ReduceScatter": ranks}.get(node.op_type, 1)
 
 
 @lru_cache(None)
@@ -47,7 +47,7 @@ def _cell(operator: str) -> nn.Cell:
 
 
 def alone(group: Group, operator: str, elements: int, count: int) -> dict[str, Any]:
-    """Return the seconds that so many collectives of float32 take with nothing else going on.
+    """Return the seconds that `count` collectives of float32 take alone.
 
     `elements` are those of what comes out.
     """

@@ -43,7 +43,7 @@ class Plain(nn.Cell):
 
 
 class Returned(nn.Cell):
-    """A forward-backward that hands its gradients out, for another graph to add up."""
+    """A forward-backward that returns its gradients, which another graph adds up."""
 
     def __init__(self, forward: nn.Cell, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
@@ -54,7 +54,7 @@ class Returned(nn.Cell):
 
 
 class AddUp(nn.Cell):
-    """That other graph."""
+    """The graph that adds up what `Returned` returns."""
 
     def __init__(self, grad_sum: tuple):
         super().__init__(auto_prefix=False)
@@ -65,7 +65,7 @@ class AddUp(nn.Cell):
 
 
 class While(nn.Cell):
-    """A whole window of stacked micro-batches in one graph, with the Cells of ours inside."""
+    """A whole window of stacked micro-batches in one graph, which contains our Cells."""
 
     def __init__(self, windows: _Accumulating):
         super().__init__(auto_prefix=False)
@@ -96,7 +96,7 @@ class Windows:
         self._one, self._weight = (Tensor(1 / count, ms.float32) for count in (1, len(data)))
 
     def add(self, count: int) -> Any:
-        """Run the first micro-batch so often, and no update."""
+        """Run the first micro-batch `count` times, without an update."""
         return [self._ours.add(self._data[0], self._one) for _ in range(count)][-1]
 
     def update(self) -> Any:
@@ -162,10 +162,10 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     }
 
     def burst(what: str, count: int) -> dict[str, float]:
-        run, held = pieces[what]
+        run, size = pieces[what]
         seconds, _ = timed(lambda: [_wait(run()) for _ in range(count)])
         ours.clear()
-        return {"seconds": seconds, "micro_batches": held * count}
+        return {"seconds": seconds, "micro_batches": size * count}
 
     return {"versions": VERSIONS, "parameters": networks_ms.size(trained), "pieces": list(pieces)}, burst
 

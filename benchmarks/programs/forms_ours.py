@@ -136,7 +136,7 @@ def forms_of(block: str, rows: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
 
     def product(width: int, out: int) -> tuple[dict[str, nn.Cell], list[Tensor]]:
         turned = {"weight (out, in)": False, "weight (in, out)": True}
-        return {name: Product(width, out, turned=each) for name, each in turned.items()}, [numbers(32, width)]
+        return {name: Product(width, out, turned=is_turned) for name, is_turned in turned.items()}, [numbers(32, width)]
 
     if block == "attention":
         qkv = random.randn(3 * WIDTH, WIDTH).astype(np.float32) / np.float32(math.sqrt(WIDTH))
@@ -187,7 +187,7 @@ class Step(nn.Cell):
 
 
 def build(block: str, rows: int) -> tuple[dict, Callable[..., dict]]:
-    """Make the forms of a block, in graph mode; one is run so often, or compared with the first."""
+    """Make the forms of a block, in graph mode; one is run `count` times, or compared with the first."""
     ms.set_context(mode=ms.GRAPH_MODE)  # some MindSpore versions start in the other one
     forms, inputs = forms_of(block, rows)
     steps = {name: Step(tuned(form)) for name, form in forms.items()}

@@ -127,7 +127,7 @@ def size(network: nn.Cell) -> int:
     return sum(parameter.size for parameter in network.trainable_params())
 
 
-def anew(step_of: Callable[[nn.Cell, int], Callable[..., Any]]) -> Callable[[Network], Trainer]:
+def rebuilt_for_each_window(step_of: Callable[[nn.Cell, int], Callable[..., Any]]) -> Callable[[Network], Trainer]:
     """Return what makes a Trainer whose step is built anew for each size of the window, a constant of its graph."""
 
     def start(network: Network) -> Trainer:

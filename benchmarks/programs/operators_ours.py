@@ -31,8 +31,8 @@ def build(network: Network, batch: int) -> tuple[dict, Callable[..., dict]]:
                 step(*inputs).asnumpy()
             profiler.stop()
             profiler.analyse()
-            (found,) = Path(folder).rglob("cpu_op_type_info_*.csv")
-            with found.open(newline="", encoding="utf-8") as file:
+            (path,) = Path(folder).rglob("cpu_op_type_info_*.csv")
+            with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
         return {
             "kernels": [

@@ -30,8 +30,10 @@ def build(network: Network, batch: int) -> tuple[dict, Callable[..., dict]]:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(count):
                 step()
-        seen = profiler.key_averages()
-        return {"kernels": [[each.key, each.count / count, each.self_cpu_time_total / 1e3 / count] for each in seen]}
+        events = profiler.key_averages()
+        return {
+            "kernels": [[event.key, event.count / count, event.self_cpu_time_total / 1e3 / count] for event in events]
+        }
 
     return {"versions": {"torch": torch.__version__}}, profiled
 

@@ -1,4 +1,4 @@
-"""The parts of `ms_accum` that several programs of ours share."""
+"""The parts of `ms_accum` that several of our programs share."""
 
 from __future__ import annotations
 

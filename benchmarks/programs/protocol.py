@@ -27,17 +27,17 @@ def flags_of(function: Callable) -> dict[str, Any]:
     kinds = get_type_hints(function)
     parser = argparse.ArgumentParser()
     for name, parameter in inspect.signature(function).parameters.items():
-        parser.add_argument(f"--{name}", **_how(kinds[name], parameter.default))
+        parser.add_argument(f"--{name}", **_flag_options(kinds[name], parameter.default))
     return vars(parser.parse_args())
 
 
-def _how(kind: Any, default: Any) -> dict[str, Any]:
+def _flag_options(kind: Any, default: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": "store_true"}
-    given = {"required": True} if default is inspect.Parameter.empty else {"default": default}
+    options = {"required": True} if default is inspect.Parameter.empty else {"default": default}
     if kind is list:
-        return {**given, "nargs": "+"}
-    return {**given, "choices": get_args(kind)} if get_origin(kind) is Literal else {**given, "type": kind}
+        return {**options, "nargs": "+"}
+    return {**options, "choices": get_args(kind)} if get_origin(kind) is Literal else {**options, "type": kind}
 
 
 def by_epoch(made: Iterator) -> tuple[dict, Callable[[], dict]]:

@@ -39,9 +39,9 @@ class Job:
             command = [*launcher, str(_PROGRAM), "--address", address, *flags]
             self._launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             streams = [self._accepted(server).makefile("rw", encoding="utf-8") for _ in range(ranks)]
-        said = {stream: self._answer(stream) for stream in streams}
-        self._streams = sorted(streams, key=lambda stream: said[stream]["rank"])
-        self.about = {**said[self._streams[0]], "ranks": ranks}
+        abouts = {stream: self._answer(stream) for stream in streams}
+        self._streams = sorted(streams, key=lambda stream: abouts[stream]["rank"])
+        self.about = {**abouts[self._streams[0]], "ranks": ranks}
 
     def __call__(self, **request: Any) -> dict[str, Any]:
         for stream in self._streams:
@@ -62,7 +62,7 @@ class Job:
         return json.loads(stream.readline() or self._ended())
 
     def _ended(self) -> Any:
-        """End as the launcher does, which has said why."""
+        """End with the exit code of the launcher, which has printed the reason."""
         sys.exit(self._launcher.wait(_END) or 1)
 
 

@@ -1,6 +1,6 @@
 """Ours: one of several ranks, or the process that is compared with them, training in each way in turn.
 
-All ways are trained in turn by one process, on one network, so that they share the machine's moods.
+All ways are trained in turn by one process, on one network, so that the state of the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Rank:
             update.append(optimizer)
         return {
             "micro_batch": collectives_of(windows._forward_backward, ranks),
-            "update": [each for cell in update for each in collectives_of(cell, ranks)],
+            "update": [collective for cell in update for collective in collectives_of(cell, ranks)],
         }
 
     def _memory(self, way: str) -> dict[str, float]:
@@ -116,7 +116,7 @@ class Rank:
             "peak_mib": peak_mib(),
             "parameters": bytes_of(self._network.get_parameters()),
             "accumulators": bytes_of(model._window._runner.accumulators.values()),
-            "optimizer": bytes_of(each for each in optimizer.get_parameters() if id(each) not in own),
+            "optimizer": bytes_of(parameter for parameter in optimizer.get_parameters() if id(parameter) not in own),
         }
 
 

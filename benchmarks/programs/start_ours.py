@@ -62,7 +62,7 @@ def build(started: float, data: str, network: str, window: int) -> tuple[dict, C
     count_graphs(graphs)
 
     def answer(rows: Sequence[int]) -> dict:
-        """Train one window whose micro-batches have so many rows."""
+        """Train one window whose micro-batches have these numbers of rows."""
         del graphs[:]
         batches = [tuple(Tensor(column[:count]) for column in columns) for count in rows]
         seconds, _ = timed(driver.train_process, 1, batches, window, report=(), ckpt_path=None)

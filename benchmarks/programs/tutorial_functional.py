@@ -56,4 +56,4 @@ def step(network: nn.Cell, window: int) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    run(networks_ms.anew(step))
+    run(networks_ms.rebuilt_for_each_window(step))

@@ -36,8 +36,8 @@ class Trainer(NamedTuple):
     load: Callable[[Sequence[MicroBatch]], Any]
     """Turns a window of arrays into the framework's own."""
     windows_of: Callable[[int], Train]
-    """Prepares windows of so many micro-batches, from fresh weights or not. Returns the function that trains some: an
-    update after each window, and nothing left in the queue when it returns the last loss."""
+    """Prepares windows of this number of micro-batches, from new or trained weights. Returns the function that trains
+    some: an update after each window, and nothing left in the queue when it returns the last loss."""
 
 
 def one_by_one(
@@ -61,7 +61,7 @@ def one_by_one(
 
 
 def run(make: Callable[..., Trainer]) -> None:
-    """Be a program that trains `--network` in bursts; the flags are the parameters of `make`."""
+    """Serve requests to train `--network` in bursts; the flags are the parameters of `make`."""
     flags = flags_of(make)
 
     def build() -> tuple[dict, Callable[..., dict]]:
@@ -71,7 +71,7 @@ def run(make: Callable[..., Trainer]) -> None:
         def prepared(window: int, batch: int) -> tuple[Train, list]:
             pool = micro_batches(flags["network"], batch, max(_POOL, window))
             windows = [pool[i : i + window] for i in range(0, len(pool) - window + 1, window)]
-            return trainer.windows_of(window), [trainer.load(each) for each in windows]
+            return trainer.windows_of(window), [trainer.load(arrays) for arrays in windows]
 
         def burst(window: int, batch: int, windows: int) -> dict[str, float]:
             train, ready = prepared(window, batch)

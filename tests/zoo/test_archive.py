@@ -1,4 +1,4 @@
-"""Does anything come out of an archive but the four files?"""
+"""Only the four expected files are unpacked from a zip archive."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("extra", "says"), HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize(("extra", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("first", [True, False])
-def test_hostile_names(tmp_path, small, extra, says, first):
+def test_hostile_names_are_rejected(tmp_path, small, extra, reason, first):
     good = pairs(small)
-    assert says in unpacking_fails(zipped(extra + good if first else good + extra), tmp_path)
-    # Refused before anything is unpacked, wherever the hostile entry stands.
+    assert reason in unpack_error(zipped(extra + good if first else good + extra), tmp_path)
+    # Rejected before anything is unpacked, at any position of the hostile entry.
     assert left_in(tmp_path) == set()
 
 
@@ -46,61 +46,61 @@ def _linked(name):
     return link
 
 
-def test_a_link_for_a_file(tmp_path, small):
+def test_link_entry_is_rejected(tmp_path, small):
     (first, _), *rest = pairs(small)
-    message = unpacking_fails(zipped([(_linked(first), b"/etc/passwd"), *rest]), tmp_path)
+    message = unpack_error(zipped([(_linked(first), b"/etc/passwd"), *rest]), tmp_path)
     assert "a link or device" in message
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("top", ["", TOP])
-def test_a_name_twice(tmp_path, small, top):
+def test_duplicate_name_is_rejected(tmp_path, small, top):
     name, content = next(iter(small.items()))
-    assert "twice" in unpacking_fails(zipped([*pairs(small), (top + name, content)]), tmp_path)
+    assert "twice" in unpack_error(zipped([*pairs(small), (top + name, content)]), tmp_path)
 
 
 @pytest.mark.parametrize("top", ["", TOP])
-def test_the_four_files_come_out(tmp_path, small, top):
+def test_four_files_are_unpacked(tmp_path, small, top):
     entries = [(TOP + folder, b"") for folder in ("", "train/", "test/")]
     (tmp_path / "original.zip").write_bytes(zipped(entries + pairs(small, top=top)))
     unpack_zip(tmp_path / "original.zip", tmp_path / "out", fingerprints(tmp_path / "original"))
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
 
 
-def test_a_missing_name(tmp_path, small):
-    message = unpacking_fails(zipped(pairs(small)[1:]), tmp_path)
+def test_missing_name_is_rejected(tmp_path, small):
+    message = unpack_error(zipped(pairs(small)[1:]), tmp_path)
     assert f"none named {next(iter(small))}" in message
 
 
-def test_a_bomb_is_refused_by_its_size(tmp_path, small, monkeypatch):
+def test_zip_bomb_is_rejected_by_size(tmp_path, small, monkeypatch):
     """Nothing of the archive is unpacked."""
     bomb = zipped(pairs({**small, "train/train-images-idx3-ubyte": bytes(50_000_000)}))
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *arguments: pytest.fail("an entry was opened"))
-    assert "but got 50000000" in unpacking_fails(bomb, tmp_path)
+    assert "but got 50000000" in unpack_error(bomb, tmp_path)
 
 
-def test_a_bomb_that_lies_about_its_size_is_not_written(tmp_path, small):
+def test_zip_bomb_with_false_size_is_not_written(tmp_path, small):
     name = "test/t10k-labels-idx1-ubyte"
     honest = zipped(pairs({**small, name: bytes(5_000_000)}))
     lie = honest.replace((5_000_000).to_bytes(4, "little"), len(small[name]).to_bytes(4, "little"))
     assert lie != honest
-    unpacking_fails(lie, tmp_path)
+    unpack_error(lie, tmp_path)
     written = tmp_path / "unpacked" / name
     assert not written.exists() or written.stat().st_size <= len(small[name]) + 1
 
 
-def test_an_unknown_or_expensive_method(tmp_path, small):
-    assert "deflated" in unpacking_fails(zipped(pairs(small), method=zipfile.ZIP_LZMA), tmp_path)
+def test_other_compression_method_is_rejected(tmp_path, small):
+    assert "deflated" in unpack_error(zipped(pairs(small), method=zipfile.ZIP_LZMA), tmp_path)
 
 
-def test_an_encrypted_file(tmp_path, small):
+def test_encrypted_file_is_rejected(tmp_path, small):
     body = bytearray(zipped(pairs(small)))
     body[body.index(b"PK\x01\x02") + 8] |= 1
-    assert "not encrypted" in unpacking_fails(bytes(body), tmp_path)
+    assert "not encrypted" in unpack_error(bytes(body), tmp_path)
 
 
-def unpacking_fails(body, tmp_path):
-    """Return the message with which an archive is refused."""
+def unpack_error(body, tmp_path):
+    """Return the message of the error about an archive."""
     archive = tmp_path / "original.zip"
     archive.write_bytes(body)
     with pytest.raises(DataError) as caught:
@@ -109,10 +109,10 @@ def unpacking_fails(body, tmp_path):
     return str(caught.value)
 
 
-def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
+def test_damaged_archives_raise_one_line_error(tmp_path, small):
     body, pick = zipped(pairs(small)), random.Random(0)
     archive, expected = tmp_path / "original.zip", fingerprints(tmp_path / "original")
-    refusals = 0
+    rejections = 0
     for number in range(400):
         damaged = bytearray(body)
         if number % 2:
@@ -124,9 +124,9 @@ def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
         try:
             unpack_zip(archive, tmp_path / f"unpacked{number}", expected)
         except (DataError, OSError) as error:
-            refusals += 1
+            rejections += 1
             assert len(str(error).splitlines()) == 1
         else:
             # Dates, comments and the like may differ; the files may not.
             assert fingerprints(tmp_path / f"unpacked{number}") == expected
-    assert refusals > 200
+    assert rejections > 200

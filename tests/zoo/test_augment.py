@@ -1,4 +1,4 @@
-"""Are images moved as they should, and alike whenever their rows are read again?"""
+"""Augmentation moves images as specified, and reproducibly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cifar10(folder, batch_size=8, **arguments):
     return create_dataset(folder, batch_size, dataset="cifar10", seed=3, **arguments)
 
 
-def moved_plainly(image, top, left, mirrored):
+def move_one_image(image, top, left, mirrored):
     """Return one image, pixel by pixel."""
     out = np.zeros_like(image)
     for y in range(32):
@@ -32,25 +32,25 @@ def moved_plainly(image, top, left, mirrored):
     return out
 
 
-def test_a_move_is_a_crop_of_the_padded_image_then_a_mirror(rng):
+def test_move_crops_padded_image_and_mirrors(rng):
     images = rng.randint(1, 256, (20, 3, 32, 32)).astype(np.uint8)
     moves = draw_moves(20, seed=1, number=0)
     before = images.copy()
     moved = move(images, moves)
-    each = zip(images, moves.top, moves.left, moves.mirrored)
-    assert np.array_equal(moved, [moved_plainly(*one) for one in each])
+    cases = zip(images, moves.top, moves.left, moves.mirrored)
+    assert np.array_equal(moved, [move_one_image(*case) for case in cases])
     assert np.array_equal(images, before) and moved.flags["C_CONTIGUOUS"]
     # The planted fault: rows and columns exchanged.
     assert not np.array_equal(moved, move(images, Moves(moves.left, moves.top, moves.mirrored)))
 
 
-def test_the_middle_is_the_image_itself(rng):
+def test_center_crop_is_identity(rng):
     images = rng.randint(0, 256, (2, 3, 32, 32)).astype(np.uint8)
     moved = move(images, Moves(np.array([4, 4]), np.array([4, 4]), np.array([False, True])))
     assert np.array_equal(moved[0], images[0]) and np.array_equal(moved[1], images[1, :, :, ::-1])
 
 
-def test_every_move_is_as_likely_as_the_next():
+def test_moves_are_uniform():
     moves = draw_moves(81_000, seed=1, number=0)
     assert (moves.top.min(), moves.top.max(), moves.left.min(), moves.left.max()) == (0, 8, 0, 8)
     counts = np.bincount(moves.top * 9 + moves.left, minlength=81)
@@ -59,7 +59,7 @@ def test_every_move_is_as_likely_as_the_next():
     assert abs(moves.mirrored.mean() - 0.5) < 5 * 0.5 / 81_000**0.5
 
 
-def test_moves_are_a_function_of_seed_and_pass():
+def test_moves_depend_on_seed_and_pass():
     def drawn(seed, number):
         moves = draw_moves(50, seed, number)
         return np.stack([moves.top, moves.left, moves.mirrored])
@@ -68,7 +68,7 @@ def test_moves_are_a_function_of_seed_and_pass():
     assert not np.array_equal(drawn(1, 2), drawn(1, 3)) and not np.array_equal(drawn(1, 2), drawn(2, 2))
 
 
-def test_training_images_are_moved_anew_each_epoch_and_test_images_never(folder):
+def test_only_training_images_are_moved_and_anew_each_epoch(folder):
     train, test = cifar10(folder), cifar10(folder, usage="test")
     first, second = set(rows_of(train)), set(rows_of(train))
     assert len(first) == len(second) == 100 and len(first & second) < 5
@@ -77,19 +77,19 @@ def test_training_images_are_moved_anew_each_epoch_and_test_images_never(folder)
 
 @pytest.mark.parametrize("batch_size", [1, 7, 33])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_row_is_moved_alike_in_whichever_batch_and_shard_it_is(folder, batch_size, num_shards):
+def test_moves_do_not_depend_on_batch_size_or_shards(folder, batch_size, num_shards):
     shards = [cifar10(folder, batch_size, num_shards=num_shards, shard_id=n) for n in range(num_shards)]
-    whole = cifar10(folder, 8)
+    complete = cifar10(folder, 8)
     for _ in range(2):
         parts = [row for shard in shards for row in rows_of(shard)]
-        assert sorted(parts) == sorted(rows_of(whole))
+        assert sorted(parts) == sorted(rows_of(complete))
 
 
-def test_and_whether_or_not_rows_are_shuffled(folder):
+def test_moves_do_not_depend_on_shuffling(folder):
     assert sorted(rows_of(cifar10(folder))) == sorted(rows_of(cifar10(folder, shuffle=False)))
 
 
-def test_an_epoch_can_be_begun_with(folder):
+def test_moves_after_setting_epoch(folder):
     dataset = cifar10(folder)
     epochs = [rows_of(dataset) for _ in range(4)]
     resumed = cifar10(folder)
@@ -97,7 +97,7 @@ def test_an_epoch_can_be_begun_with(folder):
     assert [rows_of(resumed), rows_of(resumed)] == epochs[2:]
 
 
-def test_a_batch_does_not_depend_on_what_was_read_before(folder):
+def test_batch_does_not_depend_on_reading_order(folder):
     read, skipped = cifar10(folder).source, cifar10(folder).source
     batches = [read[number] for number in range(30)]
     for number in (29, 3, 17, 16):
@@ -107,7 +107,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(folder):
     assert not np.array_equal(skipped[16][0], batches[16 - 13][0])
 
 
-def test_passes_of_one_epoch_are_moved_differently(folder):
+def test_passes_of_one_epoch_have_different_moves(folder):
     once, twice = cifar10(folder), cifar10(folder, repeat_size=2)
     assert rows_of(twice) == rows_of(once) + rows_of(once)
     assert cifar10(folder).source[0][0].flags["C_CONTIGUOUS"]

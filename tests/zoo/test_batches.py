@@ -1,4 +1,4 @@
-"""Do the batches come in the order they should, epoch by epoch?"""
+"""The order of batches, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def epoch_of(dataset):
 
 
 def same(left, right):
-    """Say whether two epochs are equal batch by batch."""
+    """Return whether two epochs are equal batch by batch."""
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
-def test_same_seed_same_batches_epoch_by_epoch(folder):
+def test_same_seed_gives_same_batches(folder):
     first, second = create_dataset(folder, 8, seed=3), create_dataset(folder, 8, seed=3)
     epochs = [epoch_of(first) for _ in range(3)]
     assert all(same(epoch, epoch_of(second)) for epoch in epochs)
@@ -37,7 +37,7 @@ def test_same_seed_same_batches_epoch_by_epoch(folder):
     assert not same(epochs[0], epoch_of(create_dataset(folder, 8, seed=4)))
 
 
-def test_one_iterator_or_one_per_epoch_is_the_same(folder):
+def test_one_iterator_equals_one_iterator_per_epoch(folder):
     expected = [epoch_of(dataset) for dataset in [create_dataset(folder, 8)] for _ in range(3)]
     for num_epochs in (3, -1):
         iterator = create_dataset(folder, 8).create_tuple_iterator(num_epochs=num_epochs)
@@ -45,21 +45,21 @@ def test_one_iterator_or_one_per_epoch_is_the_same(folder):
             assert same([label.asnumpy() for _, label in iterator], epoch)
 
 
-def test_endless_iterators_do_not_read_ahead_into_the_next_ones_epoch(folder):
+def test_endless_iterators_do_not_consume_next_epoch(folder):
     dataset, expected = create_dataset(folder, 8), create_dataset(folder, 8)
     for _ in range(20):
         # The tutorials' loop: a new iterator for each epoch, endless by default.
-        found = [batch["label"].asnumpy() for batch in dataset.create_dict_iterator()]
-        assert same(found, epoch_of(expected))
+        labels = [batch["label"].asnumpy() for batch in dataset.create_dict_iterator()]
+        assert same(labels, epoch_of(expected))
 
 
-def test_an_iterator_left_early_uses_up_one_epoch(folder):
+def test_abandoned_iterator_counts_as_one_epoch(folder):
     dataset = create_dataset(folder, 8)
     next(dataset.create_tuple_iterator())
     assert dataset.source.next_epoch == 1
 
 
-def test_the_epoch_can_be_set(folder):
+def test_epoch_can_be_set(folder):
     dataset = create_dataset(folder, 8)
     epochs = [epoch_of(dataset) for _ in range(4)]
     resumed = create_dataset(folder, 8)
@@ -71,7 +71,7 @@ def test_the_epoch_can_be_set(folder):
         dataset.source.begin_with_epoch(-1)
 
 
-def test_asking_for_the_size_uses_up_nothing(folder):
+def test_dataset_size_does_not_advance_epoch(folder):
     dataset = create_dataset(folder, 8)
     assert (dataset.get_dataset_size(), len(dataset), dataset.get_batch_size()) == (8, 8, 8)
     dataset.get_col_names()
@@ -79,15 +79,15 @@ def test_asking_for_the_size_uses_up_nothing(folder):
 
 
 @pytest.mark.parametrize(("global_seed", "meant"), [(None, 0), (5, 5)])
-def test_the_seed_is_mindspores_or_zero(folder, monkeypatch, global_seed, meant):
+def test_seed_defaults_to_mindspore_seed_or_zero(folder, monkeypatch, global_seed, meant):
     # MindSpore can set a seed, but not unset one.
     monkeypatch.setattr(ms, "get_seed", lambda: global_seed)
-    found = epoch_of(create_dataset(folder, 8))
-    assert same(found, epoch_of(create_dataset(folder, 8, seed=meant)))
-    assert not same(found, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
+    labels = epoch_of(create_dataset(folder, 8))
+    assert same(labels, epoch_of(create_dataset(folder, 8, seed=meant)))
+    assert not same(labels, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
 
 
-def test_the_order_ignores_numpys_global_state(folder):
+def test_order_ignores_numpy_global_seed(folder):
     np.random.seed(1)
     first = epoch_of(create_dataset(folder, 8))
     np.random.seed(2)
@@ -111,13 +111,13 @@ def test_shuffle(folder, usage, shuffle, shuffled):
 
 
 @pytest.mark.parametrize(("drop", "sizes"), [(False, [24, 24, 16]), (True, [24, 24])])
-def test_the_remainder(folder, drop, sizes):
+def test_drop_remainder(folder, drop, sizes):
     dataset = create_dataset(folder, 24, drop_remainder=drop)
     assert dataset.get_dataset_size() == len(sizes)
     assert [len(batch) for batch in epoch_of(dataset)] == sizes
 
 
-def test_an_epoch_may_be_several_passes(folder):
+def test_repeat_size(folder):
     once, twice = create_dataset(folder, 24), create_dataset(folder, 24, 2)
     assert twice.get_dataset_size() == 6
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_an_epoch_may_be_several_passes(folder):
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_shards_deal_each_row_once(num_shards, shuffle):
+def test_shards_contain_each_row_once(num_shards, shuffle):
     arguments = {"usage": "test", "shuffle": shuffle, "num_shards": num_shards, "seed": 1}
     shards = [create_dataset(shard_id=i, **arguments) for i in range(num_shards)]
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_shards_deal_each_row_once(num_shards, shuffle):
         assert sorted(row for part in parts for row in part) == sorted(expected)
 
 
-def test_the_order_is_a_function_of_seed_and_pass():
+def test_order_depends_on_seed_and_pass():
     order = Order(1000, seed=7)
     assert np.array_equal(order.of(3), Order(1000, seed=7).of(3))
     assert sorted(order.of(3)) == list(range(1000))
@@ -145,7 +145,7 @@ def test_the_order_is_a_function_of_seed_and_pass():
     assert [len(Order(10, 0, num_shards=3, shard_id=i)) for i in range(3)] == [4, 3, 3]
 
 
-def test_batches_keep_the_stride_that_is_copied_fast(folder):
+def test_batches_are_contiguous(folder):
     split = load_mnist(folder, "train")
     image, label = Batches(split, Order(64, seed=0), batch_size=8)[0]
     assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
@@ -154,7 +154,7 @@ def test_batches_keep_the_stride_that_is_copied_fast(folder):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(("rows", "shards"), [(10, 3), (9, 2), (9, 4), (11, 2), (17, 2), (13, 3)])
-def test_all_shards_have_as_many_batches_and_lose_nothing(batch_size, rows, shards):
+def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
     """Where one shard has a row less, and that row would be a batch."""
     images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
     split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Is CIFAR-10 read as it is, wherever it lies, and is anything else refused in one line?"""
+"""CIFAR-10 is read correctly from each layout, and invalid files are rejected in one line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def cifar10(folder, batch_size=10, **arguments):
     return create_dataset(folder, batch_size, dataset="cifar10", **arguments)
 
 
-def refused(folder, usage="train", *, error=DataError):
-    """Return the message with which a folder is refused."""
+def error_of(folder, usage="train", *, error=DataError):
+    """Return the message of the error about a folder."""
     with pytest.raises(error) as caught:
         cifar10(folder, usage=usage)
     message = str(caught.value)
@@ -35,7 +35,7 @@ def refused(folder, usage="train", *, error=DataError):
 
 
 @pytest.mark.skipif("CIFAR10_DATA" not in os.environ, reason="the environment variable CIFAR10_DATA names no folder")
-def test_the_real_one():
+def test_real_cifar10():
     train, test = (load_cifar10(Path(os.environ["CIFAR10_DATA"]), usage) for usage in ("train", "test"))
     assert np.bincount(train.labels).tolist() == [5000] * 10 and np.bincount(test.labels).tolist() == [1000] * 10
     images = train.normalizer()(train.with_channels()[:10_000])
@@ -44,7 +44,7 @@ def test_the_real_one():
 
 
 @pytest.mark.parametrize("top", ["", TOP])
-def test_pixels_and_labels_are_the_files(tmp_path, top):
+def test_pixels_and_labels_equal_files(tmp_path, top):
     folder = write_cifar10(tmp_path / "data", top=top)
     images, labels = next(cifar10(folder, usage="test").create_tuple_iterator(num_epochs=1, output_numpy=True))
     records = make_records(10, seed=5)
@@ -58,30 +58,30 @@ def test_pixels_and_labels_are_the_files(tmp_path, top):
     assert np.abs(images[:, ::-1] - expected).max() > 0.1
 
 
-def test_the_training_split_is_the_five_files_in_order(folder):
+def test_training_split_is_five_files_in_order(folder):
     split = load_cifar10(folder, "train")
     expected = np.concatenate([make_records(20, seed) for seed in range(5)])
     assert np.array_equal(split.images.reshape(100, -1), expected[:, 1:])
     assert np.array_equal(split.labels, expected[:, 0]) and split.images.flags["C_CONTIGUOUS"]
 
 
-def test_the_split_that_is_there_is_taken(tmp_path):
+def test_default_split_is_existing_split(tmp_path):
     assert load_cifar10(write_cifar10(tmp_path / "both"), None).usage == "train"
     assert load_cifar10(write_cifar10(tmp_path / "test", train=0), None).usage == "test"
 
 
-def test_files_of_the_real_size_are_read(tmp_path):
+def test_files_of_full_size_are_read(tmp_path):
     (tmp_path / "test_batch.bin").write_bytes(bytes(ROWS * RECORD))
     assert len(load_cifar10(tmp_path, "test").labels) == 10_000
 
 
-def test_as_many_batches_as_rows_make(folder):
+def test_number_of_batches(folder):
     assert cifar10(folder, 32).get_dataset_size() == 4 and cifar10(folder, 32, usage="test").get_dataset_size() == 1
     with pytest.raises(ValueError, match="'batch_size' must be <= 100, the number of train images, but got 101"):
         cifar10(folder, 101)
 
 
-# What is refused
+# Invalid arguments
 
 DAMAGED = {
     "empty": (b"", "but got an empty file"),
@@ -100,28 +100,28 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("content", "says"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file(folder, content, says):
+@pytest.mark.parametrize(("content", "reason"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_file_is_rejected(folder, content, reason):
     path = folder / "data_batch_3.bin"
     path.write_bytes(content)
-    message = refused(folder)
-    assert f"the file {str(path)!r} must " in message and says in message
+    message = error_of(folder)
+    assert f"the file {str(path)!r} must " in message and reason in message
 
 
-def test_the_row_of_a_wrong_label_is_named(folder):
+def test_error_names_row_of_invalid_label(folder):
     (folder / "test_batch.bin").write_bytes(bytes(7 * RECORD) + b"\xff" + bytes(RECORD - 1))
-    assert "label 255 in row 7" in refused(folder, "test")
+    assert "label 255 in row 7" in error_of(folder, "test")
 
 
-def test_a_huge_file_costs_no_memory(tmp_path):
+def test_huge_file_is_rejected_without_reading(tmp_path):
     with open(tmp_path / "test_batch.bin", "wb") as file:
         file.truncate(2**40 // RECORD * RECORD)  # with no block on the disk
-    assert "contain at most 10000 records" in refused(tmp_path, "test")
+    assert "contain at most 10000 records" in error_of(tmp_path, "test")
 
 
-def test_what_a_flipped_bit_can_do(folder):
+def test_flipped_label_bits(folder):
     """Nothing in the format covers pixels: only labels and the size are checked."""
-    path, pick, refusals = folder / "data_batch_2.bin", random.Random(0), 0
+    path, pick, rejections = folder / "data_batch_2.bin", random.Random(0), 0
     content = path.read_bytes()
     for _ in range(200):
         damaged = bytearray(content)
@@ -129,29 +129,29 @@ def test_what_a_flipped_bit_can_do(folder):
         damaged[row * RECORD] ^= 1 << pick.randrange(8)
         path.write_bytes(damaged)
         if damaged[row * RECORD] > 9:
-            refusals += 1
-            assert f"in row {row}" in refused(folder)
+            rejections += 1
+            assert f"in row {row}" in error_of(folder)
         else:
             assert load_cifar10(folder, "train").labels.max() <= 9
-    assert refusals > 100
+    assert rejections > 100
 
 
 @pytest.mark.parametrize("name", [*FILES["train"], *FILES["test"]])
 @pytest.mark.parametrize("top", ["", TOP])
-def test_a_missing_file(tmp_path, name, top):
+def test_missing_file_is_rejected(tmp_path, name, top):
     folder = write_cifar10(tmp_path / "data", top=top)
     os.unlink(folder / top / name)
     usage = "test" if name in FILES["test"] else "train"
-    message = refused(folder, usage, error=FileNotFoundError)
+    message = error_of(folder, usage, error=FileNotFoundError)
     if usage == "train":
         assert f"the file {str(folder / top / name)!r} is missing next to" in message
     else:
         assert "must contain CIFAR-10's test_batch.bin (in the folder itself or in" in message
 
 
-def test_what_is_no_folder_of_cifar10(tmp_path):
+def test_folders_without_cifar10_are_rejected(tmp_path):
     write_mnist(tmp_path / "mnist")
-    for path, error, says in (
+    for path, error, reason in (
         ("nowhere", FileNotFoundError, "must be an existing folder"),
         ("mnist", FileNotFoundError, "must contain CIFAR-10's data_batch_1.bin"),
         ("pickled", FileNotFoundError, "with the pickled version for Python"),
@@ -160,16 +160,16 @@ def test_what_is_no_folder_of_cifar10(tmp_path):
         (tmp_path / "pickled" / "cifar-10-batches-py").mkdir(parents=True, exist_ok=True)
         (tmp_path / "pickled" / "cifar-10-batches-py" / "test_batch").touch()
         (tmp_path / "cifar-10-binary.tar.gz").touch()
-        assert says in refused(tmp_path / path, error=error)
+        assert reason in error_of(tmp_path / path, error=error)
 
 
-def test_cifar10_for_mnist_says_so(folder):
+def test_cifar10_folder_for_mnist_is_rejected(folder):
     with pytest.raises(FileNotFoundError, match="with CIFAR-10. Give dataset='cifar10', or '--dataset cifar10'"):
         create_dataset(folder)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"dataset": "cifar100"}, ValueError, "'dataset' must be one of ('mnist', 'digits', 'cifar10'), but got 'cif"),
         ({"dataset": 10}, TypeError, "'dataset' must be one of ('mnist', 'digits', 'cifar10'), but got type int."),
@@ -183,13 +183,13 @@ def test_cifar10_for_mnist_says_so(folder):
         ),
     ],
 )
-def test_arguments_that_contradict_each_other(arguments, error, says):
+def test_contradictory_arguments_are_rejected(arguments, error, reason):
     with pytest.raises(error) as caught:
         create_dataset(**arguments)
-    assert str(caught.value).startswith(f"For 'create_dataset', {says}")
+    assert str(caught.value).startswith(f"For 'create_dataset', {reason}")
 
 
-def test_naming_the_default_changes_nothing(tmp_path):
+def test_explicit_default_dataset_changes_nothing(tmp_path):
     write_mnist(tmp_path)
     assert rows_of(create_dataset(tmp_path, 8, dataset="mnist")) == rows_of(create_dataset(tmp_path, 8))
     assert rows_of(create_dataset(dataset="digits")) == rows_of(create_dataset())

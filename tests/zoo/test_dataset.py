@@ -1,4 +1,4 @@
-"""Are the batches the right ones, and are bad arguments refused in one line?"""
+"""`create_dataset`: its batches, and errors about invalid arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mnist(tmp_path_factory):
     return real_mnist(tmp_path_factory.mktemp("mnist"))
 
 
-def test_the_embedded_digits_have_the_documented_form():
+def test_digits_have_documented_shape():
     train, test = create_dataset(), create_dataset(usage="test")
     assert train.get_dataset_size() == 45 and test.get_dataset_size() == 12
     assert train.get_col_names() == ["image", "label"]
@@ -37,7 +37,7 @@ def test_the_embedded_digits_have_the_documented_form():
     assert len(rows_of(train)) == 1437 and len(rows_of(test)) == 360
 
 
-def test_the_digits_split_is_fixed_and_disjoint():
+def test_digits_split_is_fixed_and_disjoint():
     np.random.seed(0)
     train, test = load_digits_split("train"), load_digits_split("test")
     np.random.seed(1)
@@ -48,14 +48,14 @@ def test_the_digits_split_is_fixed_and_disjoint():
     assert train.images.min() == 0 and train.images.max() == 255
 
 
-def test_the_digits_are_those_of_scikit_learn(monkeypatch):
+def test_digits_equal_scikit_learn(monkeypatch):
     """They are read from its file, because to import it takes a second."""
     read = digits._digits.__wrapped__()
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     assert np.array_equal(read, digits._digits.__wrapped__())
 
 
-def test_the_digits_are_normalized_by_their_own_constants():
+def test_digits_are_normalized():
     split = load_digits_split("train")
     inputs = split.gray_to_input()[split.images]
     assert abs(inputs.mean()) < 1e-3 and abs(inputs.std() - 1) < 1e-3
@@ -68,7 +68,7 @@ def test_image_size(folder, image_size):
     assert image.shape == (16, 1, image_size, image_size)
 
 
-def test_pixels_and_labels_are_the_files(folder):
+def test_pixels_and_labels_equal_files(folder):
     images, labels = make_digits(32, seed=1)
     dataset = create_dataset(folder, 32, usage="test", image_size=28)
     image, label = next(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
@@ -77,7 +77,7 @@ def test_pixels_and_labels_are_the_files(folder):
 
 
 @pytest.mark.parametrize("side", [28, 32])
-def test_the_real_mnist_is_what_mindspore_makes_of_it(mnist, side):
+def test_real_mnist_equals_mindspore_pipeline(mnist, side):
     ours = create_dataset(mnist, 500, usage="test", image_size=side)
     image, label = next(ours.create_tuple_iterator(num_epochs=1, output_numpy=True))
     theirs, their_label = _tutorial_batch(mnist, side)
@@ -122,7 +122,7 @@ def test_real_mnist_has_1875_batches(mnist):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"batch_size": 0}, ValueError, "'batch_size' must be an int >= 1, but got 0."),
         ({"batch_size": -1}, ValueError, "'batch_size' must be an int >= 1, but got -1."),
@@ -159,19 +159,19 @@ def test_real_mnist_has_1875_batches(mnist):
         ({"data_path": "a\0b"}, ValueError, "'data_path' must be a path, but got 'a\\x00b'."),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(arguments, error, says):
+def test_invalid_arguments_are_rejected_in_one_line(arguments, error, reason):
     with pytest.raises(error) as caught:
         create_dataset(**arguments)
     message = str(caught.value)
-    assert message.startswith(f"For 'create_dataset', {says}")
+    assert message.startswith(f"For 'create_dataset', {reason}")
     assert len(message.splitlines()) == 1
 
 
-def test_a_batch_larger_than_the_test_split_is_the_split():
+def test_batch_larger_than_test_split_is_whole_split():
     dataset = create_dataset(usage="test", batch_size=1000)
     assert len(rows_of(dataset)) == 360 and dataset.get_dataset_size() == 1
 
 
-def test_numpy_integers_and_the_largest_batch_are_fine():
+def test_numpy_integers_and_largest_batch_are_accepted():
     dataset = create_dataset(batch_size=np.int64(1437), seed=np.int32(1), drop_remainder=True)
     assert dataset.get_dataset_size() == 1

@@ -1,8 +1,7 @@
-"""Does MNIST arrive whole or not at all, whatever the server sends?"""
+"""MNIST is downloaded completely or not at all, whatever the server sends."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -16,7 +15,7 @@ import pytest
 import model_zoo.data.archive
 import model_zoo.data.download
 from idx_files import fingerprints, left_in, pairs, real_mnist, write_mnist, zipped
-from loopback import sends, serving
+from loopback import sends
 from model_zoo import DataError, create_dataset, download_mnist
 from model_zoo.data.download import MNIST
 from model_zoo.data.mnist import find_split
@@ -34,14 +33,7 @@ def small(tmp_path, monkeypatch):
     return {name: (folder / name).read_bytes() for name in fingerprints(folder)}
 
 
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
-
-
-def refused(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENCE):
+def error_of(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENCE):
     """Return the message of a failed download, after seeing that nothing is left."""
     with pytest.raises(error) as caught:
         download_mnist(tmp_path / "data", url, stall_seconds=stall_seconds)
@@ -51,11 +43,11 @@ def refused(url, tmp_path, *, error=(OSError, ValueError), stall_seconds=PATIENC
     return message
 
 
-# It arrives
+# Successful downloads
 
 
 @pytest.mark.parametrize("top", ["MNIST_Data/", ""])
-def test_a_good_archive(tmp_path, small, serve, top):
+def test_valid_archive(tmp_path, small, serve, top):
     url = serve(sends(zipped(pairs(small, top=top))))
     assert download_mnist(tmp_path / "data", url) == str(tmp_path / "data")
     assert fingerprints(tmp_path / "data") == model_zoo.data.download.MNIST.files
@@ -63,7 +55,7 @@ def test_a_good_archive(tmp_path, small, serve, top):
     assert not [name for name in left_in(tmp_path) if not name.startswith("data")]
 
 
-def test_folder_entries_stored_files_and_no_length(tmp_path, small, serve):
+def test_folder_entries_and_stored_files_without_length(tmp_path, small, serve):
     entries = [(f"MNIST_Data/{name}", b"") for name in ("", "train/", "test/")]
     body = zipped(entries + pairs(small), method=zipfile.ZIP_STORED)
     download_mnist(tmp_path / "data", serve(sends(body, announced=False)))
@@ -71,7 +63,7 @@ def test_folder_entries_stored_files_and_no_length(tmp_path, small, serve):
 
 
 @pytest.mark.parametrize("name", ["a/b c/数据", "here"])
-def test_the_folder_may_exist_or_not(tmp_path, small, serve, name):
+def test_target_folder_may_exist(tmp_path, small, serve, name):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "notes.txt").write_text("mine")
     download_mnist(tmp_path / name, serve(sends(zipped(pairs(small)))))
@@ -79,7 +71,7 @@ def test_the_folder_may_exist_or_not(tmp_path, small, serve, name):
     assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
 
 
-def test_a_redirect_is_followed(tmp_path, small, serve):
+def test_redirect_is_followed(tmp_path, small, serve):
     url = serve(sends(zipped(pairs(small))))
 
     def moved(handler):
@@ -92,14 +84,14 @@ def test_a_redirect_is_followed(tmp_path, small, serve):
 
 
 @pytest.mark.parametrize("layout", ["split", "flat", "torchvision", "dots"])
-def test_what_is_there_is_not_fetched_again(tmp_path, small, layout):
+def test_existing_files_are_not_downloaded_again(tmp_path, small, layout):
     write_mnist(tmp_path / "data", train=20, test=10, layout=layout)
     before = left_in(tmp_path)
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
     assert left_in(tmp_path) == before
 
 
-def test_a_missing_file_is_completed(tmp_path, small, serve):
+def test_missing_file_is_added(tmp_path, small, serve):
     write_mnist(tmp_path / "data", train=20, test=10)
     (tmp_path / "data/test/t10k-labels-idx1-ubyte").unlink()
     kept = tmp_path / "data/train/train-images-idx3-ubyte"
@@ -110,7 +102,7 @@ def test_a_missing_file_is_completed(tmp_path, small, serve):
 
 
 @pytest.mark.slow
-def test_the_real_archive(tmp_path, serve):
+def test_real_archive(tmp_path, serve):
     mnist = real_mnist(tmp_path / "original")
     files = {}
     for usage in ("train", "test"):
@@ -121,50 +113,50 @@ def test_the_real_archive(tmp_path, serve):
     name = "train/train-images-idx3-ubyte"
     wrong[name] = wrong[name][:-1] + bytes([wrong[name][-1] ^ 1])
     bodies = [zipped(pairs(some), method=zipfile.ZIP_STORED) for some in (wrong, files)]
-    assert "SHA-256" in refused(serve(sends(bodies[0])), tmp_path, error=DataError)
+    assert "SHA-256" in error_of(serve(sends(bodies[0])), tmp_path, error=DataError)
     download_mnist(tmp_path / "data", serve(sends(bodies[1])))
     assert fingerprints(tmp_path / "data") == model_zoo.data.download.MNIST.files
     download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
 
 
-# It does not arrive
+# Failed downloads
 
 
-def test_a_wrong_hash(tmp_path, small, serve):
+def test_wrong_hash_is_rejected(tmp_path, small, serve):
     name = "train/train-labels-idx1-ubyte"
     wrong = {**small, name: small[name][:-1] + b"\x01"}
-    message = refused(serve(sends(zipped(pairs(wrong)))), tmp_path, error=DataError)
+    message = error_of(serve(sends(zipped(pairs(wrong)))), tmp_path, error=DataError)
     assert name in message and "SHA-256" in message
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2000, -1])
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_truncated_body(tmp_path, small, serve, kept, announced):
+def test_truncated_body_is_rejected(tmp_path, small, serve, kept, announced):
     body = zipped(pairs(small))
-    refused(serve(sends(body[:kept], length=len(body), announced=announced)), tmp_path)
+    error_of(serve(sends(body[:kept], length=len(body), announced=announced)), tmp_path)
 
 
-def test_a_server_that_stalls(tmp_path, small):
+def test_stalled_server_times_out(tmp_path, small):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
-        assert "no data arrived for 1 seconds" in refused(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        assert "no data arrived for 1 seconds" in error_of(url, tmp_path, error=TimeoutError, stall_seconds=1)
 
 
-def test_an_archive_too_long_for_mnist(tmp_path, small, serve, monkeypatch):
+def test_too_large_archive_is_rejected(tmp_path, small, serve, monkeypatch):
     monkeypatch.setattr(model_zoo.data.archive, "OVERHEAD", 1 << 16)
-    assert "it is longer than" in refused(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
+    assert "it is longer than" in error_of(serve(sends(bytes(1 << 20), announced=False)), tmp_path, error=OSError)
 
 
-def test_a_page_instead_of_an_archive(tmp_path, small, serve):
-    assert "valid zip archive" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
+def test_html_page_is_rejected(tmp_path, small, serve):
+    assert "valid zip archive" in error_of(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
 
 
-def test_a_hostile_archive(tmp_path, small, serve):
+def test_hostile_archive_is_rejected(tmp_path, small, serve):
     body = zipped([*pairs(small), ("../evil", b"x")])
-    assert "'../evil'" in refused(serve(sends(body)), tmp_path, error=DataError)
+    assert "'../evil'" in error_of(serve(sends(body)), tmp_path, error=DataError)
 
 
-def test_an_interrupt_leaves_nothing(tmp_path, small, monkeypatch):
+def test_interrupt_leaves_no_files(tmp_path, small, monkeypatch):
     def interrupted(url, target, **kwargs):
         target.write_bytes(b"half")
         raise KeyboardInterrupt
@@ -175,7 +167,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, small, monkeypatch):
     assert left_in(tmp_path) == set()
 
 
-# What is there stays
+# Existing files
 
 
 @pytest.mark.parametrize("name", ["train/train-images-idx3-ubyte", "test/t10k-labels-idx1-ubyte"])
@@ -189,14 +181,14 @@ def test_files_of_another_data_set_are_not_replaced(tmp_path, small, name):
 
 
 @pytest.mark.parametrize("name", ["data", "data/train"])
-def test_a_file_where_a_folder_must_be(tmp_path, small, name):
+def test_file_in_place_of_folder_is_rejected(tmp_path, small, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(DataError, match="must be a folder, but got the file"):
         download_mnist(tmp_path / "data", "http://127.0.0.1:1/nobody-listens")
 
 
-def test_a_failure_while_files_appear_takes_them_back(tmp_path, small, serve, monkeypatch):
+def test_failure_while_moving_files_is_rolled_back(tmp_path, small, serve, monkeypatch):
     replace, moves = os.replace, []
 
     def full(source, target):
@@ -207,13 +199,13 @@ def test_a_failure_while_files_appear_takes_them_back(tmp_path, small, serve, mo
 
     monkeypatch.setattr(os, "replace", full)
     url = serve(sends(zipped(pairs(small))))
-    assert "No space left" in refused(url, tmp_path, error=OSError)
+    assert "No space left" in error_of(url, tmp_path, error=OSError)
 
 
-# What it is asked
+# Arguments
 
 
-def test_the_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
+def test_working_directory_does_not_matter(tmp_path, small, serve, monkeypatch):
     """Ours has modules named as others' packages are."""
     monkeypatch.chdir(Path(model_zoo.data.__file__).parent)
     download_mnist(tmp_path / "data", serve(sends(zipped(pairs(small)))))
@@ -221,7 +213,7 @@ def test_the_working_directory_does_not_matter(tmp_path, small, serve, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "reason"),
     [
         ({"url": "file:///etc/passwd"}, ValueError, "'url' must be an http:// or https:// address"),
         ({"url": "ftp://host/x.zip"}, ValueError, "'url' must be an http:// or https:// address"),
@@ -238,18 +230,18 @@ def test_the_working_directory_does_not_matter(tmp_path, small, serve, monkeypat
         ({"data_path": None}, TypeError, "'data_path' must be a path, but got type NoneType."),
     ],
 )
-def test_bad_arguments_are_refused(tmp_path, arguments, error, says):
+def test_invalid_arguments_are_rejected(tmp_path, arguments, error, reason):
     with pytest.raises(error) as caught:
         download_mnist(**{"data_path": tmp_path / "data", **arguments})
     message = str(caught.value)
-    assert message.startswith("For 'download_mnist', ") and says in message
+    assert message.startswith("For 'download_mnist', ") and reason in message
     assert not isinstance(caught.value, DataError)
     assert len(message.splitlines()) == 1 and left_in(tmp_path) == set()
 
 
 @pytest.mark.several
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_program_is_interrupted_while_it_waits(tmp_path, number, code):
+def test_program_can_be_interrupted_while_waiting(tmp_path, number, code):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip"

@@ -1,8 +1,7 @@
-"""Does CIFAR-10 arrive whole or not at all? What it shares with MNIST is tested there."""
+"""CIFAR-10 is downloaded completely or not at all. What it shares with MNIST is tested there."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 
@@ -11,7 +10,7 @@ import pytest
 import model_zoo.data.download
 from cifar_files import entries, tarred, write_cifar10
 from idx_files import fingerprints, left_in
-from loopback import sends, serving
+from loopback import sends
 from model_zoo import DataError, create_dataset, download_cifar10
 from model_zoo.data.cifar import TOP
 from model_zoo.data.download import CIFAR10
@@ -30,14 +29,7 @@ def small(tmp_path, monkeypatch):
     return body
 
 
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
-
-
-def refused(url, tmp_path, *, error=(OSError, ValueError)):
+def error_of(url, tmp_path, *, error=(OSError, ValueError)):
     """Return the message of a failed download, after seeing that nothing is left."""
     with pytest.raises(error) as caught:
         download_cifar10(tmp_path / "data", url)
@@ -47,12 +39,12 @@ def refused(url, tmp_path, *, error=(OSError, ValueError)):
     return message
 
 
-def test_what_is_known_of_the_real_one():
+def test_known_sizes_and_hash():
     assert list(CIFAR10.files) == [f"{TOP}/data_batch_{n}.bin" for n in range(1, 6)] + [f"{TOP}/test_batch.bin"]
     assert set(CIFAR10.files.values()) == {(30_730_000, None)} and len(CIFAR10.sha256) == 64
 
 
-def test_a_good_archive(tmp_path, small, serve):
+def test_valid_archive(tmp_path, small, serve):
     assert download_cifar10(tmp_path / "data", serve(sends(small))) == str(tmp_path / "data")
     assert fingerprints(tmp_path / "data") == fingerprints(tmp_path / "original")
     assert create_dataset(tmp_path / "data", 10, dataset="cifar10").get_dataset_size() == 2
@@ -60,14 +52,14 @@ def test_a_good_archive(tmp_path, small, serve):
 
 
 @pytest.mark.parametrize("top", ["", TOP])
-def test_what_is_there_is_not_fetched_again(tmp_path, small, top):
+def test_existing_files_are_not_downloaded_again(tmp_path, small, top):
     write_cifar10(tmp_path / "data", train=4, test=2, top=top)
     before = left_in(tmp_path)
     download_cifar10(tmp_path / "data", NOBODY)
     assert left_in(tmp_path) == before
 
 
-def test_a_missing_file_is_completed(tmp_path, small, serve):
+def test_missing_file_is_added(tmp_path, small, serve):
     write_cifar10(tmp_path / "data", train=4, test=2, top=TOP)
     (tmp_path / "data" / TOP / "data_batch_4.bin").unlink()
     kept = (tmp_path / "data" / TOP / "test_batch.bin").stat().st_ino
@@ -76,7 +68,7 @@ def test_a_missing_file_is_completed(tmp_path, small, serve):
     assert (tmp_path / "data" / TOP / "test_batch.bin").stat().st_ino == kept
 
 
-def test_another_archive_is_refused_before_it_is_opened(tmp_path, small, serve, monkeypatch):
+def test_archive_with_wrong_hash_is_not_opened(tmp_path, small, serve, monkeypatch):
     opened = []
     monkeypatch.setattr(
         model_zoo.data.download,
@@ -85,26 +77,26 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path, small, serve, 
     )
     # The planted fault: one bit, in the time that gzip's header has.
     wrong = small[:5] + bytes([small[5] ^ 1]) + small[6:]
-    message = refused(serve(sends(wrong)), tmp_path, error=DataError)
+    message = error_of(serve(sends(wrong)), tmp_path, error=DataError)
     assert hashlib.sha256(wrong).hexdigest() in message and f"({len(wrong)} bytes)" in message and opened == []
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5000, -1])
-def test_a_truncated_body(tmp_path, small, serve, kept):
-    refused(serve(sends(small[:kept], announced=False)), tmp_path)
+def test_truncated_body_is_rejected(tmp_path, small, serve, kept):
+    error_of(serve(sends(small[:kept], announced=False)), tmp_path)
 
 
-def test_a_page_and_a_body_without_end(tmp_path, small, serve):
-    assert "SHA-256" in refused(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
-    assert "it is longer than" in refused(serve(sends(bytes(4 << 20), announced=False)), tmp_path, error=OSError)
+def test_html_page_and_endless_body_are_rejected(tmp_path, small, serve):
+    assert "SHA-256" in error_of(serve(sends(b"<html>moved</html>")), tmp_path, error=DataError)
+    assert "it is longer than" in error_of(serve(sends(bytes(4 << 20), announced=False)), tmp_path, error=OSError)
 
 
-def test_an_archive_of_that_sum_with_other_files(tmp_path, small, serve, monkeypatch):
+def test_archive_with_known_hash_but_other_files_is_rejected(tmp_path, small, serve, monkeypatch):
     files = {name: bytes(5) for name in CIFAR10.files}
     body = tarred(entries(files))
     known = model_zoo.data.download.CIFAR10._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setattr(model_zoo.data.download, "CIFAR10", known)
-    assert "contain 12292 bytes of" in refused(serve(sends(body)), tmp_path, error=DataError)
+    assert "contain 12292 bytes of" in error_of(serve(sends(body)), tmp_path, error=DataError)
 
 
 def test_files_of_another_size_are_not_replaced(tmp_path, small):
@@ -116,7 +108,7 @@ def test_files_of_another_size_are_not_replaced(tmp_path, small):
     assert other.read_bytes() == b"mine"
 
 
-def test_files_of_that_size_and_another_content_are_found_out(tmp_path, small, serve):
+def test_files_of_right_size_and_wrong_content_are_rejected(tmp_path, small, serve):
     other = tmp_path / "data" / TOP / "data_batch_5.bin"
     other.parent.mkdir(parents=True)
     other.write_bytes(bytes(4 * 3073))
@@ -126,6 +118,6 @@ def test_files_of_that_size_and_another_content_are_found_out(tmp_path, small, s
 
 
 @pytest.mark.parametrize(("name", "value"), [("url", "file:///etc/passwd"), ("stall_seconds", 0), ("data_path", "")])
-def test_bad_arguments_are_refused(tmp_path, name, value):
+def test_invalid_arguments_are_rejected(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"^For 'download_cifar10', '{name}' must be"):
         download_cifar10(**{"data_path": tmp_path / "data", name: value})

@@ -1,4 +1,4 @@
-"""Do the forms that are fast on CPU compute what MindSpore's layers do, with their gradients?"""
+"""The layers that are fast on CPU equal MindSpore's, with their gradients."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def values_of(layer, x, share):
 
     by_all = ms.grad(weighted, 0, layer.trainable_params() or None)(x)
     by_input, by_weights = by_all if layer.trainable_params() else (by_all, ())
-    return [each.asnumpy() for each in (layer(x), by_input, *by_weights)]
+    return [tensor.asnumpy() for tensor in (layer(x), by_input, *by_weights)]
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_they_compute_the_same(name, rng):
+def test_fast_layers_equal_mindspore_layers(name, rng):
     x, share = (Tensor(rng.randn(5, 4, 6) * 2 + 1, ms.float32) for _ in range(2))
     ours, theirs = (values_of(make(), x, share) for make in PAIRS[name])
     assert miss(ours, theirs, 1e-4, 1e-5) <= 1
 
 
-def test_an_approximation_is_noticed(rng):
+def test_approximate_gelu_is_detected(rng):
     x, share = (Tensor(rng.randn(5, 4, 6) * 2 + 1, ms.float32) for _ in range(2))
     assert miss(values_of(GELU(), x, share), values_of(nn.GELU(), x, share), 1e-4, 1e-5) > 5
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_type_is_that_of_the_input(name):
+def test_output_dtype_equals_input_dtype(name):
     assert PAIRS[name][0]()(Tensor(np.ones((2, 6)), ms.float16)).dtype == ms.float16

@@ -1,4 +1,4 @@
-"""Does a fetch end in bounded time, whatever the server does, and keep to TLS?"""
+"""A download ends in bounded time, whatever the server does, and keeps TLS."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fetched(url, folder, *, stall_seconds=PATIENCE, max_bytes=1 << 20):
     return (folder / "x.zip").read_bytes()
 
 
-def unfetched(url, folder, *, error=OSError, **kwargs):
+def fetch_error(url, folder, *, error=OSError, **kwargs):
     """Return the message of a failure, after seeing that it took the form of one line."""
     with pytest.raises(error) as caught:
         fetched(url, folder, **kwargs)
@@ -51,23 +51,23 @@ def unfetched(url, folder, *, error=OSError, **kwargs):
 
 
 @pytest.mark.parametrize(("announced", "seconds"), [(True, PATIENCE), (False, PATIENCE), (True, 1e10)])
-def test_a_file_comes_as_it_is(tmp_path, announced, seconds):
+def test_file_is_downloaded_unchanged(tmp_path, announced, seconds):
     """Also with more patience than a socket has."""
     body = bytes(range(256)) * 1000
     with serving(sends(body, announced=announced)) as url:
         assert fetched(url, tmp_path, stall_seconds=seconds) == body
 
 
-def test_a_server_that_never_answers(tmp_path):
+def test_silent_server_times_out(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url, start = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", time.monotonic()
-        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=1)
+        message = fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=1)
         assert "no data arrived for 1 seconds, after 0 bytes" in message
         assert time.monotonic() - start < BOUND
 
 
 @pytest.mark.slow
-def test_a_server_that_stalls_in_the_body(tmp_path):
+def test_server_stalling_in_body_times_out(tmp_path):
     over = threading.Event()
 
     def stall(handler):
@@ -77,37 +77,37 @@ def test_a_server_that_stalls_in_the_body(tmp_path):
 
     with serving(stall) as url:
         start = time.monotonic()
-        message = unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        message = fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=2)
         over.set()
         assert "no data arrived for 2 seconds" in message
         assert time.monotonic() - start < BOUND
 
 
-def test_a_body_without_end(tmp_path):
+def test_endless_body_is_rejected(tmp_path):
     def pour(handler):
         sends(b"", announced=False)(handler)
         for _ in range(100_000):
             handler.wfile.write(b"x" * 65536)
 
     with serving(pour) as url:
-        assert "it is longer than 1048576 bytes" in unfetched(url, tmp_path)
+        assert "it is longer than 1048576 bytes" in fetch_error(url, tmp_path)
 
 
-def test_a_body_shorter_than_announced(tmp_path):
+def test_body_shorter_than_announced_is_rejected(tmp_path):
     with serving(sends(b"x" * 100, length=200)) as url:
-        assert "100" in unfetched(url, tmp_path)
+        assert "100" in fetch_error(url, tmp_path)
 
 
-def test_an_error_page(tmp_path):
+def test_http_error_is_reported(tmp_path):
     with serving(lambda handler: handler.send_error(404)) as url:
-        assert "404" in unfetched(url, tmp_path)
+        assert "404" in fetch_error(url, tmp_path)
 
 
-def test_nobody_listens(tmp_path):
-    assert "refused" in unfetched("http://127.0.0.1:1/x.zip", tmp_path)
+def test_refused_connection_is_reported(tmp_path):
+    assert "refused" in fetch_error("http://127.0.0.1:1/x.zip", tmp_path)
 
 
-def test_a_body_in_chunks(tmp_path):
+def test_chunked_body(tmp_path):
     def chunked(handler, end=b"0\r\n\r\n"):
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
@@ -118,11 +118,11 @@ def test_a_body_in_chunks(tmp_path):
         assert fetched(url, tmp_path) == bytes(20_000)
     (tmp_path / "x.zip").unlink()
     with serving(lambda handler: chunked(handler, end=b"4e20\r\n" + bytes(100))) as url:
-        assert "IncompleteRead" in unfetched(url, tmp_path)
+        assert "IncompleteRead" in fetch_error(url, tmp_path)
 
 
 @pytest.mark.parametrize("part", [pytest.param("header", marks=pytest.mark.slow), "body"])
-def test_a_server_that_drips(tmp_path, part):
+def test_slow_server_times_out(tmp_path, part):
     """It always sends something, and would take an hour."""
 
     def drip(handler):
@@ -134,7 +134,7 @@ def test_a_server_that_drips(tmp_path, part):
 
     with serving(drip) as url:
         start = time.monotonic()
-        assert "no data arrived for 2 seconds" in unfetched(url, tmp_path, error=TimeoutError, stall_seconds=2)
+        assert "no data arrived for 2 seconds" in fetch_error(url, tmp_path, error=TimeoutError, stall_seconds=2)
         assert time.monotonic() - start < BOUND
 
 
@@ -151,16 +151,16 @@ def patched(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["getaddrinfo", "create_connection"])
-def test_an_address_that_is_not_found_in_time(tmp_path, patched, step):
+def test_slow_name_lookup_or_connection_times_out(tmp_path, patched, step):
     patched(f"import socket, time\nsocket.{step} = lambda *args, **kwargs: time.sleep(60)\n")
     start = time.monotonic()
-    message = unfetched("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
+    message = fetch_error("http://host.invalid/x.zip", tmp_path, error=TimeoutError, stall_seconds=1)
     assert "no data arrived for 1 seconds, after 0 bytes" in message and time.monotonic() - start < BOUND
 
 
 @pytest.mark.parametrize(("count", "max_bytes"), [(2_000, 1 << 20), (20_000, 1_000)], ids=["stalled", "too long"])
-def test_no_transfer_stays(tmp_path, count, max_bytes):
-    """Neither a process nor a connection, although the server would go on."""
+def test_failed_transfer_leaves_no_process_or_connection(tmp_path, count, max_bytes):
+    """Neither a process nor a connection stays, although the server would continue."""
     over, ended = threading.Event(), []
 
     def pause(handler):
@@ -174,50 +174,50 @@ def test_no_transfer_stays(tmp_path, count, max_bytes):
         ended.append(True)
 
     with serving(pause) as url:
-        unfetched(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
+        fetch_error(url, tmp_path, stall_seconds=1, max_bytes=max_bytes)
         over.set()
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
     assert ended and set(ended) == {True} and (tmp_path / "x.zip.part").stat().st_size <= max_bytes
 
 
-def test_a_part_is_neither_continued_nor_touched(tmp_path):
+def test_stale_partial_file_is_not_used(tmp_path):
     """`download` would ask the server for the rest of it."""
     (tmp_path / "x.zip.part").write_bytes(b"stale")
     with serving(sends(b"fresh")) as url:
-        assert "File exists" in unfetched(url, tmp_path)
+        assert "File exists" in fetch_error(url, tmp_path)
     assert (tmp_path / "x.zip.part").read_bytes() == b"stale" and not (tmp_path / "x.zip").exists()
 
 
 @pytest.mark.parametrize("page", ["https://www.dropbox.com/s/x/a.zip?dl=0", "https://drive.google.com/file/d/x/view"])
-def test_pages_that_download_reads_without_limits_are_refused(tmp_path, page):
-    assert "a link to a page of a file store is not the address of a file" in unfetched(page, tmp_path)
+def test_links_to_file_store_pages_are_rejected(tmp_path, page):
+    assert "a link to a page of a file store is not the address of a file" in fetch_error(page, tmp_path)
 
 
 # The package
 
 
-def test_the_package_transfers_the_file(tmp_path, patched):
-    """The twin of all other tests here: with another package of that name there is another file."""
+def test_transfer_uses_download_package(tmp_path, patched):
+    """With another package of that name there is another file."""
     patched("")
     (tmp_path / "patches" / "download.py").write_text(
         "def download(url, path, **how):\n    open(path, 'w').write(repr((url, sorted(how.items()))))\n"
     )
-    got = fetched("http://host.invalid/x.zip", tmp_path, stall_seconds=7).decode()
-    how = "[('kind', 'file'), ('progressbar', False), ('replace', True), ('timeout', 14), ('verbose', False)]"
-    assert got == f"('http://host.invalid/x.zip', {how})"
+    content = fetched("http://host.invalid/x.zip", tmp_path, stall_seconds=7).decode()
+    options = "[('kind', 'file'), ('progressbar', False), ('replace', True), ('timeout', 14), ('verbose', False)]"
+    assert content == f"('http://host.invalid/x.zip', {options})"
 
 
-def test_a_package_that_is_not_installed_is_one_line(tmp_path, patched):
+def test_missing_download_package_is_reported_in_one_line(tmp_path, patched):
     patched("")
     (tmp_path / "patches" / "download.py").write_text("raise ModuleNotFoundError(\"No module named 'download'\")")
     with pytest.raises(ImportError) as caught:
         fetched("http://host.invalid/x.zip", tmp_path)
-    got = "but got the error: No module named 'download'. Run: pip install download"
-    assert str(caught.value) == f"For 'download_mnist', 'url' must come with the package download installed, {got}"
+    problem = "but got the error: No module named 'download'. Run: pip install download"
+    assert str(caught.value) == f"For 'download_mnist', 'url' must come with the package download installed, {problem}"
 
 
-def test_a_module_of_that_name_in_the_current_folder_is_not_run(tmp_path, monkeypatch):
+def test_user_module_named_download_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "download.py").write_text("raise AssertionError('it is the user's own')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -225,8 +225,8 @@ def test_a_module_of_that_name_in_the_current_folder_is_not_run(tmp_path, monkey
         assert fetched(url, tmp_path) == b"x"
 
 
-def test_its_bar_is_the_bar_on_a_terminal(tmp_path):
-    """And there is none where nobody looks."""
+def test_progress_bar_is_shown_on_terminal_only(tmp_path):
+    """Without a terminal there is no bar."""
     program = (
         "from pathlib import Path\nfrom model_zoo.data.fetch import fetch\n"
         "fetch({!r}, Path({!r}), stall_seconds=60, max_bytes=1 << 20, caller='x')\nprint('done')"
@@ -248,14 +248,14 @@ def test_its_bar_is_the_bar_on_a_terminal(tmp_path):
     assert (piped.stdout, piped.stderr) == (b"done\n", b"")
 
 
-def test_a_stale_file_is_neither_used_nor_touched(tmp_path):
+def test_stale_file_is_not_used(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"stale")
     with serving(sends(b"fresh")) as url:
-        assert "File exists" in unfetched(url, tmp_path)
+        assert "File exists" in fetch_error(url, tmp_path)
     assert (tmp_path / "x.zip").read_bytes() == b"stale"
 
 
-def test_a_proxy_is_asked(tmp_path, monkeypatch):
+def test_proxy_is_used(tmp_path, monkeypatch):
     asked = []
 
     def answer(handler):
@@ -269,7 +269,7 @@ def test_a_proxy_is_asked(tmp_path, monkeypatch):
     assert set(asked) == {"http://host.invalid/x.zip"}
 
 
-def test_tls_is_not_given_up_on_a_redirect():
+def test_redirect_from_https_to_http_is_rejected():
     def redirect(old, new, proxy=None):
         request = urllib.request.Request(old)
         if proxy:
@@ -317,7 +317,7 @@ def moved(url):
     return answer
 
 
-def test_redirects_between_servers(tmp_path, tls):
+def test_redirects_between_tls_and_plain_servers(tmp_path, tls):
     with serving(sends(b"secret"), tls=tls) as secret, serving(sends(b"open")) as plain:
         assert fetched(secret, tmp_path) == b"secret"
         with serving(moved(secret)) as url:
@@ -325,13 +325,13 @@ def test_redirects_between_servers(tmp_path, tls):
             assert fetched(url, tmp_path) == b"secret"
         (tmp_path / "x.zip").unlink()
         with serving(moved(plain), tls=tls) as down:
-            assert "redirects from https to an unencrypted connection" in unfetched(down, tmp_path)
+            assert "redirects from https to an unencrypted connection" in fetch_error(down, tmp_path)
             assert not (tmp_path / "x.zip").exists()
             with serving(moved(down)) as up_and_down:
-                assert "redirects from https to an unencrypted connection" in unfetched(up_and_down, tmp_path)
+                assert "redirects from https to an unencrypted connection" in fetch_error(up_and_down, tmp_path)
 
 
-def test_the_body_of_a_redirect_is_not_read(tmp_path):
+def test_redirect_body_is_not_read(tmp_path):
     written = []
 
     def pour(handler):
@@ -344,14 +344,14 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path):
     assert len(written) < 1_000  # what fits into the buffers of two sockets
 
 
-def test_a_certificate_that_nobody_trusts(tmp_path, tls, monkeypatch):
+def test_untrusted_certificate_is_rejected(tmp_path, tls, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
     with serving(sends(b"secret"), tls=tls) as url:
-        assert "CERTIFICATE_VERIFY_FAILED" in unfetched(url, tmp_path)
+        assert "CERTIFICATE_VERIFY_FAILED" in fetch_error(url, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_program_that_is_stopped_stops_fetching(tmp_path, number):
+def test_stopped_program_ends_transfer(tmp_path, number):
     program = (
         "from pathlib import Path\nfrom model_zoo.data.fetch import fetch\n"
         "fetch({!r}, Path({!r}), stall_seconds=600, max_bytes=9, caller='x')"

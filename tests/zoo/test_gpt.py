@@ -1,4 +1,4 @@
-"""Is GPT a causal Transformer, in graphs and in float16 too, and are its windows weighted by tokens?"""
+"""GPT is a causal Transformer, in graphs and in float16 too, and its windows are weighted by tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward
 from ms_accum.zoo import GPT
+from reference import miss
 
 pytestmark = pytest.mark.host
 WORDS, LONGEST = 11, 8
@@ -74,18 +75,18 @@ def logits_of(weights, row, layers=2, reach=0):
     return dense(norm_of(x, "norm"), "head")
 
 
-def test_it_is_the_textbook_computation(rng):
+def test_gpt_equals_numpy_reference(rng):
     network, read = gpt(), tokens(rng, 2, 6)
-    weights = {name: each.asnumpy().astype(np.float64) for name, each in network.parameters_dict().items()}
-    found = network(read).asnumpy()
+    weights = {name: parameter.asnumpy().astype(np.float64) for name, parameter in network.parameters_dict().items()}
+    actual = network(read).asnumpy()
     expected = np.stack([logits_of(weights, row) for row in read.asnumpy()])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     # The planted fault: each token also sees the one behind it.
     wrong = np.stack([logits_of(weights, row, reach=1) for row in read.asnumpy()])
-    assert np.abs(found - wrong).max() > 100 * 1e-5
+    assert np.abs(actual - wrong).max() > 100 * 1e-5
 
 
-def test_later_tokens_change_nothing_before_them(rng):
+def test_attention_is_causal(rng):
     network, read = gpt(), tokens(rng)
     other = read.asnumpy().copy()
     other[:, 5:] = (other[:, 5:] + 1) % WORDS
@@ -96,34 +97,34 @@ def test_later_tokens_change_nothing_before_them(rng):
 
 
 @pytest.mark.graph
-def test_a_graph_computes_what_pynative_does(rng):
+def test_graph_mode_equals_pynative_mode(rng):
     network, read = gpt(layers=1), tokens(rng)
 
     @ms.jit
     def forward(tokens):
         return network(tokens)
 
-    found = forward(read).asnumpy()
+    actual = forward(read).asnumpy()
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    np.testing.assert_allclose(found, network(read).asnumpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, network(read).asnumpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.graph
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_it_trains_in_float16(level, rng):
+def test_training_in_float16(level, rng):
     network = GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1)
     read, following = micro_batch(rng, 2, 5, 8)
-    whole = loss_fn(network(read), following).asnumpy()
+    full_precision = loss_fn(network(read), following).asnumpy()
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
     network = ms.amp.auto_mixed_precision(network, level, ms.float16)
-    assert 0 < abs(loss_fn(network(read), following).asnumpy() - whole) < 0.01  # it is float16
+    assert 0 < abs(loss_fn(network(read), following).asnumpy() - full_precision) < 0.01  # it is float16
     model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens)
     seen = []
     for _ in range(5):
         model.train_process(1, [(read, following)] * 2, 2, report=(), ckpt_path=None)
         seen.append(float(loss_fn(network(read), following).asnumpy()))
-    assert model.updates == 5 and np.isfinite(seen).all() and seen[-1] < whole - 0.05
+    assert model.updates == 5 and np.isfinite(seen).all() and seen[-1] < full_precision - 0.05
 
 
 class Window:
@@ -149,26 +150,21 @@ class Window:
         return np.average(losses, weights=weights), gradients
 
 
-def largest_miss(found, expected):
-    """Return the largest difference of two lists of gradients, in units of the tolerance: rtol 1e-5, atol 1e-6."""
-    return max(np.max(np.abs(one - other) / (1e-6 + 1e-5 * np.abs(other))) for one, other in zip(found, expected))
-
-
 @pytest.mark.modes
-def test_a_window_weighted_by_tokens_is_the_big_batch(rng):
+def test_window_weighted_by_tokens_equals_large_batch(rng):
     """And a mean of means, which is the planted fault, is not."""
     window = Window(GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1))
     micro_batches = [micro_batch(rng, 1, 1), micro_batch(rng, 2, 1), micro_batch(rng, 8, 8)]
-    joined = tuple(Tensor(np.concatenate([each.asnumpy() for each in column])) for column in zip(*micro_batches))
+    joined = tuple(Tensor(np.concatenate([tensor.asnumpy() for tensor in column])) for column in zip(*micro_batches))
     loss, expected = window.mean([joined], valid_tokens)
-    exact, found = window.mean(micro_batches, valid_tokens)
+    exact, gradients = window.mean(micro_batches, valid_tokens)
     np.testing.assert_allclose(exact, loss, rtol=1e-5)
-    assert largest_miss(found, expected) < 1
+    assert miss(gradients, expected, 1e-5, 1e-6) <= 1
     wrong, of_means = window.mean(micro_batches, lambda *columns: 1)
-    assert abs(wrong - loss) > 100 * 1e-5 * loss and largest_miss(of_means, expected) > 100
+    assert abs(wrong - loss) > 100 * 1e-5 * loss and miss(of_means, expected, 1e-5, 1e-6) > 100
 
 
-def test_without_a_weight_the_driver_warns_that_rows_are_no_tokens(rng):
+def test_driver_warns_about_tokens_without_weight(rng):
     network = GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1)
     model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1))
     with pytest.warns(RuntimeWarning, match="weight"):
@@ -186,6 +182,6 @@ def test_without_a_weight_the_driver_warns_that_rows_are_no_tokens(rng):
         (lambda: GPT(5, context=4)(ops.zeros((2, 5), ms.int32)), ValueError, "at most 4 per row, but got 5"),
     ],
 )
-def test_bad_arguments_are_refused(make, error, message):
+def test_invalid_arguments_are_rejected(make, error, message):
     with pytest.raises(error, match=message):
         make()

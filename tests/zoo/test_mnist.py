@@ -1,4 +1,4 @@
-"""Is MNIST found wherever it is, and refused in one line when it is damaged?"""
+"""MNIST is found in each layout, and damaged files are rejected in one line."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def folder(tmp_path):
         ("torchvision", "MNIST/raw"),
     ],
 )
-def test_layouts(tmp_path, layout, entry):
+def test_folder_layouts(tmp_path, layout, entry):
     path = write_mnist(tmp_path, layout=layout) / entry
     for usage, rows in ((None, 64), ("train", 64), ("test", 32)):
         assert len(rows_of(create_dataset(str(path), 8, usage=usage))) == rows
 
 
-def test_a_folder_of_one_split_needs_no_usage(folder):
+def test_folder_of_one_split_needs_no_usage(folder):
     assert len(rows_of(create_dataset(os.path.join(folder, "train"), 32, 1))) == 64
     assert len(rows_of(create_dataset(os.path.join(folder, "test"), 32))) == 32
 
 
-def test_the_folder_above_an_unzipped_archive(tmp_path):
+def test_folder_above_unzipped_archive(tmp_path):
     write_mnist(tmp_path / "MNIST_Data")
     assert create_dataset(tmp_path, 16, usage="test").get_dataset_size() == 2
 
@@ -82,11 +82,11 @@ GOOD_IMAGES, GOOD_LABELS = idx_images(make_digits(64, 0)[0]), idx_labels(make_di
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """One bad file: its name, what it holds (None: nothing, it is missing), what is said of it."""
+    """One bad file: its name, its content (None if it is missing), and a part of the error message."""
 
     name: str
     content: bytes | None
-    says: str
+    reason: str
 
 
 DAMAGE = {
@@ -119,53 +119,53 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_files_are_refused_in_one_line(folder, damage):
+def test_damaged_files_are_rejected_in_one_line(folder, damage):
     path = folder / "train" / damage.name
     path.unlink() if damage.content is None else path.write_bytes(damage.content)
     kind = FileNotFoundError if damage.content is None else DataError
     with pytest.raises(kind) as caught:
         create_dataset(folder, 16, usage="train")
     message = str(caught.value)
-    assert damage.says in message and str(path) in message
+    assert damage.reason in message and str(path) in message
     assert message.startswith("For 'create_dataset', ") and len(message.splitlines()) == 1
     assert message.endswith((".", "'")) and ". " in message
 
 
-def test_every_truncation_is_refused(tmp_path):
+def test_every_truncation_is_rejected(tmp_path):
     folder = write_mnist(tmp_path, train=2, test=0, layout="flat")
     for name in (IMAGES, LABELS):
-        whole = (folder / name).read_bytes()
-        for length in (*range(min(len(whole), 40)), len(whole) - 1):
-            (folder / name).write_bytes(whole[:length])
+        content = (folder / name).read_bytes()
+        for length in (*range(min(len(content), 40)), len(content) - 1):
+            (folder / name).write_bytes(content[:length])
             with pytest.raises(ValueError, match=name):
                 create_dataset(folder, 1)
-        (folder / name).write_bytes(whole)
+        (folder / name).write_bytes(content)
     assert create_dataset(folder, 1).get_dataset_size() == 2
 
 
-def test_a_folder_without_mnist(tmp_path):
+def test_folder_without_mnist_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="must contain MNIST's train-images-idx3-ubyte"):
         create_dataset(tmp_path)
 
 
-def test_a_split_that_is_not_there(folder):
+def test_missing_split_is_rejected(folder):
     with pytest.raises(FileNotFoundError, match="must contain MNIST's t10k-images-idx3-ubyte"):
         create_dataset(folder / "train", usage="test")
 
 
-def test_packed_files_only(tmp_path):
+def test_only_compressed_files_are_rejected(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(GOOD_IMAGES))
     with pytest.raises(FileNotFoundError, match="must be unpacked.*gunzip"):
         create_dataset(tmp_path)
 
 
-def test_a_missing_folder(tmp_path):
+def test_missing_folder_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="must be an existing folder"):
         create_dataset(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("name", "says"), [("MNIST_Data.zip", "Unpack it"), ("x.npz", "folder")])
-def test_a_file_for_a_folder(tmp_path, name, says):
+@pytest.mark.parametrize(("name", "reason"), [("MNIST_Data.zip", "Unpack it"), ("x.npz", "folder")])
+def test_file_in_place_of_folder_is_rejected(tmp_path, name, reason):
     (tmp_path / name).write_bytes(b"PK\x03\x04")
-    with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{says}"):
+    with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{reason}"):
         create_dataset(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Are the networks those of the tutorials, and is the package light?"""
+"""The networks equal those of the tutorials, and the package imports quickly."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def _batch_norm(name, channels):
 
 
 @pytest.mark.parametrize(("network", "expected"), [(LeNet5, LENET5), (MLP, MLP_), (ResNet18, _resnet18())])
-def test_parameters_are_those_of_the_tutorials(network, expected):
-    found = {parameter.name: parameter.shape for parameter in network().get_parameters()}
-    assert found == expected
+def test_parameters_equal_tutorials(network, expected):
+    shapes = {parameter.name: parameter.shape for parameter in network().get_parameters()}
+    assert shapes == expected
 
 
-def test_classes_and_channels_change_the_ends_only():
+def test_classes_and_channels_change_first_and_last_layer_only():
     network = LeNet5(num_class=3, num_channel=2)
-    found = {parameter.name: parameter.shape for parameter in network.get_parameters()}
+    shapes = {parameter.name: parameter.shape for parameter in network.get_parameters()}
     changed = {"conv1.weight": (6, 2, 5, 5), "fc3.weight": (3, 84), "fc3.bias": (3,)}
-    assert found == {**LENET5, **changed}
+    assert shapes == {**LENET5, **changed}
     assert MLP(num_class=3)(ms.ops.zeros((2, 1, 28, 28))).shape == (2, 3)
     assert ResNet18(num_class=3).fc.weight.shape == (3, 512)
 
 
 @pytest.mark.parametrize(("network", "channels", "side"), [(LeNet5, 1, 32), (MLP, 1, 28), (ResNet18, 3, 32)])
-def test_a_graph_computes_what_pynative_does(network, channels, side):
+def test_graph_mode_equals_pynative_mode(network, channels, side):
     net = network().set_train(False)
     images = ms.Tensor(np.random.RandomState(0).randn(4, channels, side, side).astype(np.float32))
     logits = net(images).asnumpy()
@@ -93,15 +93,15 @@ def test_a_graph_computes_what_pynative_does(network, channels, side):
     np.testing.assert_allclose(forward(images).asnumpy(), logits, rtol=1e-5, atol=1e-6)
 
 
-def test_lenet5_is_the_textbook_computation():
+def test_lenet5_equals_numpy_reference():
     net = LeNet5()
     image = np.random.RandomState(1).randn(1, 1, 32, 32).astype(np.float32)
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
-    found = net(ms.Tensor(image)).asnumpy()
-    np.testing.assert_allclose(found, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
+    actual = net(ms.Tensor(image)).asnumpy()
+    np.testing.assert_allclose(actual, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
     # The planted fault: without the second pooling's maximum, far more than the tolerance.
     wrong = _lenet5(image, weights, pool=np.mean)
-    assert np.abs(found - wrong).max() > 100 * 1e-5
+    assert np.abs(actual - wrong).max() > 100 * 1e-5
 
 
 def _lenet5(image, weights, *, pool=np.max):
@@ -127,19 +127,19 @@ def convolve(x, weight, stride=1):
     return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
 
 
-def test_resnet18_is_the_textbook_computation():
+def test_resnet18_equals_numpy_reference():
     net, random = ResNet18().set_train(False), np.random.RandomState(1)
     for name, parameter in net.parameters_dict().items():
         if "bn" in name or "downsample.1" in name:  # or every layer would multiply by 1 and add 0
             parameter.set_data(ms.Tensor(random.uniform(0.5, 1.5, parameter.shape).astype(np.float32)))
     image = random.randn(1, 3, 32, 32).astype(np.float32)
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
-    found = net(ms.Tensor(image)).asnumpy()
+    actual = net(ms.Tensor(image)).asnumpy()
     expected = _resnet18_of(image, weights)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # The planted fault: one shortcut less, the last.
     wrong = _resnet18_of(image, weights, shortcut=lambda x, name: x * (name != "layer4.1"))
-    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
 def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
@@ -163,7 +163,7 @@ def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
     return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
 
 
-def test_resnet18_starts_from_hes_distribution():
+def test_resnet18_uses_he_initialization():
     ms.set_seed(1)
     for name, parameter in ResNet18().parameters_dict().items():
         if parameter.ndim == 4 and parameter.size > 10_000:
@@ -184,7 +184,7 @@ def test_resnet18_starts_from_hes_distribution():
         (lambda: ResNet18(None), TypeError, "but got type NoneType"),
     ],
 )
-def test_bad_arguments_are_refused(make, error, message):
+def test_invalid_arguments_are_rejected(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -208,25 +208,25 @@ def test_examples_run(module):
 
 def imports_of(module):
     """Return the absolute names of the modules from which a module imports."""
-    found = importlib.import_module(module)
-    tree = ast.parse(inspect.getsource(found))
+    imported = importlib.import_module(module)
+    tree = ast.parse(inspect.getsource(imported))
     froms = ["." * n.level + (n.module or "") for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    names = [importlib.util.resolve_name(name, found.__package__) for name in froms]
+    names = [importlib.util.resolve_name(name, imported.__package__) for name in froms]
     return names + [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_nothing_imports_ms_accum(module):
+def test_zoo_does_not_import_ms_accum(module):
     assert not [name for name in imports_of(module) if name.startswith("ms_accum")]
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("model_zoo.data")])
-def test_data_are_made_without_networks(module):
+def test_data_modules_do_not_import_networks(module):
     ours = [name for name in imports_of(module) if name.split(".")[0] == "model_zoo"]
     assert [name for name in ours if name != "model_zoo._check" and not name.startswith("model_zoo.data")] == []
 
 
-def test_import_is_light():
+def test_import_loads_no_heavy_modules():
     program = (
         "import sys, mindspore; before = set(sys.modules); import model_zoo; model_zoo.create_dataset(); "
         "print(*[name for name in ('sklearn', 'download', 'ms_accum') "

@@ -1,4 +1,4 @@
-"""Does each data set get its recipe, and only where nobody said otherwise?"""
+"""Each data set has its recipe, which flags override."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rates(*argv):
         ([*CIFAR10, "--epochs=3", "--batch_size=8"], "cifar10", "resnet18", 3, 8),
     ],
 )
-def test_what_is_trained(argv, dataset, model, epochs, rows):
+def test_recipe_sets_dataset_model_and_epochs(argv, dataset, model, epochs, rows):
     settings = settings_of(*argv)
     assert (settings.dataset, settings.model, settings.epochs, settings.batch_size) == (dataset, model, epochs, rows)
     assert settings.mini_steps == 4
@@ -45,12 +45,12 @@ def test_what_is_trained(argv, dataset, model, epochs, rows):
         ([*CIFAR10, "--optimizer=adam", "--weight_decay=0.1", "--lr=0.5"], ("adam", 0.5, 0.9, 0.1)),
     ],
 )
-def test_how_it_is_trained(argv, expected):
+def test_recipe_sets_optimizer(argv, expected):
     assert rates(*argv) == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         (("cifar10", "lenet5", "x", None), "--model: lenet5 does not accept the images of cifar10; resnet18 does"),
         (("mnist", "resnet18", "x", None), "--model: resnet18 does not accept the images of mnist; lenet5 does"),
@@ -62,25 +62,25 @@ def test_how_it_is_trained(argv, expected):
         (("digits", None, "x", None), "--dataset: digits are embedded"),
     ],
 )
-def test_flags_that_contradict_each_other(arguments, says):
+def test_contradictory_flags_are_rejected(arguments, reason):
     with pytest.raises(ValueError) as caught:
         choose(*arguments)
-    assert str(caught.value).startswith(f"argument {says}")
+    assert str(caught.value).startswith(f"argument {reason}")
 
 
-def test_the_models_of_the_recipes_take_their_images():
+def test_recipe_models_accept_their_images():
     assert set(DOWNLOADS) == set(RECIPES) - {"digits"}
     for dataset, recipe in RECIPES.items():
         assert choose(dataset, None, None if dataset == "digits" else "x", None) == (dataset, recipe.model)
         assert recipe.optimizer in OPTIMIZERS and recipe.model in MODELS
 
 
-def test_a_model_and_a_folder_say_which_data_set():
+def test_dataset_is_inferred_from_model_and_folder():
     assert [dataset_for(model, None) for model in MODELS] == ["digits"] * 2 + ["cifar10"] * 2
     assert [dataset_for(model, "x") for model in MODELS] == ["mnist"] * 2 + ["cifar10"] * 2
     assert (dataset_for(None, None), dataset_for(None, "x")) == ("digits", "mnist")
 
 
-def test_recipes_in_words():
+def test_recipe_descriptions():
     assert by_dataset("optimizer") == "momentum on mnist and digits, sgd on cifar10"
     assert by_dataset("weight_decay") == "0 on mnist and digits, 0.0005 on cifar10"

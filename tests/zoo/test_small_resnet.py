@@ -1,4 +1,4 @@
-"""Does the network for CIFAR-10 compute what it says, each row for itself?"""
+"""The network for CIFAR-10 equals a NumPy reference, and treats each row on its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
 
 
 def network(norm="none"):
-    """Return one that uses its blocks: their gains begin with 0."""
+    """Return a network whose blocks have an effect: by default their gains begin with 0."""
     ms.set_seed(1)
     net, random = SmallResNet(norm=norm), np.random.RandomState(1)
     for name, parameter in net.parameters_dict().items():
@@ -29,15 +29,15 @@ def images(rng, count):
     return Tensor(rng.randn(count, 3, 32, 32), ms.float32), Tensor(rng.randint(0, 10, count), ms.int32)
 
 
-def test_it_is_the_textbook_computation(rng):
+def test_small_resnet_equals_numpy_reference(rng):
     net = network()
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
     x, _ = images(rng, 2)
-    found, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    actual, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # The planted fault: weights as they are.
     wrong = by_numpy(x.asnumpy(), weights, standardize=lambda weight: weight)
-    assert np.abs(found - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
 def standardized(weight):
@@ -64,24 +64,24 @@ def gradients(net, *batches):
     """Return the mean gradient of batches of one size."""
     forward = nn.WithLossCell(net, cross_entropy())
     differentiate = ms.value_and_grad(forward, None, net.trainable_params())
-    found = [[each.asnumpy() for each in differentiate(*batch)[1]] for batch in batches]
-    return [sum(each) / len(batches) for each in zip(*found)]
+    of_batches = [[gradient.asnumpy() for gradient in differentiate(*batch)[1]] for batch in batches]
+    return [sum(gradients) / len(batches) for gradients in zip(*of_batches)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_accumulated_gradients_are_those_of_the_big_batch(norm, rng):
+def test_accumulated_gradients_equal_large_batch(norm, rng):
     """With BatchNorm they are not."""
     net, (x, y) = network(norm), images(rng, 8)
     differences = miss(gradients(net, (x[:4], y[:4]), (x[4:], y[4:])), gradients(net, (x, y)), 1e-4, 1e-5)
     assert differences <= 1 if norm == "none" else differences > 100
 
 
-def test_its_first_output_has_the_variance_of_its_input(rng):
+def test_first_layer_keeps_variance(rng):
     net, (x, _) = SmallResNet(), images(rng, 64)
     assert net.stages[0](x).asnumpy().std() == pytest.approx(GAIN, rel=0.1)
 
 
-def test_a_wrong_norm_is_refused():
+def test_invalid_norm_is_rejected():
     with pytest.raises(ValueError, match="'norm' must be 'none' or 'batch', but got 'layer'"):
         SmallResNet(norm="layer")

@@ -1,4 +1,4 @@
-"""Does anything come out of a tar archive but the expected files?"""
+"""Only the expected files are unpacked from a tar archive."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def small(tmp_path):
 
 def expected(tmp_path, *, known=True):
     """Return what is known of the files: their size, and perhaps their SHA-256."""
-    found = fingerprints(tmp_path / "original")
-    return found if known else {name: (size, None) for name, (size, _) in found.items()}
+    files = fingerprints(tmp_path / "original")
+    return files if known else {name: (size, None) for name, (size, _) in files.items()}
 
 
-def unpacking(body, tmp_path, *, known=False):
+def unpack(body, tmp_path, *, known=False):
     archive = tmp_path / "original.tar.gz"
     archive.write_bytes(body)
     return unpack_tar(archive, tmp_path / "out", expected(tmp_path, known=known))
 
 
-def unpacking_fails(body, tmp_path, **options):
-    """Return the message with which an archive is refused."""
+def unpack_error(body, tmp_path, **options):
+    """Return the message of the error about an archive."""
     with pytest.raises(DataError) as caught:
-        unpacking(body, tmp_path, **options)
+        unpack(body, tmp_path, **options)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_six_files_come_out_and_nothing_else(tmp_path, small, known):
-    found = unpacking(tarred(entries(small)), tmp_path, known=known)
-    assert found == fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
+def test_only_six_expected_files_are_unpacked(tmp_path, small, known):
+    unpacked = unpack(tarred(entries(small)), tmp_path, known=known)
+    assert unpacked == fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
 
 
 @pytest.mark.parametrize("start", ["", "./"])
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_forms_of_tar(tmp_path, small, start, form, monkeypatch):
+def test_tar_formats(tmp_path, small, start, form, monkeypatch):
     monkeypatch.setattr(tarfile.TarFile, "format", form)
-    unpacking(tarred([(start + name, content) for name, content in small.items()]), tmp_path)
+    unpack(tarred([(start + name, content) for name, content in small.items()]), tmp_path)
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
 
 
@@ -65,7 +65,7 @@ def _member(name, kind, target=""):
     return member
 
 
-STRANGERS = {
+UNEXPECTED = {
     "slip": ("../../evil", b"x"),
     "slip under the top": (f"{TOP}/../../evil", b"x"),
     "absolute": ("/evil", b"x"),
@@ -76,62 +76,62 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("entry", UNEXPECTED.values(), ids=UNEXPECTED)
 @pytest.mark.parametrize("first", [True, False])
-def test_other_entries_are_not_written(tmp_path, small, stranger, first):
+def test_other_entries_are_not_written(tmp_path, small, entry, first):
     good = entries(small)
-    unpacking(tarred([stranger, *good] if first else [*good, stranger]), tmp_path)
+    unpack(tarred([entry, *good] if first else [*good, entry]), tmp_path)
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "original")
     assert {name.split("/")[0] for name in left_in(tmp_path)} == {"out"}
     assert not (tmp_path / "out" / TOP).is_symlink()
 
 
 @pytest.mark.parametrize("kind", ["SYMTYPE", "LNKTYPE", "CHRTYPE", "BLKTYPE", "FIFOTYPE", "DIRTYPE", "GNUTYPE_SPARSE"])
-def test_no_other_kind_of_entry_passes_for_a_file(tmp_path, small, kind):
+def test_entries_other_than_files_are_rejected(tmp_path, small, kind):
     wrong = _member(NAME, getattr(tarfile, kind), f"{TOP}/data_batch_1.bin")
     others = [(name, content) for name, content in small.items() if name != NAME]
     wrong.size = len(small[NAME])  # as a file would announce; what is behind it does not matter
     body = tarred([*others, (wrong, None)])
-    assert f"contain only regular files, but got '{NAME}', a link or device" in unpacking_fails(body, tmp_path)
+    assert f"contain only regular files, but got '{NAME}', a link or device" in unpack_error(body, tmp_path)
     assert not (tmp_path / "out" / NAME).exists()
 
 
 @pytest.mark.parametrize("change", [-1, 1, 50_000])
-def test_another_size(tmp_path, small, change):
+def test_wrong_size_is_rejected(tmp_path, small, change):
     wrong = {**small, NAME: bytes(len(small[NAME]) + change)}
-    says = f"contain {len(small[NAME])} bytes of '{NAME}', but got {len(wrong[NAME])}"
-    assert says in unpacking_fails(tarred(entries(wrong)), tmp_path)
+    reason = f"contain {len(small[NAME])} bytes of '{NAME}', but got {len(wrong[NAME])}"
+    assert reason in unpack_error(tarred(entries(wrong)), tmp_path)
 
 
-def test_another_content_where_it_is_known(tmp_path, small):
+def test_wrong_content_is_rejected_if_hash_is_known(tmp_path, small):
     wrong = {**small, NAME: bytes(len(small[NAME]))}
-    assert f"contain the published '{NAME}', but got SHA-256" in unpacking_fails(
+    assert f"contain the published '{NAME}', but got SHA-256" in unpack_error(
         tarred(entries(wrong)), tmp_path, known=True
     )
 
 
-def test_a_name_twice(tmp_path, small):
+def test_duplicate_name_is_rejected(tmp_path, small):
     twice = [*entries(small), (NAME, small[NAME])]
-    assert f"'{NAME}' twice" in unpacking_fails(tarred(twice), tmp_path)
+    assert f"'{NAME}' twice" in unpack_error(tarred(twice), tmp_path)
 
 
-def test_a_missing_name(tmp_path, small):
+def test_missing_name_is_rejected(tmp_path, small):
     del small[NAME]
-    assert f"none named {NAME}" in unpacking_fails(tarred(entries(small)), tmp_path)
+    assert f"none named {NAME}" in unpack_error(tarred(entries(small)), tmp_path)
 
 
-def test_a_bomb_is_not_unpacked_to_its_end(tmp_path, small, monkeypatch):
+def test_tar_bomb_is_not_fully_unpacked(tmp_path, small, monkeypatch):
     unpacked, read = [], gzip.GzipFile.read
     monkeypatch.setattr(gzip.GzipFile, "read", lambda file, size=-1: unpacked.append(read(file, size)) or unpacked[-1])
-    assert "unpack to at most" in unpacking_fails(tarred([("bomb", bytes(50_000_000)), *entries(small)]), tmp_path)
+    assert "unpack to at most" in unpack_error(tarred([("bomb", bytes(50_000_000)), *entries(small)]), tmp_path)
     assert OVERHEAD < sum(map(len, unpacked)) < 2 * OVERHEAD and left_in(tmp_path) == set()
 
 
 @pytest.mark.parametrize("kind", ["REGTYPE", "LNKTYPE", "GNUTYPE_LONGNAME", "GNUTYPE_SPARSE", "XHDTYPE", "XGLTYPE"])
 @pytest.mark.parametrize("size", [1 << 64, 1 << 62, 1 << 40, -1, -512, -4096])
 @pytest.mark.parametrize("first", [True, False])
-def test_sizes_that_are_lies(tmp_path, small, kind, size, first):
-    """They lead tarfile past the end, or back to where it was, or make it allocate them."""
+def test_false_sizes_in_headers(tmp_path, small, kind, size, first):
+    """They make tarfile read past the end, read the same block again, or allocate that much memory."""
     liar = bytearray(_member("liar", getattr(tarfile, kind)).tobuf(tarfile.GNU_FORMAT))
     liar[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
     liar[482] = kind == "GNUTYPE_SPARSE"  # more of its map is to follow
@@ -145,14 +145,14 @@ def test_sizes_that_are_lies(tmp_path, small, kind, size, first):
         assert fingerprints(tmp_path / "out") == expected(tmp_path, known=True)
 
 
-def test_what_is_no_tar_at_all(tmp_path, small):
+def test_files_other_than_tar_gz_are_rejected(tmp_path, small):
     for body in (b"", b"<html>moved</html>", gzip.compress(b"no tar" * 1000), tarred(entries(small), mode="w")):
-        assert "be a valid tar.gz archive" in unpacking_fails(body, tmp_path)
+        assert "be a valid tar.gz archive" in unpack_error(body, tmp_path)
 
 
-def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
-    """Whatever is damaged: the packed bytes, or, with the checksums of gzip right, those of tar."""
-    plain, pick, refusals = tarred(entries(small), mode="w"), random.Random(0), 0
+def test_damaged_archives_raise_one_line_error(tmp_path, small):
+    """The packed bytes are damaged, or, with valid checksums of gzip, those of tar."""
+    plain, pick, rejections = tarred(entries(small), mode="w"), random.Random(0), 0
     packed = gzip.compress(plain)
     for number in range(400):
         damaged = bytearray(packed if number % 2 else plain)
@@ -165,9 +165,9 @@ def test_damaged_archives_end_in_one_kind_of_error(tmp_path, small):
         try:
             unpack_tar(tmp_path / "original.tar.gz", tmp_path / f"out{number}", expected(tmp_path))
         except DataError as error:
-            refusals += 1
+            rejections += 1
             assert len(str(error).splitlines()) == 1
         else:
             # Dates, other entries and the like may differ; the files may not.
             assert fingerprints(tmp_path / f"out{number}") == expected(tmp_path)
-    assert refusals > 200
+    assert rejections > 200
