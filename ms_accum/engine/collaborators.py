@@ -178,7 +178,7 @@ def resolve(
         weighted (bool): whether the window's gradient is a weighted mean.
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
             `GradientAccumulation`.
-        in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
+        in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
     """
     check_optimizer(owner, optimizer)
     if clip_norm is not None:

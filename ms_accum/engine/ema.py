@@ -53,14 +53,10 @@ class Ema:
     """
 
     def __init__(self, decay: float, warm_up: int = 0):
-        rule = "a number >= 0 and < 1"
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
-            _check.raise_invalid(TypeError, _OWNER, "decay", rule, repr(decay))
-        if not 0 <= decay < 1:
-            _check.raise_invalid(ValueError, _OWNER, "decay", rule, decay)
+        self.decay = check_decay(_OWNER, decay)
         if type(warm_up) is not int or warm_up < 0:
             _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
-        self.decay, self.warm_up = float(decay), warm_up
+        self.warm_up = warm_up
         self._weights: tuple = ()
         self._averages: tuple = ()
         self._applied = False
@@ -150,6 +146,16 @@ class Ema:
         """dict, its Parameters in a training state, by name."""
         named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
         return {"updates": self._updates, **named}
+
+
+def check_decay(owner: str, decay: Any) -> float:
+    """Return the weight of the old value in an average, or raise an error if it is not a number >= 0 and < 1."""
+    rule = "a number >= 0 and < 1"
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        _check.raise_invalid(TypeError, owner, "decay", rule, repr(decay))
+    if not 0 <= decay < 1:
+        _check.raise_invalid(ValueError, owner, "decay", rule, decay)
+    return float(decay)
 
 
 def check_not_applied(owner: str, ema: Ema | None) -> None:

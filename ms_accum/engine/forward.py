@@ -9,7 +9,6 @@ from mindspore import nn
 
 from .. import _check
 from ..loss.gradients import WithLoss, scalar
-from ..loss.known_losses import check_gradient
 from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators
@@ -58,4 +57,3 @@ def check_network(owner: str, network: nn.Cell) -> None:
     if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
         remedy = "Give it to GradientAccumulation as 'loss_fn'."
         _check.raise_invalid(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
-    check_gradient(owner, network)

@@ -11,6 +11,7 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..network import tree
+from .ema import check_decay
 from .loss_scale import own_scale
 
 _OWNER = "NoiseScale"
@@ -55,9 +56,7 @@ class NoiseScale(Callback):
 
     def __init__(self, every: int = 25, decay: float = 0.95):
         self._every = _check.positive_int(_OWNER, "every", every)
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-            _check.raise_invalid(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
-        self._decay = float(decay)
+        self._decay = check_decay(_OWNER, decay)
         self._windows = self._rows = self._seen = 0
         self._left_out = 0  # by the observed `Accumulator`, at its last micro-batch inside a window
         self._first: tuple[float, int] | None = None
