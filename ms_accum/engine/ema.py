@@ -74,9 +74,9 @@ class Ema:
         self._weights = tuple(parameters)
         self._averages = tuple(
             Parameter(
-                initializer("zeros", each.shape, ms.float32), name=f"{self._name}.{each.name}", requires_grad=False
+                initializer("zeros", weight.shape, ms.float32), name=f"{self._name}.{weight.name}", requires_grad=False
             )
-            for each in self._weights
+            for weight in self._weights
         )
 
     def after_window(self, updated: Any) -> Any:
@@ -86,8 +86,8 @@ class Ema:
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
         decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
-        done = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
-        return ops.depend(updated, done)
+        assigned = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
+        return ops.depend(updated, assigned)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -105,19 +105,19 @@ class Ema:
             raise RuntimeError("For 'Ema', the averages are already applied.")
         if not self.updates:
             raise RuntimeError("For 'Ema', there is no average before the first update.")
-        kept, before = [as_array(each).copy() for each in self._weights], self.updates
+        copies, updates_before = [as_array(weight).copy() for weight in self._weights], self.updates
         try:
             self._applied = True
             self.times_applied += 1
             _assign(self._weights, map(as_array, self._averages))
             yield
         finally:
-            _assign(self._weights, kept)
+            _assign(self._weights, copies)
             self._applied = False
-        if self.updates != before:  # by a compiled step, which can't see that the averages are applied
-            made = self.updates - before
+        if self.updates != updates_before:  # by a compiled step, which can't see that the averages are applied
+            lost = self.updates - updates_before
             raise RuntimeError(
-                f"For 'Ema', 'applied' must be left before training, but got {made} updates inside the block, which "
+                f"For 'Ema', 'applied' must be left before training, but got {lost} updates inside the block, which "
                 "are lost: the weights are those from before the block."
             )
 

@@ -13,7 +13,7 @@ import runs
 from helpers import values
 from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
 from ms_accum.layers import dropout
-from ms_accum.layers.dropout import Place
+from ms_accum.layers.dropout import MaskKey
 from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
 from reference import gradient_miss
@@ -46,17 +46,17 @@ def expected_numbers(seed, layer, rank, count, rows, columns):
 
 
 class Numbers(nn.Cell):
-    def __init__(self, place):
+    def __init__(self, mask_key):
         super().__init__()
-        self.place = place
+        self.mask_key = mask_key
 
     def construct(self, count):
-        return dropout.numbers(self.place, count, SHAPE)
+        return dropout.numbers(self.mask_key, count, SHAPE)
 
 
 @pytest.mark.both
 def test_numbers_are_those_of_the_formula():
-    found = Numbers(Place(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
+    found = Numbers(MaskKey(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
     assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
     # A state of today must resume in any later version.
     assert found[0, 0, :2].tolist() == [1685089215648427193, 457778867325695673]
@@ -64,18 +64,18 @@ def test_numbers_are_those_of_the_formula():
 
 # Are they random?
 
-PLACE = Place(1, 0, 0)
+KEY = MaskKey(1, 0, 0)
 
 
-def drawn(place=PLACE, count=1, shape=(512, 512)):
+def drawn(mask_key=KEY, count=1, shape=(512, 512)):
     """Uniform numbers in [0, 1), of 32 bits."""
-    return (dropout.numbers(place, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
+    return (dropout.numbers(mask_key, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
 
 
 def deviations(draw):
     """Return what should be standard normal, by name, of counts, layers, ranks and seeds."""
     counts = np.stack([draw(count=count) for count in range(1, 9)])
-    others = np.stack([draw(place=Place(*place)) for place in itertools.product((0, 1), repeat=3)])
+    others = np.stack([draw(mask_key=MaskKey(*mask_key)) for mask_key in itertools.product((0, 1), repeat=3)])
     signs = np.where(counts < 0.5, -1.0, 1.0)
     square = signs[:, :-1, :-1] * signs[:, 1:, :-1] * signs[:, :-1, 1:] * signs[:, 1:, 1:]
     pairs = {
@@ -108,17 +108,17 @@ def test_the_usual_tests_of_randomness_pass():
     assert max(map(abs, found.values())) < 4.5, found
 
 
-def same_count(place=PLACE, count=1, shape=(512, 512)):
-    return drawn(place, 1, shape)
+def same_count(mask_key=KEY, count=1, shape=(512, 512)):
+    return drawn(mask_key, 1, shape)
 
 
-def sums(place=PLACE, count=1, shape=(512, 512)):
+def sums(mask_key=KEY, count=1, shape=(512, 512)):
     """Sums of random numbers for products: each row's mask is another's, shifted."""
-    rows, columns = (each.asnumpy() for each in dropout._starts(*place, shape))
+    rows, columns = (each.asnumpy() for each in dropout._starts(*mask_key, shape))
     return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
 
 
-def weak(place=PLACE, count=1, shape=(512, 512)):
+def weak(mask_key=KEY, count=1, shape=(512, 512)):
     """A generator with one multiplication for each element, by its index."""
     index = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape) + np.uint64(count)
     return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) / 2.0**32
