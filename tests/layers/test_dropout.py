@@ -55,7 +55,7 @@ class Numbers(nn.Cell):
 
 
 @pytest.mark.both
-def test_numbers_are_those_of_the_formula():
+def test_numbers_follow_formula():
     found = Numbers(MaskKey(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
     assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
     # A state of today must resume in any later version.
@@ -82,7 +82,7 @@ def deviations(draw):
         "rows": (counts[:, 1:], counts[:, :-1]),
         "columns": (counts[..., 1:], counts[..., :-1]),
         "counts": (counts[1:], counts[:-1]),
-        "places": (others[1:], others[:-1]),
+        "keys": (others[1:], others[:-1]),
     }
     found = {name: ((a - 0.5) * (b - 0.5)).mean() * 12 * np.sqrt(a.size) for name, (a, b) in pairs.items()}
     joint = {name: uniform(np.floor(a * 16) * 16 + np.floor(b * 16), 256) for name, (a, b) in pairs.items()}
@@ -103,7 +103,7 @@ def uniform(numbers, kinds):
     return (((seen - mean) ** 2 / mean).sum() - (kinds - 1)) / np.sqrt(2 * (kinds - 1))
 
 
-def test_the_usual_tests_of_randomness_pass():
+def test_numbers_pass_randomness_tests():
     found = deviations(drawn)
     assert max(map(abs, found.values())) < 4.5, found
 
@@ -125,12 +125,12 @@ def weak(mask_key=KEY, count=1, shape=(512, 512)):
 
 
 @pytest.mark.parametrize(("draw", "name"), [(same_count, "counts"), (sums, "squares"), (weak, "joint columns")])
-def test_numbers_that_are_not_random_are_noticed(draw, name):
+def test_numbers_that_are_not_random_are_detected(draw, name):
     assert abs(deviations(draw)[name]) > 450
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_p_says_and_the_mean_stays(p):
+def test_dropped_fraction_and_scale(p):
     made = CountedDropout(p, seed=3).set_train()(ops.ones((256, 512), ms.float32)).asnumpy()
     assert np.unique(made).tolist() == [0.0, np.float32(1 / (1 - p))]
     dropped = (made == 0).mean()
@@ -141,14 +141,14 @@ def test_as_many_are_dropped_as_p_says_and_the_mean_stays(p):
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
-def test_without_training_or_dropping_nothing_happens(p, training):
+def test_input_is_returned_in_evaluation_or_with_p_0(p, training):
     layer, x = CountedDropout(p).set_train(training), Tensor(np.ones(4), ms.float32)
     assert layer(x) is x
     assert layer.dropout_counter.asnumpy() == 0
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
-def test_the_type_is_that_of_the_input(dtype):
+def test_output_has_type_of_input(dtype):
     assert CountedDropout(0.5).set_train()(ops.ones((4, 4), dtype)).dtype == dtype
 
 
@@ -163,7 +163,7 @@ def test_the_type_is_that_of_the_input(dtype):
         ({"layer": 2**31}, ValueError, "'layer' must be an int >= 0"),
     ],
 )
-def test_wrong_arguments(arguments, error, rule):
+def test_invalid_arguments_are_rejected(arguments, error, rule):
     with pytest.raises(error, match=rule):
         CountedDropout(**arguments)
 
@@ -190,7 +190,7 @@ def masks(counts):
 
 
 @pytest.mark.graph
-def test_a_gradient_has_the_mask_of_its_forward_also_at_two_places():
+def test_gradient_uses_masks_of_forward_for_shared_layer():
     network = Drop(CountedDropout(0.5, seed=3))
     step = ms.value_and_grad(network, 0, ms.ParameterTuple([network.w]))
     ops.assign(network.w, ONES)
@@ -211,7 +211,7 @@ def window_gradient(layer):
 
 
 @pytest.mark.graph
-def test_micro_batches_of_one_call_have_masks_of_their_own():
+def test_micro_batches_of_one_call_have_different_masks():
     assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
     assert gradient_miss([5 * np.sum(masks([1, 2]), 0)], [np.sum(masks(range(1, 11)), 0)]) >= 100
 
@@ -236,7 +236,7 @@ def network_with_many():
     return nn.SequentialCell(nn.Dropout(p=0.5), Block(nn.Dropout(p=0.2)), nn.SequentialCell(nn.Dropout(p=0.0)))
 
 
-def test_all_are_replaced_in_place_and_numbered():
+def test_all_layers_are_replaced_in_place_and_numbered():
     network = network_with_many().set_train()
     before = [parameter.name for parameter in network.get_parameters()]
     assert replace_dropout(network, seed=9) is network
@@ -258,7 +258,7 @@ def test_all_are_replaced_in_place_and_numbered():
 
 
 @pytest.mark.parametrize(("kept", "seed"), [(5, 5), (None, 0)])
-def test_the_seed_is_that_of_mindspore(kept, seed, monkeypatch):
+def test_default_seed_is_that_of_mindspore(kept, seed, monkeypatch):
     monkeypatch.setattr(ms, "get_seed", lambda: kept)
     assert replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)))[0].seed == seed
 
@@ -276,13 +276,13 @@ def test_the_seed_is_that_of_mindspore(kept, seed, monkeypatch):
         (lambda: 3, TypeError, "'network' must be a Cell, but got int"),
     ],
 )
-def test_networks_in_which_nothing_can_be_replaced(network, error, rule):
+def test_networks_without_replaceable_layers_are_rejected(network, error, rule):
     with pytest.raises(error, match=f"For 'replace_dropout', .*{rule}"):
         replace_dropout(network())
 
 
 @pytest.mark.graph
-def test_a_compiled_network_is_compiled_again():
+def test_compiled_network_is_recompiled():
     network, ones = nn.SequentialCell(nn.Dropout(p=0.5)).set_train(), Tensor(np.ones((2, 64)), ms.float32)
     network(ones)
     replace_dropout(network, seed=3)
@@ -290,7 +290,7 @@ def test_a_compiled_network_is_compiled_again():
 
 
 @pytest.mark.both
-def test_each_rank_draws_masks_of_its_own_that_no_parameter_contains():
+def test_each_rank_draws_different_masks():
     made = []
     for ranks in ((0,), (2,), (2, 2), (1, 2)):
         network = replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)), seed=3).set_train()
@@ -329,7 +329,7 @@ def left_by(folder, change, monkeypatch, stops):
 
 @pytest.mark.both
 @pytest.mark.parametrize("stops", [[4], pytest.param([6, 5], marks=pytest.mark.slow)])
-def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, stops):
+def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops):
     expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
     runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
 
@@ -337,14 +337,14 @@ def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkey
 @pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
 @pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
-def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broken):
+def test_resumed_run_with_other_masks_is_detected(tmp_path, monkeypatch, broken):
     expected = left_by(tmp_path / "one", broken, monkeypatch, [])
     found = left_by(tmp_path / "two", broken, monkeypatch, [4])
     assert found[0] != expected[0]
     assert abs(np.array(found[3]) / expected[3] - 1).max() > 1e-4
 
 
-def test_a_model_of_another_kind_of_dropout_is_explained(tmp_path):
+def test_loading_model_with_other_kind_of_dropout_explains_error(tmp_path):
     plain, counted = network_of(lambda network: network), network_of(replace_dropout)
     save_model(plain, tmp_path / "plain.ckpt")
     save_model(counted, tmp_path / "counted.ckpt")

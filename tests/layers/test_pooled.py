@@ -63,7 +63,7 @@ def of_the_big_batch(kind, windows):
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_statistics_are_those_of_the_big_batch(kind, shape, rng):
+def test_statistics_equal_those_of_large_batch(kind, shape, rng):
     network, windows = one_layer(kind), [micro_batches(rng, shape), micro_batches(rng, shape, (3, 6))]
     pooled = pool_batch_norm(network)
     for window in windows:
@@ -77,7 +77,7 @@ def mean_of_means(inputs):
     return [0.2 * np.mean(means, 0), 0.8 + 0.2 * np.mean(variances, 0)]
 
 
-def test_other_ways_to_average_miss_them(rng):
+def test_other_averages_differ_from_large_batch(rng):
     kind, window = nn.BatchNorm1d, micro_batches(rng, (3,))
     expected = of_the_big_batch(kind, [window])
     assert miss(after(one_layer(kind), window), expected, 1e-5) >= 100
@@ -85,7 +85,7 @@ def test_other_ways_to_average_miss_them(rng):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_a_large_mean_costs_no_precision_once_it_is_known(offset, rng):
+def test_large_mean_keeps_precision_of_variance(offset, rng):
     """Sums of squares of what is far from zero would lose the variance."""
     network, window = one_layer(nn.BatchNorm1d), [x + offset for x in micro_batches(rng, (3,))]
     pooled = pool_batch_norm(network)
@@ -105,7 +105,7 @@ class Loss(nn.Cell):
 
 
 @pytest.mark.graph
-def test_micro_batches_of_one_call_are_each_counted_once(rng):
+def test_each_micro_batch_of_one_call_is_counted_once(rng):
     """In graph mode, differentiated, in a loop, in two layers: and the gradients are those of BatchNorm."""
     inputs = [Tensor(rng.randn(4, 3) + k, ms.float32) for k in range(3)]
     labels = Tensor(np.zeros((3, 4)), ms.int32)
@@ -176,18 +176,18 @@ def missed_in_a_branch(rng, touch):
 
 
 @pytest.mark.graph
-def test_statistics_that_are_loaded_count_in_a_branch_too(rng):
+def test_loaded_statistics_are_used_in_branch(rng):
     assert missed_in_a_branch(rng, touch=True) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.graph
-def test_a_branch_that_does_not_depend_on_them_is_noticed(rng):
+def test_branch_without_dependency_on_statistics_is_detected(rng):
     assert missed_in_a_branch(rng, touch=False) >= 100
 
 
 @pytest.mark.modes
-def test_a_skipped_window_changes_nothing_and_is_forgotten(rng):
+def test_skipped_window_is_discarded(rng):
     network, (first, *others) = one_layer(nn.BatchNorm1d), micro_batches(rng, (3,))
     pooled = pool_batch_norm(network)
     before = statistics(network)
@@ -197,7 +197,7 @@ def test_a_skipped_window_changes_nothing_and_is_forgotten(rng):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_does_not_stay(bad, rng):
+def test_nonfinite_statistics_are_discarded(bad, rng):
     network, inputs = one_layer(nn.BatchNorm1d), micro_batches(rng, (3,))
     pooled = pool_batch_norm(network)
     spoilt = inputs[0].asnumpy().copy()
@@ -209,14 +209,14 @@ def test_what_is_not_finite_does_not_stay(bad, rng):
     assert miss([array[1] for array in after(network, inputs, pooled)], [array[1] for array in expected], 1e-5) <= 1
 
 
-def test_micro_batches_of_one_value_are_pooled(rng):
+def test_micro_batches_of_one_row_are_pooled(rng):
     """Their own variance is 0/0."""
     network, rows = one_layer(nn.BatchNorm1d), [Tensor(rng.randn(1, 3), ms.float32) for _ in range(4)]
     pooled = pool_batch_norm(network)
     assert miss(after(network, rows, pooled), of_the_big_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
 
 
-def test_a_window_in_which_no_layer_ran_changes_nothing():
+def test_window_without_forward_changes_nothing():
     network = one_layer(nn.BatchNorm1d)
     pooled = pool_batch_norm(network)
     before = statistics(network)
@@ -224,7 +224,7 @@ def test_a_window_in_which_no_layer_ran_changes_nothing():
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_evaluation_and_gradients_are_those_of_batch_norm(kind, shape, rng):
+def test_evaluation_and_gradients_equal_those_of_batch_norm(kind, shape, rng):
     x, weights = Tensor(rng.randn(5, *shape), ms.float32), Tensor(rng.randn(5, *shape), ms.float32)
     found = []
     for pool in (True, False):
@@ -253,7 +253,7 @@ def test_layers_are_replaced_in_place_with_their_parameters():
         pool_batch_norm(nn.BatchNorm2d(3))
 
 
-def test_gradients_still_differ_and_the_warning_says_so():
+def test_warning_for_pooled_batch_norm():
     network = one_layer(nn.BatchNorm2d)
     pool_batch_norm(network)
     with pytest.warns(UserWarning, match=r"BatchNorm layers \(1, the first is '0'\)"):
@@ -261,7 +261,7 @@ def test_gradients_still_differ_and_the_warning_says_so():
 
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
-def test_a_trial_run_leaves_no_sums(rng):
+def test_trial_run_leaves_no_sums(rng):
     """The driver may run a micro-batch to look at the loss, and restores the network."""
     network = nn.SequentialCell(nn.BatchNorm1d(3, momentum=0.9), nn.Dense(3, 2))
     pool_batch_norm(network)
@@ -275,7 +275,7 @@ def test_a_trial_run_leaves_no_sums(rng):
     assert not network[0].window_sums.asnumpy().any()
 
 
-def test_a_model_without_the_sums_is_explained(tmp_path):
+def test_loading_model_without_sums_explains_error(tmp_path):
     plain, other = one_layer(nn.BatchNorm2d), one_layer(nn.BatchNorm2d)
     pool_batch_norm(other)
     save_model(plain, tmp_path / "plain.ckpt")
