@@ -1,4 +1,4 @@
-"""Do the three Cells work by hand, as in the tutorial, and is only the first one's graph a forward?"""
+"""Do the three Cells work in a user's loop, as in the tutorial, and does only the first contain a forward?"""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_weight_sum_weights_by_rows():
 
 
 @pytest.mark.parametrize("rows", [[1024], [1, 1024], [1024, 4]], ids=str)
-@pytest.mark.parametrize("given", [False, True], ids=["rows", "given"])
-def test_weights_are_applied_in_float32(rows, given):
+@pytest.mark.parametrize("explicit", [False, True], ids=["rows", "explicit"])
+def test_weights_are_applied_in_float32(rows, explicit):
     """A gradient of 100 times 1,024 rows would be infinite there."""
     network = Half()
     cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
     for count in rows:
-        weight = {"weight": Tensor(float(count), ms.float32)} if given else {}
+        weight = {"weight": Tensor(float(count), ms.float32)} if explicit else {}
         cells.forward_backward(*micro_batch(100.0, 3.0, rows=count), **weight)
     updated, norm = cells.optim()
     assert updated.asnumpy() and miss(values([network.w]), [[-100.0, -3.0]], 1e-6) <= 1
@@ -200,10 +200,10 @@ def test_optimizer_of_another_network_is_rejected():
     network, other = Slope(), nn.Dense(2, 2)
     optimizer = nn.SGD(other.trainable_params(), 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    said = "'optimizer' must be one of the network's parameters, but got one that has none of them"
-    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {said}"):
+    message = "'optimizer' must be one of the network's parameters, but got one that has none of them"
+    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {message}"):
         TrainForwardBackward(network, optimizer, grad_sum)
-    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {said}"):
+    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {message}"):
         GradientAccumulation(network, None, optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Does a loss that couples the rows of a batch get the gradient of the big batch?"""
+"""Does a loss that couples the rows of a batch get the gradient of the large batch?"""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
     cached = Coupled._cached
 
     def alone(self, represented, collected):
-        each = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
-        return each[0][0], (gradients for _, (gradients,) in each)
+        results = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
+        return results[0][0], (gradients for _, (gradients,) in results)
 
     monkeypatch.setattr(Coupled, "_cached", alone)
     found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
@@ -86,7 +86,7 @@ def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
 def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     trained = network.trainable_params()
-    start = [each.asnumpy().copy() for each in trained]
+    start = [parameter.asnumpy().copy() for parameter in trained]
 
     def left(loss_fn, data, mini_steps=None, **options):
         restore(trained, start)
@@ -94,7 +94,7 @@ def test_tails_and_split_batches_equal_smaller_large_batches(rng):
         model = GradientAccumulation(used, loss_fn, nn.SGD(trained, 0.1), check="off")
         model.train_process(1, data, mini_steps, report=(), ckpt_path=None, **options)
         assert model.updates == 2
-        return [each.asnumpy().copy() for each in trained]
+        return [parameter.asnumpy().copy() for parameter in trained]
 
     expected = left(None, [joined(data[:2]), data[2]], 1)
     assert miss(left(CoupledLoss(info_nce, 2), data, 2), expected) < 1
@@ -202,7 +202,7 @@ def test_nonfinite_window_is_skipped(rng):
     model = GradientAccumulation(network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1))
     model.train_process(1, data, 2, report=(), ckpt_path=None)
     assert (model.updates, model.skipped) == (1, 1)
-    assert all(np.isfinite(each.asnumpy()).all() for each in network.trainable_params())
+    assert all(np.isfinite(parameter.asnumpy()).all() for parameter in network.trainable_params())
 
 
 @pytest.mark.graph
@@ -217,7 +217,7 @@ def test_stop_at_window_end_and_resume(rng, tmp_path):
         )
         states = Checkpointer(folder, stop=stop, resume=resume)
         model.train_process(2, data, 3, report=(), ckpt_path=None, checkpointer=states)
-        return model.updates, [each.asnumpy() for each in network.trainable_params()]
+        return model.updates, [parameter.asnumpy() for parameter in network.trainable_params()]
 
     updates, expected = run(tmp_path / "at once")
     asked = iter([False] * 4 + [True] * 100)
@@ -305,11 +305,11 @@ def using_the_networks(rng, how):
     def calling(rows, labels):
         return scaled(rows, labels)
 
-    def given(scale, rows, labels):
+    def with_scale(scale, rows, labels):
         return triplets(rows * scale, labels)
 
     ways = {"a function": scaled, "one that it calls": calling, "a method": Losses(network).scaled}
-    ways["an argument"] = partial(given, network.scale)
+    ways["an argument"] = partial(with_scale, network.scale)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
     model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
@@ -367,7 +367,7 @@ def test_skip_micro_and_noise_scale_are_rejected(name, value):
 def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
     network, data = Towers(), pairs(rng)
     trained = network.trainable_params()
-    start = [each.asnumpy().copy() for each in trained]
+    start = [parameter.asnumpy().copy() for parameter in trained]
 
     def left(network, loss_fn, data, mini_steps, clip_norm):
         restore(trained, start)
@@ -375,8 +375,8 @@ def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
         model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), clip_norm=clip_norm, ema=ema, check="off")
         model.train_process(2, data, mini_steps, report=(), ckpt_path=None)
         with ema.applied():
-            averages = [each.asnumpy().copy() for each in trained]
-        return [*averages, *(each.asnumpy().copy() for each in trained)]
+            averages = [parameter.asnumpy().copy() for parameter in trained]
+        return [*averages, *(parameter.asnumpy().copy() for parameter in trained)]
 
     expected = left(Whole(network, info_nce), None, [joined(data)], 1, 0.1)
     assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, 0.1), expected) < 1

@@ -1,4 +1,4 @@
-"""Is the average of the weights the one that its definition says, on the update clock?"""
+"""Does the average of the weights follow its definition, once per update?"""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).ran
 def expected(weights, decay, warm_up=0):
     """The average of the weights after each update, by its definition."""
     average = None
-    for number, each in enumerate(np.asarray(weights, np.float64), 1):
+    for number, weight in enumerate(np.asarray(weights, np.float64), 1):
         factor = min(decay, (number - 1) / number) if number <= max(warm_up, 1) else decay
-        average = each if average is None else factor * average + (1 - factor) * each
+        average = weight if average is None else factor * average + (1 - factor) * weight
     return average
 
 
@@ -106,8 +106,8 @@ def test_weights_loaded_before_first_update_are_averaged():
     assert ema.state["of.w"].asnumpy().tolist() == run.weights.tolist()
 
 
-class Looks(Callback):
-    """Keeps the weights that an evaluation sees."""
+class WeightsInEvaluation(Callback):
+    """Records the weights in evaluations."""
 
     def __init__(self, network):
         self.network, self.seen = network, []
@@ -117,7 +117,7 @@ class Looks(Callback):
 
 
 class Thrice(nn.Cell):
-    """The loss as loss, output and label: what `Model` wants of a network for an evaluation."""
+    """The loss as loss, output and label: `Model` requires three outputs for an evaluation."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
@@ -131,10 +131,14 @@ class Thrice(nn.Cell):
 @pytest.mark.both
 def test_driver_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
-    model, looks = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema), Looks(network)
-    model.train_process(2, DATA, 2, callbacks=looks, valid_dataset=DATA[:1], report=(), ckpt_path=None)
+    model, recorder = (
+        GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema),
+        WeightsInEvaluation(network),
+    )
+    model.train_process(2, DATA, 2, callbacks=recorder, valid_dataset=DATA[:1], report=(), ckpt_path=None)
     assert (
-        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+        len(recorder.seen) == 2
+        and recorder.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
     )
 
 
@@ -142,10 +146,12 @@ def test_driver_evaluates_with_average():
 def test_model_fit_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
-    model, looks = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"}), Looks(network)
-    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), looks], dataset_sink_mode=False)
+    model = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"})
+    recorder = WeightsInEvaluation(network)
+    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), recorder], dataset_sink_mode=False)
     assert (
-        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+        len(recorder.seen) == 2
+        and recorder.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
     )
 
 
@@ -260,7 +266,7 @@ def test_step_has_no_duplicate_parameters():
 
 @pytest.mark.host
 def test_training_with_applied_average_is_rejected():
-    """What is learned with the averages in their place would be lost at the end of the block."""
+    """What is trained while the averages are applied would be lost at the end of the block."""
     ema, network = Ema(0.75), Slope(2)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema)
     model.train_process(1, DATA, 2, report=(), ckpt_path=None)
@@ -279,11 +285,11 @@ def test_training_with_applied_average_is_rejected():
 def test_flush_with_applied_average_is_rejected(way):
     ema = Ema(0.75)
     run = Trained(way, Slope(2), 3, lr=0.25, ema=ema, **({"tail": "carry"} if way == "driver" else {}))
-    monkeypatched_flush = run.system.flush
+    original_flush = run.system.flush
     if way != "driver":  # its epochs would end with a flush
         run.system.flush = lambda: False
     run.train(DATA[:4])
-    run.system.flush = monkeypatched_flush
+    run.system.flush = original_flush
     before = run.weights
     with ema.applied():
         with pytest.raises(RuntimeError, match="For 'flush', the averages of 'ema' are applied. Leave that block"):

@@ -1,4 +1,4 @@
-"""Do windows end where a brute-force count says they do?"""
+"""Do windows end where a brute-force reference ends them?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_updates_per_epoch(tail):
     for size in SIZES:
         for window in WINDOWS:
             made, _ = windows(size, window, EPOCHS, tail)
-            expected = [sum(each.epoch == epoch for each in made) for epoch in range(1, EPOCHS + 1)]
+            expected = [sum(ended.epoch == epoch for ended in made) for epoch in range(1, EPOCHS + 1)]
             assert [updates_per_epoch(size, window, tail, epoch=e) for e in range(1, EPOCHS + 1)] == expected
 
 
@@ -57,10 +57,10 @@ def test_updates_per_epoch_rejects_invalid_epoch():
 def test_mark_ends():
     for size in SIZES:
         for window in WINDOWS:
-            for held in range(window):
-                ends = [number for number, end in mark_ends(range(size), window, held) if end]
-                made, _ = windows(held + size, window, 1, "drop")
-                assert ends == [each.micro_batches[-1] - held for each in made]
+            for pending in range(window):
+                ends = [number for number, end in mark_ends(range(size), window, pending) if end]
+                made, _ = windows(pending + size, window, 1, "drop")
+                assert ends == [ended.micro_batches[-1] - pending for ended in made]
 
 
 def test_is_full_gives_same_result_for_tensors():
@@ -69,7 +69,7 @@ def test_is_full_gives_same_result_for_tensors():
 
 
 class CountingCells:
-    """Stands for the Cells of the driver: keeps the numbers that the micro-batches carry."""
+    """Replaces the Cells of the driver, and records the numbers in the micro-batches."""
 
     made: list = []
 
@@ -77,7 +77,7 @@ class CountingCells:
         self.clear()
 
     def add(self, micro_batch, weight):
-        self.held.append(int(micro_batch[0].asnumpy()[0, 0]))
+        self.numbers.append(int(micro_batch[0].asnumpy()[0, 0]))
         return Tensor(0.0)
 
     def run_waiting(self): ...
@@ -85,12 +85,12 @@ class CountingCells:
     def finish(self): ...
 
     def end(self, *figures):
-        self.made.append(tuple(self.held))
+        self.made.append(tuple(self.numbers))
         self.clear()
         return 0.0, Tensor(True), Tensor(0.0)
 
     def clear(self):
-        self.held = []
+        self.numbers = []
 
 
 class Numbered:
@@ -126,7 +126,7 @@ def driver_windows(monkeypatch):
         assert recorder.planned == len(made) == model.updates
         found = [(record.epoch, numbers) for record, numbers in zip(recorder.records, made)]
         assert [record.update for record in recorder.records] == list(range(1, len(made) + 1))
-        return found, list(model._window._runner.held)
+        return found, list(model._window._runner.numbers)
 
     return drive
 
@@ -172,22 +172,22 @@ class CountedSteps:
         self.step = step
 
     def windows(self, size, epochs, tail):
-        made, held, number = [], [], 0
+        made, pending, number = [], [], 0
         for epoch in range(1, epochs + 1):
             for _ in range(size):
-                held.append(number)
+                pending.append(number)
                 number += 1
                 if self.step(self.one).asnumpy():
-                    made.append((epoch, tuple(held)))
-                    held = []
+                    made.append((epoch, tuple(pending)))
+                    pending = []
             if tail == "flush" and self.accumulator.flush():
-                made.append((epoch, tuple(held)))
+                made.append((epoch, tuple(pending)))
             if tail == "drop":
                 self.accumulator.clear()
-            held = [] if tail != "carry" else held
-        assert self.accumulator.micro_batches == len(held)
+            pending = [] if tail != "carry" else pending
+        assert self.accumulator.micro_batches == len(pending)
         self.accumulator.clear()
-        return made, held
+        return made, pending
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_split_batch_of_one_tensor(rows, size, expected):
 
 
 @pytest.mark.parametrize(
-    ("batch", "error", "said"),
+    ("batch", "error", "message"),
     [
         (
             {"x": np.zeros(4)},
@@ -235,10 +235,10 @@ def test_split_batch_of_one_tensor(rows, size, expected):
     ],
     ids=["dict", "lists", "a number beside", "None", "number", "tensor of a number", "nothing"],
 )
-def test_split_batch_rejects_what_is_no_batch_of_tensors(batch, error, said):
+def test_split_batch_rejects_what_is_no_batch_of_tensors(batch, error, message):
     with pytest.raises(error) as caught:
         split_batch(batch, 2)
-    assert str(caught.value) == f"For 'split_batch', 'batch' {said}"
+    assert str(caught.value) == f"For 'split_batch', 'batch' {message}"
 
 
 def test_split_batch_rejects_invalid_sizes():

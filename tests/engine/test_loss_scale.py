@@ -1,4 +1,4 @@
-"""Is the loss scaled without changing what is learned, and lowered where it overflows?"""
+"""Does the loss scale leave training unchanged, and is it lowered after an overflow?"""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_scale_with_windows_of_one(way):
 
 
 def expected_scales(finite, scale, window):
-    """What MindSpore's own DynamicLossScaler makes of it."""
+    """Return the scales of MindSpore's own DynamicLossScaler."""
     scaler = amp.DynamicLossScaler(scale, 2, window)
     scales = []
-    for each in finite:
-        scaler.adjust(Tensor(each))
+    for is_finite in finite:
+        scaler.adjust(Tensor(is_finite))
         scales.append(float(scaler.scale_value.asnumpy()))
     return scales
 
@@ -183,9 +183,9 @@ class Run:
 
     @property
     def left(self):
-        held = (self.network.w, *self.optimizer.moments, self.scaler.scale_value)
+        parameters = (self.network.w, *self.optimizer.moments, self.scaler.scale_value)
         counts = (self.model.updates, self.model.skipped, self.model.overflows)
-        return [each.asnumpy().tolist() for each in held], counts
+        return [parameter.asnumpy().tolist() for parameter in parameters], counts
 
 
 def resumed(folder, stop):
@@ -314,5 +314,5 @@ def test_resume_with_allowed_change_starts_new_scale(tmp_path):
 @pytest.mark.host
 def test_scales_have_unique_parameter_names():
     made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
-    names = [each.system._window.collaborators.dynamic.value.name for each in made]
+    names = [run.system._window.collaborators.dynamic.value.name for run in made]
     assert len(set(names)) == 2

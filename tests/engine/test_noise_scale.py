@@ -1,4 +1,4 @@
-"""Is the estimate of the gradient noise scale the known one where that is known?"""
+"""Does the estimate of the gradient noise scale match the known value?"""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def estimate(rows, window, noise=None, summing=False, scaled=1.0, **options):
 def by_numpy(rows, window, decay=0.9999, unbiased=True):
     """The estimate from the gradients of a window's first micro-batch and of the window, which are known at 0."""
     variance = square = 0.0
-    given = data(rows)
+    micro_batches = data(rows)
     for begin in range(0, len(rows), window):
-        gradients = [-(x.asnumpy() * y.asnumpy()).astype(np.float64) for x, y in given[begin : begin + window]]
+        gradients = [-(x.asnumpy() * y.asnumpy()).astype(np.float64) for x, y in micro_batches[begin : begin + window]]
         few, many = len(gradients[0]), sum(map(len, gradients))
-        small, large = (np.sum(np.mean(each, axis=0) ** 2) for each in (gradients[0], np.concatenate(gradients)))
+        small, large = (np.sum(np.mean(rows, axis=0) ** 2) for rows in (gradients[0], np.concatenate(gradients)))
         variance = decay * variance + (small - large) / (1 / few - 1 / many)
         square = decay * square + ((many * large - few * small) / (many - few) if unbiased else large)
     return variance / square
@@ -117,7 +117,7 @@ def test_estimate_in_graph_mode(wait):
 
 @pytest.mark.host
 def test_number_of_sampled_windows():
-    assert [estimate([4] * 40, 4, NoiseScale(every=each)).samples for each in (1, 3, 10, 99)] == [10, 4, 1, 1]
+    assert [estimate([4] * 40, 4, NoiseScale(every=every)).samples for every in (1, 3, 10, 99)] == [10, 4, 1, 1]
     assert estimate([4] * 40, 1, NoiseScale(every=1)).samples == 0
 
 
@@ -176,7 +176,7 @@ def observed(rows, reduction):
     grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
     for x, y in rows:
         grads = grad_fn(x, y)[1]
-        accumulator(tuple(each / 4 for each in grads)) if reduction == "sum" else accumulator(grads, 4)
+        accumulator(tuple(gradient / 4 for gradient in grads)) if reduction == "sum" else accumulator(grads, 4)
         noise.observe(accumulator, 4)
     return noise
 
@@ -215,7 +215,7 @@ def test_estimate_as_callback_of_model():
         Model(network, optimizer=nn.SGD([network.w], 1e-9)).train(1, dataset(data([4])), callbacks=noise)
 
 
-# Resumed: the advice is that of the run that was never stopped
+# A resumed run gives the same advice as an uninterrupted one
 
 
 UNEVEN = [2, 7, 3, 4, 4, 5, 1, 6, 3, 4, 2]  # windows of 3 and a tail; every second one is sampled
@@ -299,7 +299,7 @@ def test_resumed_estimate_is_the_same(make, stops, tmp_path):
 def test_missing_part_of_state_is_detected(forgotten, tmp_path, monkeypatch):
     """After micro-batch 7, the first of a window that is sampled."""
     expected, load, anew = ByDriver().train(tmp_path / "never stopped"), NoiseScale.load, NoiseScale(every=2).state
-    monkeypatch.setattr(NoiseScale, "load", lambda self, held: load(self, {**held, forgotten: anew[forgotten]}))
+    monkeypatch.setattr(NoiseScale, "load", lambda self, saved: load(self, {**saved, forgotten: anew[forgotten]}))
     assert stopped_and_resumed(ByDriver, tmp_path / "stopped", 7).state != expected.state
 
 

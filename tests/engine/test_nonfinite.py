@@ -1,4 +1,4 @@
-"""Does a micro-batch that is not finite stay out of its window, and is it named?"""
+"""Is a micro-batch whose gradient is not finite left out of its window, and is it listed?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
+from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver, values
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.engine import nonfinite
@@ -88,9 +88,9 @@ def test_window_without_finite_micro_batch_is_skipped(way, reduction, window):
 
     trained = Trained(way, Root(), window, reduction=reduction, make=make, nonfinite="skip_micro")
     trained.train(GOOD[:window])
-    before = [each.asnumpy().copy() for each in trained.optimizer.get_parameters()]
+    before = [array.tolist() for array in values(trained.optimizer.get_parameters())]
     trained.train([BAD] * window)
-    assert [each.asnumpy().tolist() for each in trained.optimizer.get_parameters()] == [b.tolist() for b in before]
+    assert [array.tolist() for array in values(trained.optimizer.get_parameters())] == before
     assert trained.updates == 1
 
 
@@ -99,11 +99,10 @@ def test_accumulators_never_contain_nan():
     trained = Trained("cells", Root(), 3, nonfinite="skip_micro")
     for number, columns in enumerate([GOOD[0], BAD, NO_GRADIENT]):
         loss = trained.add(*columns)
-        held = np.concatenate(
-            [each.asnumpy() for each in (*trained.add.window.grad_sum, trained.add.window.weight_sum[0].reshape(1))]
-        )
-        assert np.isfinite(held).all() and np.isfinite(loss.asnumpy()) == (number == 0)
-    assert held.tolist()[-1] == 2
+        window = trained.add.window
+        sums = np.concatenate(values([*window.grad_sum, window.weight_sum[0].reshape(1)]))
+        assert np.isfinite(sums).all() and np.isfinite(loss.asnumpy()) == (number == 0)
+    assert sums.tolist()[-1] == 2
 
 
 @pytest.mark.host
@@ -270,7 +269,7 @@ def _first_value(x):
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_micro_batch_of_weight_0_is_not_left_out(way, window):
     """Not left out, not counted, and nothing warns of a gradient that is not finite."""
-    data = [each for good in GOOD for each in (good, ZERO[0], ZERO[1])]
+    data = [columns for good in GOOD for columns in (good, ZERO[0], ZERO[1])]
     found, system = weighed(way, data, window, nonfinite="skip_micro")
     expected = weighed("driver", GOOD, 1)[0]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -412,7 +411,7 @@ def test_unwritable_folder_does_not_end_run(tmp_path):
 @pytest.mark.host
 def test_number_of_files_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(bad_batches, "MOST", 3)
-    data = [each for _ in range(5) for each in (BAD, GOOD[0])]
+    data = [columns for _ in range(5) for columns in (BAD, GOOD[0])]
     Trained("driver", Root(), 1, save_bad_batches=tmp_path / "bad").train(data)
     assert len(list((tmp_path / "bad").iterdir())) == 3
 

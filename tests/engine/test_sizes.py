@@ -16,15 +16,15 @@ STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
 DATA = [micro_batch(float(number)) for number in range(1, 17)]
 
 
-def ends_of(size_of, count=16, held=0, tail="flush"):
+def ends_of(size_of, count=16, pending=0, tail="flush"):
     """The numbers of the micro-batches with which windows end, one after the other."""
     ends, update = [], 0
     for number in range(1, count + 1):
-        held += 1
-        if held >= size_of(update):
+        pending += 1
+        if pending >= size_of(update):
             ends.append(number)
-            held, update = 0, update + 1
-    return ends + [count] * (held > 0 and tail == "flush")
+            pending, update = 0, update + 1
+    return ends + [count] * (pending > 0 and tail == "flush")
 
 
 def by_function(update):
@@ -111,15 +111,15 @@ def in_graph(updates):
 @pytest.mark.parametrize("sizes", [STEPS, in_graph], ids=["dict", "function"])
 def test_accumulator_changes_sizes_at_window_ends(sizes, compiles):
     _, accumulator, step = functional(sizes)
-    ends, held = [], []
+    ends, sizes_seen = [], []
     before = None
     for number, (x, y) in enumerate(batches(np.random.RandomState(1), [4] * 16), 1):
         step(x, y)
         ends += [number] * accumulator.updated
-        held.append(accumulator.accumulate_step)
+        sizes_seen.append(accumulator.accumulate_step)
         before = before or len(compiles)
     assert ends == [1, 2, 5, 7, 9, 13] and accumulator.micro_batches == 3
-    assert held == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
+    assert sizes_seen == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
 
 
 def test_step_changes_sizes_at_window_ends():

@@ -1,4 +1,4 @@
-"""Does BatchNorm break the equality, and are users told?"""
+"""Does BatchNorm make accumulation differ from the large batch, and is there a warning?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def driver_of(network):
     return GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 1.0))
 
 
-def misses_the_big_batch(network, rng):
-    """Return by how much a window's gradient misses that of the same rows in one batch."""
+def difference_from_large_batch(network, rng):
+    """Return by how much a window's gradient differs from that of the same rows in one batch."""
     window = batches(rng, [8, 8, 8])
     parameters = network.trainable_params()
     network.set_train()
@@ -38,11 +38,11 @@ def misses_the_big_batch(network, rng):
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
 def test_batch_norm_differs_from_large_batch(rng):
-    assert misses_the_big_batch(network_with(nn.BatchNorm1d(8)), rng) >= 100
+    assert difference_from_large_batch(network_with(nn.BatchNorm1d(8)), rng) >= 100
 
 
 def test_layer_norm_equals_large_batch(rng):
-    assert misses_the_big_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
+    assert difference_from_large_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -75,7 +75,7 @@ def test_warning_for_mint_batch_norm():
 
 @pytest.mark.host
 def test_no_warning_for_frozen_batch_norm():
-    """As it normalizes by what it has learned. One that always takes what it sees is not frozen by its mode."""
+    """It uses its running statistics. With use_batch_statistics=True it does not, even in evaluation mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2)).set_train(False))

@@ -1,4 +1,4 @@
-"""Does Dropout with a counter draw good masks, the right ones, and the same ones in a run that is resumed?"""
+"""Does CountedDropout draw random masks by its formula, and the same ones in a resumed run?"""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def same_count(mask_key=KEY, count=1, shape=(512, 512)):
 
 def sums(mask_key=KEY, count=1, shape=(512, 512)):
     """Sums of random numbers for products: each row's mask is another's, shifted."""
-    rows, columns = (each.asnumpy() for each in dropout._starts(*mask_key, shape))
+    rows, columns = (tensor.asnumpy() for tensor in dropout._starts(*mask_key, shape))
     return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
 
 
@@ -313,7 +313,7 @@ def network_of(change):
 
 
 def lost(network):
-    """A layer whose counter is in no state: the mutant."""
+    """A layer whose counter is in no training state: the planted fault."""
     replace_dropout(network)
     counter = network[2].dropout_counter
     network[2]._params.pop("dropout_counter")

@@ -24,8 +24,8 @@ def network_of(change):
     return network
 
 
-def misses_the_big_batch(network, rng):
-    """Return by how much an uneven window's gradient misses that of the same rows in one batch."""
+def difference_from_large_batch(network, rng):
+    """Return by how much an uneven window's gradient differs from that of the same rows in one batch."""
     window, parameters = batches(rng, [8, 3, 5]), network.trainable_params()
     network.set_train()
     grad_fn = ms.value_and_grad(forward_of(network, cross_entropy()), None, ms.ParameterTuple(parameters))
@@ -40,12 +40,12 @@ def misses_the_big_batch(network, rng):
 def test_accumulation_equals_large_batch(change, rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert misses_the_big_batch(network_of(change), rng) <= 1
+        assert difference_from_large_batch(network_of(change), rng) <= 1
 
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
 def test_unchanged_batch_norm_differs_from_large_batch(rng):
-    assert misses_the_big_batch(network_of(lambda network: None), rng) >= 100
+    assert difference_from_large_batch(network_of(lambda network: None), rng) >= 100
 
 
 KINDS = [(nn.BatchNorm1d, (6,)), (nn.BatchNorm1d, (6, 5)), (nn.BatchNorm2d, (6, 4, 4)), (nn.BatchNorm3d, (6, 2, 4, 4))]
@@ -58,7 +58,7 @@ def test_frozen_layers_use_and_keep_running_statistics(kind, shape, rng):
     trained = network(x).asnumpy()
     assert np.array_equal(network.set_train(False)(x).asnumpy(), trained)
     assert all(np.array_equal(*pair) for pair in zip(before, values(network.get_parameters())))
-    assert [each.name.rpartition(".")[2] for each in network.trainable_params()] == ["gamma", "beta"]
+    assert [parameter.name.rpartition(".")[2] for parameter in network.trainable_params()] == ["gamma", "beta"]
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)

@@ -1,4 +1,4 @@
-"""Are running statistics those of the big batch, although no micro-batch has seen it?"""
+"""Are pooled running statistics those of the large batch?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def after(network, inputs, pooled=None, updated=True):
     return statistics(network)
 
 
-def of_the_big_batch(kind, windows):
+def of_large_batch(kind, windows):
     network = one_layer(kind)
     for window in windows:
         network(ops.cat(window))
@@ -68,7 +68,7 @@ def test_statistics_equal_those_of_large_batch(kind, shape, rng):
     pooled = pool_batch_norm(network)
     for window in windows:
         found = after(network, window, pooled)
-    assert miss(found, of_the_big_batch(kind, windows), 1e-5) <= 1
+    assert miss(found, of_large_batch(kind, windows), 1e-5) <= 1
 
 
 def mean_of_means(inputs):
@@ -79,7 +79,7 @@ def mean_of_means(inputs):
 
 def test_other_averages_differ_from_large_batch(rng):
     kind, window = nn.BatchNorm1d, micro_batches(rng, (3,))
-    expected = of_the_big_batch(kind, [window])
+    expected = of_large_batch(kind, [window])
     assert miss(after(one_layer(kind), window), expected, 1e-5) >= 100
     assert miss(mean_of_means(window), expected, 1e-5) >= 100
 
@@ -125,7 +125,7 @@ def test_each_micro_batch_of_one_call_is_counted_once(rng):
                 End(pooled)(Tensor(True))
                 assert not network[0].window_sums.asnumpy().any()
         found.append((statistics(network), values(grad_sum)))
-    assert miss(found[0][0], of_the_big_batch(nn.BatchNorm1d, [inputs] * 2), 1e-5) <= 1
+    assert miss(found[0][0], of_large_batch(nn.BatchNorm1d, [inputs] * 2), 1e-5) <= 1
     assert miss(found[1][0], found[0][0], 1e-5) >= 100
     assert miss(found[0][1], found[1][1], 1e-6) <= 1
 
@@ -159,8 +159,8 @@ def loaded(network):
     )
 
 
-def missed_in_a_branch(rng, touch):
-    """Return by how much statistics miss the big batch's if others are loaded between two windows."""
+def difference_in_branch(rng, touch):
+    """Return by how much statistics differ from the large batch's if others are loaded between two windows."""
     network, big = one_layer(nn.BatchNorm1d), one_layer(nn.BatchNorm1d)
     pooled = pool_batch_norm(network)
     step = Step(network, pooled, pooled.parameters if touch else ())
@@ -177,13 +177,13 @@ def missed_in_a_branch(rng, touch):
 
 @pytest.mark.graph
 def test_loaded_statistics_are_used_in_branch(rng):
-    assert missed_in_a_branch(rng, touch=True) <= 1
+    assert difference_in_branch(rng, touch=True) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.graph
 def test_branch_without_dependency_on_statistics_is_detected(rng):
-    assert missed_in_a_branch(rng, touch=False) >= 100
+    assert difference_in_branch(rng, touch=False) >= 100
 
 
 @pytest.mark.modes
@@ -192,7 +192,7 @@ def test_skipped_window_is_discarded(rng):
     pooled = pool_batch_norm(network)
     before = statistics(network)
     assert all(np.array_equal(*pair) for pair in zip(after(network, [first], pooled, updated=False), before))
-    assert miss(after(network, others, pooled), of_the_big_batch(nn.BatchNorm1d, [others]), 1e-5) <= 1
+    assert miss(after(network, others, pooled), of_large_batch(nn.BatchNorm1d, [others]), 1e-5) <= 1
 
 
 @pytest.mark.modes
@@ -205,7 +205,7 @@ def test_nonfinite_statistics_are_discarded(bad, rng):
     found = after(network, [Tensor(spoilt)], pooled)
     assert np.isfinite(found).all()
     assert [array[1] for array in found] == [0, 1]
-    expected = of_the_big_batch(nn.BatchNorm1d, [inputs])
+    expected = of_large_batch(nn.BatchNorm1d, [inputs])
     assert miss([array[1] for array in after(network, inputs, pooled)], [array[1] for array in expected], 1e-5) <= 1
 
 
@@ -213,7 +213,7 @@ def test_micro_batches_of_one_row_are_pooled(rng):
     """Their own variance is 0/0."""
     network, rows = one_layer(nn.BatchNorm1d), [Tensor(rng.randn(1, 3), ms.float32) for _ in range(4)]
     pooled = pool_batch_norm(network)
-    assert miss(after(network, rows, pooled), of_the_big_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
+    assert miss(after(network, rows, pooled), of_large_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
 
 
 def test_window_without_forward_changes_nothing():
@@ -234,7 +234,7 @@ def test_evaluation_and_gradients_equal_those_of_batch_norm(kind, shape, rng):
         parameters = ms.ParameterTuple(network.trainable_params())
         step = ms.value_and_grad(lambda x, network=network: ops.reduce_sum(network(x) * weights), 0, parameters)
         value, (to_x, to_parameters) = step(x)
-        found.append([each.asnumpy() for each in (value, to_x, *to_parameters, one_layer(kind).set_train(False)(x))])
+        found.append(values([value, to_x, *to_parameters, one_layer(kind).set_train(False)(x)]))
     assert all(np.array_equal(*pair) for pair in zip(*found))
 
 

@@ -17,7 +17,7 @@ from reference import miss
 from runs import stop_after
 from ways import WAYS, Trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")  # said to users of pooled ones too
+pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")  # also shown for pooled layers
 ROWS = [4, 2, 7, 3, 3, 5]
 BAD = [micro_batch(np.nan, 1.0, rows=3)] * 3
 
@@ -32,7 +32,7 @@ class Normed(nn.Cell):
             parameter.requires_grad = trains
         self.w = Parameter(Tensor(np.ones(2), ms.float32), name="w")
         if pools:
-            pool_batch_norm(self)  # what it returns is not kept: the layers are found
+            pool_batch_norm(self)  # the returned object is not needed: the layers are found
 
     def construct(self, x):
         return ops.mean(ops.sum(self.bn(x) * self.w, 1))
@@ -47,7 +47,7 @@ def data():
     return [(Tensor(rng.randn(n, 2) * n + 3 * k, ms.float32),) for k, n in enumerate(ROWS)]
 
 
-def of_big_batches(windows):
+def of_large_batches(windows):
     network = Normed(pools=False).set_train()
     for window in windows:
         network(ops.cat([columns[0] for columns in window]))
@@ -62,7 +62,7 @@ def trained(way, micro_batches, window=3, **options):
 @pytest.mark.modes
 @pytest.mark.parametrize("way", WAYS)
 def test_statistics_equal_those_of_large_batch(way):
-    assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+    assert miss(trained(way, data()), of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
@@ -70,26 +70,26 @@ def test_statistics_equal_those_of_large_batch(way):
 def test_layers_with_frozen_parameters_are_found(way):
     network = Normed(trains=False)
     Trained(way, network.set_train(), 3, lr=0.1).train(data())
-    assert miss(network.statistics, of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+    assert miss(network.statistics, of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_statistics_with_windows_of_one(way):
-    assert miss(trained(way, data(), 1), of_big_batches([[each] for each in data()]), 1e-5, 1e-6) <= 1
+    assert miss(trained(way, data(), 1), of_large_batches([[columns] for columns in data()]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_missing_end_of_window_is_detected(way, monkeypatch):
     monkeypatch.setattr(batch_norm.PooledStatistics, "after_window", lambda self, updated: updated)
-    assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) >= 100
+    assert miss(trained(way, data()), of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) >= 100
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_skipped_window_does_not_change_statistics(way):
-    assert miss(trained(way, [*BAD, *data()[:3], *BAD]), of_big_batches([data()[:3]]), 1e-5, 1e-6) <= 1
+    assert miss(trained(way, [*BAD, *data()[:3], *BAD]), of_large_batches([data()[:3]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
@@ -103,7 +103,7 @@ def test_discarded_window_does_not_change_statistics(way):
             run.system(run.grad_fn(*columns)[1], columns[0].shape[0])
         run.system.clear()
     run.train(data()[3:])
-    assert miss(run.network.statistics, of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+    assert miss(run.network.statistics, of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
@@ -113,7 +113,7 @@ def test_resumed_run_is_the_same(tmp_path, stop):
         made = Trained("driver", Normed().set_train(), 3, lr=0.1)
         states = Checkpointer(tmp_path, **options) if options else None
         made.system.train_process(1, data(), 3, report=(), ckpt_path=None, checkpointer=states)
-        return [each.tolist() for each in made.network.statistics]
+        return [array.tolist() for array in made.network.statistics]
 
     with pytest.raises(Stopped):
         run(stop=stop_after(stop))

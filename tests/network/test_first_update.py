@@ -1,4 +1,4 @@
-"""Is an optimizer that trains nothing noticed, and one that has little to do left alone?"""
+"""Is there a warning about an optimizer that trains nothing, and none about one whose update is tiny?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.host
 
 
 class Idle(nn.SGD):
-    """Counts its updates, and makes none."""
+    """An optimizer that does not change its parameters."""
 
     def construct(self, gradients):
         return gradients
@@ -29,8 +29,8 @@ def driver(make):
 @pytest.mark.parametrize("window", [1, 2])
 def test_optimizer_that_changes_nothing_warns_once(window):
     model = driver(lambda parameters: Idle(parameters, 0.5))
-    said = "'Idle' changed no parameter in an update with learning rate 0.5 and a gradient of norm 1. If this is not"
-    with pytest.warns(RuntimeWarning, match=said) as seen:
+    message = "'Idle' changed no parameter in an update with learning rate 0.5 and a gradient of norm 1. If this is not"
+    with pytest.warns(RuntimeWarning, match=message) as seen:
         run(model, [micro_batch(1.0)] * 4 * window, window)
     assert len(seen) == 1 and seen[0].filename == run.__code__.co_filename
 

@@ -1,4 +1,4 @@
-"""Is the learning rate that is shown the one that is used?"""
+"""Is the learning rate in the records the one that is used?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_learning_rate(kind):
     optimizer = OPTIMIZERS[kind]()
     rate = LearningRate(optimizer)
     assert rate() == 0.5
-    assert rate() == 0.5  # to look is no update
+    assert rate() == 0.5  # reading is no update
     optimizer((Tensor(np.ones(2), ms.float32),) * 2)
     assert rate() == (0.25 if kind in ("list", "schedule", "groups of lists") else 0.5)
 
@@ -273,10 +273,10 @@ class CountsItself(nn.SGD):
 
 
 def state_of(optimizer):
-    held = {parameter.name: parameter.asnumpy().tolist() for parameter in optimizer.get_parameters()}
+    arrays = {parameter.name: parameter.asnumpy().tolist() for parameter in optimizer.get_parameters()}
     own = ("number", "known", "by_name", "new")
     cells = [cell for _, cell in optimizer.cells_and_names()]
-    return held, [{name: repr(getattr(cell, name, None)) for name in own} for cell in cells]
+    return arrays, [{name: repr(getattr(cell, name, None)) for name in own} for cell in cells]
 
 
 WITH_EFFECTS = {

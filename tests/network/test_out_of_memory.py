@@ -1,4 +1,4 @@
-"""Is want of memory told from other errors, and what is advised?"""
+"""Are out-of-memory errors recognized, and which settings are advised?"""
 
 from __future__ import annotations
 

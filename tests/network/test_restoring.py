@@ -1,4 +1,4 @@
-"""Does a trial leave the network and the loss as it found them?"""
+"""Does a trial restore the network and the loss?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.host
 
 
 class Counts(nn.Cell):
-    """Counts its calls in Python and in a Parameter, and passes its input on."""
+    """Counts its calls in Python and in a Parameter, and returns its input."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ def trained(check):
 
 
 def test_first_check_is_undone():
-    """The check of the first one runs it more often, and undoes that."""
+    """The check of the first one runs it more often, and restores what that changes."""
     assert trained("first") == trained("off") == ((2, 2), (2, 2))
 
 

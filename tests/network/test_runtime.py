@@ -1,4 +1,4 @@
-"""Is the CPU runtime told what pays, and nothing that the user has decided himself?"""
+"""Is the CPU runtime made fast, and are settings of the user kept?"""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    """An AVX-512 machine whose user has set nothing; what a test sets is taken back."""
+    """An AVX-512 machine without settings of the user; what a test sets is reset."""
     for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.setenv(name, "restored after the test")
         monkeypatch.delenv(name)
     monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
@@ -50,9 +50,9 @@ def test_network_without_convolutions_keeps_its_kernels():
 
 @pytest.mark.parametrize(("name", "other"), [(KERNELS, HOST), (HOST, KERNELS)])
 def test_settings_of_user_are_kept(monkeypatch, name, other):
-    monkeypatch.setenv(name, "his own")
+    monkeypatch.setenv(name, "of the user")
     assert list(tune_cpu(LeNet5())) == [other]
-    assert os.environ[name] == "his own"
+    assert os.environ[name] == "of the user"
 
 
 def test_machine_without_avx512_keeps_its_kernels(monkeypatch):
@@ -61,14 +61,14 @@ def test_machine_without_avx512_keeps_its_kernels(monkeypatch):
 
 
 def test_warning_if_too_late(monkeypatch):
-    """Where oneDNN has kernels of AVX-512 in use it does not listen any more; nothing is set that is not heard."""
+    """Once oneDNN uses AVX-512 kernels it ignores the variable, so it is not set."""
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
     with pytest.warns(RuntimeWarning, match="'tune_cpu', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2: a network has"):
         assert tune_cpu(LeNet5()) == {HOST: "1"}
     assert KERNELS not in os.environ
 
 
-SAYS_DEFAULT = f"""
+PRINT_DEFAULT = f"""
 import os
 os.environ["{KERNELS}"] = "DEFAULT"
 from ms_accum.network.runtime import _has_avx512, _uses_avx512
@@ -76,16 +76,16 @@ print(_has_avx512() == _uses_avx512())
 """
 
 
-@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
 def test_default_equals_that_of_onednn():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", SAYS_DEFAULT], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", PRINT_DEFAULT], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout == "True\n"
 
 
-SAYS_ISA = """
+PRINT_ISA = """
 import ctypes, os, sys
 from pathlib import Path
 import numpy as np
@@ -99,14 +99,14 @@ print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_g
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
 def test_onednn_reports_the_instruction_set_it_has_read():
-    """SSE41, which every machine has, in the place of AVX2."""
-    said = {}
+    """With SSE41 instead of AVX2, because every machine has it."""
+    reported = {}
     for moment in ("early", "late"):
-        done = subprocess.run([sys.executable, "-c", SAYS_ISA, moment], capture_output=True, text=True, check=True)
-        said[moment] = int(done.stdout)
-    assert said["early"] == 1 < said["late"]
+        done = subprocess.run([sys.executable, "-c", PRINT_ISA, moment], capture_output=True, text=True, check=True)
+        reported[moment] = int(done.stdout)
+    assert reported["early"] == 1 < reported["late"]
 
 
 @pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])
@@ -152,8 +152,8 @@ def test_constructors_set_variables_and_log_once(owner, caplog):
         TUNING[owner](network)
         TUNING["Accumulator"](network)
     assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
-    (said,) = caplog.messages
-    assert said.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
+    (message,) = caplog.messages
+    assert message.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
 
 
 def test_constructors_print_nothing(capfd):
@@ -164,10 +164,10 @@ def test_constructors_print_nothing(capfd):
 @pytest.mark.parametrize("owner", TUNING)
 def test_constructors_keep_settings_of_user(owner, monkeypatch, caplog):
     for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "his own")
+        monkeypatch.setenv(name, "of the user")
     with caplog.at_level(logging.INFO, "ms_accum"):
         TUNING[owner](LeNet5())
-    assert os.environ[KERNELS] == os.environ[HOST] == "his own" and not caplog.messages
+    assert os.environ[KERNELS] == os.environ[HOST] == "of the user" and not caplog.messages
 
 
 def test_accumulator_does_not_find_frozen_convolution():
@@ -183,17 +183,17 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
     for _ in range(2):
         TUNING["GradientAccumulation"](LeNet5())
-    (said,) = [record for record in caplog.records if record.name == "ms_accum"]
-    assert said.levelno == logging.WARNING
-    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in said.getMessage()
+    (record,) = [entry for entry in caplog.records if entry.name == "ms_accum"]
+    assert record.levelno == logging.WARNING
+    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in record.getMessage()
     assert KERNELS not in os.environ
 
 
 def test_keep_cpu_defaults_applies_to_constructors(monkeypatch):
-    monkeypatch.setenv(HOST, "his own")
+    monkeypatch.setenv(HOST, "of the user")
     assert runtime.keep_cpu_defaults() == {}
     TUNING["GradientAccumulation"](LeNet5())
-    assert (os.environ[HOST], os.environ[KERNELS]) == ("his own", "DEFAULT")
+    assert (os.environ[HOST], os.environ[KERNELS]) == ("of the user", "DEFAULT")
 
 
 @pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])

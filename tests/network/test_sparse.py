@@ -1,4 +1,4 @@
-"""Are gradients of looked-up rows accumulated as those of all rows?"""
+"""Are sparse gradients accumulated like dense ones?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 10
 
 
 class Words(nn.Cell):
-    """An embedding before or behind another layer: there MindSpore makes other graphs of it."""
+    """An embedding before or after another layer: MindSpore compiles these into different graphs."""
 
     def __init__(self, make, late):
         super().__init__()
@@ -207,14 +207,14 @@ def by_mindspore(make, words):
         loss, grads = grad_fn(x)
         return ops.depend(loss, optimizer(grads))
 
-    for each in words:
-        step(Tensor(each, ms.float32))
+    for indices in words:
+        step(Tensor(indices, ms.float32))
     return values(network.trainable_params())[0]
 
 
 def accumulated(make, words):
     network = Table()
-    Trained("driver", network, 1, make=make).train([(Tensor(each, ms.float32),) for each in words])
+    Trained("driver", network, 1, make=make).train([(Tensor(indices, ms.float32),) for indices in words])
     return values(network.trainable_params())[0]
 
 

@@ -37,17 +37,17 @@ def in_a_graph(function, total):
 
 
 def test_add(rng):
-    held, gradients = arrays(rng), arrays(rng)
-    total = totals(held)
+    initial, gradients = arrays(rng), arrays(rng)
+    total = totals(initial)
     in_a_graph(tree.add, total)(tensors(gradients))
-    assert miss(values(total), [a + b for a, b in zip(held, gradients)], 1e-7) == 0
+    assert miss(values(total), [a + b for a, b in zip(initial, gradients)], 1e-7) == 0
 
 
 def test_add_weighted(rng):
-    held, gradients = arrays(rng), arrays(rng)
-    total = totals(held)
+    initial, gradients = arrays(rng), arrays(rng)
+    total = totals(initial)
     in_a_graph(tree.add_weighted, total)(tensors(gradients), Tensor(3.0, ms.float32))
-    assert miss(values(total), [a + 3 * b for a, b in zip(held, gradients)], 1e-6, 1e-6) <= 1
+    assert miss(values(total), [a + 3 * b for a, b in zip(initial, gradients)], 1e-6, 1e-6) <= 1
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16])
@@ -70,7 +70,7 @@ def test_clear(poison):
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("elements", [4, 2**17])
 def test_accumulators_change_in_place(elements, compiled, mode):
-    """Small or large, in a graph or outside: MindSpore's own in-place methods leave them as they were outside."""
+    """Small or large, in a graph or outside. There MindSpore's in-place methods leave them unchanged."""
     ms.set_context(mode=mode)
     total = (Parameter(Tensor(np.ones(elements), ms.float32), name="t", requires_grad=False),)
     gradients = (Tensor(np.full(elements, 3.0), ms.float32),)
@@ -103,10 +103,10 @@ def test_device_without_in_place_kernels_gets_same_results(devices, rng, monkeyp
     """Which of them a graph gets is decided by its device; the neutral ones run here, too."""
     monkeypatch.setattr(tree, "_IN_PLACE_ON", devices)
     assert tree._has_in_place() == (tree._WRITES and "CPU" in devices)
-    held = [*arrays(rng), np.full(3, np.nan, np.float32)]
-    total = totals(held)
+    initial = [*arrays(rng), np.full(3, np.nan, np.float32)]
+    total = totals(initial)
     in_a_graph(tree.multiply_in_place, total)(Tensor(0.25, ms.float32))
-    assert all(np.array_equal(value, array / 4, equal_nan=True) for value, array in zip(values(total), held))
+    assert all(np.array_equal(value, array / 4, equal_nan=True) for value, array in zip(values(total), initial))
     in_a_graph(tree.clear, total)()
     assert not any(value.any() for value in values(total))
 
