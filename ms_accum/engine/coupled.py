@@ -1,7 +1,8 @@
-"""How does a loss that couples the rows of a batch get the gradient of the large batch?
+"""A loss that couples the rows of a batch, with the gradient of the large batch.
 
-By gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The
-loss needs all representations of a window at once, but not the activations of the network. So there are three passes:
+It is computed by gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited
+Setup", 2021). The loss needs all representations of a window at once, but not the activations of the network. So there
+are three passes:
 1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
 respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
 `training/coupled.py` runs the passes; this module defines what is compiled for each.

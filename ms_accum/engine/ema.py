@@ -1,4 +1,4 @@
-"""What is the exponential moving average of the weights?"""
+"""The exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
-from mindspore.common.initializer import initializer
 
 from .. import _check
 from ..network import tree
 from ..network.parameters import as_array
-from ..network.state import state, unique_name
+from ..network.state import state, unique_name, zeros_like
 
 _OWNER = "Ema"
 
@@ -72,12 +71,7 @@ class Ema:
         if self._averages:
             _check.raise_invalid(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
         self._weights = tuple(parameters)
-        self._averages = tuple(
-            Parameter(
-                initializer("zeros", weight.shape, ms.float32), name=f"{self._name}.{weight.name}", requires_grad=False
-            )
-            for weight in self._weights
-        )
+        self._averages = zeros_like(self._name, self._weights)
 
     def after_window(self, updated: Any) -> Any:
         """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""

@@ -61,7 +61,7 @@ def is_sharded(optimizer: Any) -> bool:
     return inner_of(optimizer) is not optimizer and optimizer.group is not None
 
 
-# Which may be used
+# Checks
 
 
 def check_optimizer(owner: str, optimizer: Any) -> Any:
