@@ -266,7 +266,7 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
 
 def _empty(kind: type[_Cell]) -> _Cell:
     """Return a Cell without a window. Its own constructor would make a window from the user's arguments."""
-    cell = kind.__new__(kind)
+    cell: _Cell = nn.Cell.__new__(kind)
     nn.Cell.__init__(cell, auto_prefix=False)
     return cell
 
