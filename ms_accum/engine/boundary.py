@@ -40,7 +40,7 @@ class Boundary:
         self.dynamic = collaborators.dynamic
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
         self.skips = collaborators.skips if in_place else None
-        self.after = collaborators.after
+        self.followers = collaborators.followers
         self.sums = collaborators.summing.at_the_end
         in_place = in_place and (self.sums is None or self.sums.in_place)
         self.multiply = tree.multiply_in_place if in_place else tree.multiply
@@ -83,7 +83,7 @@ class Boundary:
             finite = ops.logical_and(finite, notes[0] > 0)
             weight = notes[0] if weight is None else weight
         updated = self._update(finite, gradients)
-        if self.dynamic is not None or self.after:
+        if self.dynamic is not None or self.followers:
             updated = self._follow(updated, loss, weight, counts)
         return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
 
@@ -93,7 +93,7 @@ class Boundary:
             if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
                 loss = (weight if loss is None else loss) / weight
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
-        for follower in self.after:
+        for follower in self.followers:
             updated = follower.after_window(updated)
         return updated
 
@@ -106,19 +106,19 @@ class Boundary:
 
     def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
         """Sum over the ranks. All of them call it with the same arguments given, in a step and in a flush alike."""
-        nothing = Tensor(0.0, ms.float32)
-        others: Any = (nothing if weight_sum is None else weight_sum, nothing if figures is None else figures)
-        others = others if notes is None else (*others, notes)
-        others = others if self.skips is None else (*others, self.skips.sent())
-        grad_sum, others = self.sums(grad_sum, others)
+        zero = Tensor(0.0, ms.float32)
+        extra: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
+        extra = extra if notes is None else (*extra, notes)
+        extra = extra if self.skips is None else (*extra, self.skips.sent())
+        grad_sum, extra = self.sums(grad_sum, extra)
         counts = None
         if self.skips is not None:
-            counts = self.skips.count_of_all(others[-1])
-        weights = None if weight_sum is None else others[0]
-        return grad_sum, weights, others[1], counts, None if notes is None else others[2]
+            counts = self.skips.count_other_ranks(extra[-1])
+        weights = None if weight_sum is None else extra[0]
+        return grad_sum, weights, extra[1], counts, None if notes is None else extra[2]
 
-    def _norm(self, gradients: Any, after: Any) -> Any:
-        return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, after)
+    def _norm(self, gradients: Any, depends_on: Any) -> Any:
+        return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, depends_on)
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.

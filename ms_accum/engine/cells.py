@@ -8,12 +8,13 @@ in every micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from .. import _check
+from ..loss.known_losses import check_gradient
 from ..network import tree
 from ..network.runtime import tune
 from ..network.state import attached, untracked
@@ -22,10 +23,11 @@ from ..ranks.group import AUTO
 from .collaborators import Collaborators, resolve
 from .ema import Ema
 from .forward import Forward, check_network
-from .nonfinite import SKIP_MICRO, SKIP_WINDOW, policy_of, skip_micro_of
+from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of, skip_micro_of
 from .window import Window, clear_sums
 
 _NAN = float("nan")
+_Cell = TypeVar("_Cell", bound=nn.Cell)
 
 
 class TrainForwardBackward(nn.Cell):
@@ -95,22 +97,23 @@ class TrainForwardBackward(nn.Cell):
         super().__init__(auto_prefix=False)
         owner = "TrainForwardBackward"
         sens = _check.positive_number(owner, "sens", sens)
-        if isinstance(grad_sum, Window):  # the driver's, which is checked
-            self.window = grad_sum
-        else:
-            self.window = _window_of(
-                owner,
-                optimizer,
-                grad_sum,
-                weight_sum,
-                {"'sens'": sens},
-                network=network,
-                group=group,
-                sync_every_micro_batch=sync_every_micro_batch,
-                loss_scale=loss_scale,
-                nonfinite=nonfinite,
-            )
-        self.loss_and_gradients = Forward(network, self.window.collaborators, sens)
+        window = _window_of(
+            owner,
+            optimizer,
+            grad_sum,
+            weight_sum,
+            {"'sens'": sens},
+            network=network,
+            group=group,
+            sync_every_micro_batch=sync_every_micro_batch,
+            loss_scale=loss_scale,
+            nonfinite=nonfinite,
+        )
+        self._set_up(window, network, sens)
+
+    def _set_up(self, window: Window, network: nn.Cell, sens: float) -> None:
+        self.window = window
+        self.loss_and_gradients = Forward(network, window.collaborators, sens)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
         tree.check_not_traced("TrainForwardBackward")
@@ -179,22 +182,23 @@ class TrainOptim(nn.Cell):
         ema: Any = None,
     ):
         super().__init__(auto_prefix=False)
-        if isinstance(grad_sum, Window):  # the driver's, which is checked
-            self.window = grad_sum
-        else:
-            self.window = _window_of(
-                "TrainOptim",
-                optimizer,
-                grad_sum,
-                weight_sum,
-                {},
-                clip_norm=clip_norm,
-                group=group,
-                sync_every_micro_batch=sync_every_micro_batch,
-                loss_scale=loss_scale,
-                nonfinite=nonfinite,
-                ema=ema,
-            )
+        window = _window_of(
+            "TrainOptim",
+            optimizer,
+            grad_sum,
+            weight_sum,
+            {},
+            clip_norm=clip_norm,
+            group=group,
+            sync_every_micro_batch=sync_every_micro_batch,
+            loss_scale=loss_scale,
+            nonfinite=nonfinite,
+            ema=ema,
+        )
+        self._set_up(window)
+
+    def _set_up(self, window: Window) -> None:
+        self.window = window
 
     def construct(self, figures: Any = None, divides: bool = True) -> Any:
         tree.check_not_traced("TrainOptim")
@@ -230,24 +234,45 @@ class TrainClear(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         del zeros
-        if isinstance(grad_sum, Window):  # the driver's
-            self.grad_sum = grad_sum.grad_sum
-            self.weight_sum = grad_sum.weight_sum
-            self.skips = grad_sum.skips
-            return
-        self.grad_sum = tuple(grad_sum)
-        self.weight_sum = untracked(weight_sum)
-        self.skips = None
+        skips = None
         if policy_of("TrainClear", nonfinite) == SKIP_MICRO:
-            self.skips = _skips_of(nonfinite, grad_sum)
+            skips = _policy_or_skips(nonfinite, grad_sum)
+        self._set_up(tuple(grad_sum), untracked(weight_sum), skips)
+
+    def _set_up(self, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> None:
+        self.grad_sum = grad_sum
+        self.weight_sum = weight_sum
+        self.skips = skips
 
     def construct(self, finite: bool = False) -> Any:
         clear_sums(self.grad_sum, self.weight_sum, self.skips, finite=finite)
         return True
 
 
-def _skips_of(nonfinite: Any, grad_sum: Any) -> Any:
-    """Return `nonfinite`, or the `SkipMicro` of all Cells that share these accumulators."""
+def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainForwardBackward, TrainOptim, TrainClear]:
+    """Return the three Cells for an existing window, whose collaborators have been checked.
+
+    Args:
+        window (Window): the window.
+        network (Cell): returns a micro-batch's loss from its columns.
+        sens (float): a constant loss scale, by which the optimizer divides.
+    """
+    forward_backward, optim, clear = _empty(TrainForwardBackward), _empty(TrainOptim), _empty(TrainClear)
+    forward_backward._set_up(window, network, sens)
+    optim._set_up(window)
+    clear._set_up(window.grad_sum, window.weight_sum, window.skips)
+    return forward_backward, optim, clear
+
+
+def _empty(kind: type[_Cell]) -> _Cell:
+    """Return a Cell without a window. Its own constructor would make a window from the user's arguments."""
+    cell: _Cell = nn.Cell.__new__(kind)
+    nn.Cell.__init__(cell, auto_prefix=False)
+    return cell
+
+
+def _policy_or_skips(nonfinite: Any, grad_sum: Any) -> Any:
+    """Return `nonfinite`; for "skip_micro" the `SkipMicro` of all Cells that share these accumulators."""
     return skip_micro_of(grad_sum) if nonfinite == SKIP_MICRO else nonfinite
 
 
@@ -269,7 +294,7 @@ def _window_of(
     """Return the window of a Cell from the user's arguments; with several ranks compare them, and `settings`."""
     if network is not None:
         check_network(owner, network)
-    policy_of(owner, nonfinite, in_graph=True)
+        check_gradient(owner, network)
     collaborators = resolve(
         owner,
         optimizer,
@@ -279,8 +304,9 @@ def _window_of(
         group=group,
         sync_every_micro_batch=sync_every_micro_batch,
         loss_scale=loss_scale,
-        nonfinite=_skips_of(nonfinite, grad_sum),
+        nonfinite=_policy_or_skips(nonfinite, grad_sum),
         ema=ema,
+        in_graph=True,
     )
     _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)
     if network is not None:

@@ -62,7 +62,7 @@ class Collaborators:
         return tuple(self.optimizer.parameters)
 
     @property
-    def after(self) -> tuple[Any, ...]:
+    def followers(self) -> tuple[Any, ...]:
         """tuple, the objects whose `after_window` is called at the end of a window."""
         return self.pooled if self.ema is None else (self.ema, *self.pooled)
 
@@ -106,9 +106,9 @@ class Collaborators:
     @property
     def changed(self) -> list[Any]:
         """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
-        of_skips = [] if self.skips is None else [self.skips.counts, self.skips.own]
-        of_others = [parameter for other in self.after for parameter in other.parameters]
-        return [*self.state.values(), *of_skips, *of_others]
+        skip_counts = [] if self.skips is None else [self.skips.counts, self.skips.uncounted]
+        of_followers = [parameter for follower in self.followers for parameter in follower.parameters]
+        return [*self.state.values(), *skip_counts, *of_followers]
 
     def clear(self) -> None:
         """Discard what layers have collected in an open window."""
@@ -178,7 +178,7 @@ def resolve(
         weighted (bool): whether the window's gradient is a weighted mean.
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
             `GradientAccumulation`.
-        in_graph (bool): whether the end of a window is inside the user's graph. Default: ``False``.
+        in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
     """
     check_optimizer(owner, optimizer)
     if clip_norm is not None:

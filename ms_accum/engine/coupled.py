@@ -1,7 +1,8 @@
-"""How does a loss that couples the rows of a batch get the gradient of the large batch?
+"""A loss that couples the rows of a batch, with the gradient of the large batch.
 
-By gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The
-loss needs all representations of a window at once, but not the activations of the network. So there are three passes:
+It is computed by gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited
+Setup", 2021). The loss needs all representations of a window at once, but not the activations of the network. So there
+are three passes:
 1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
 respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
 `training/coupled.py` runs the passes; this module defines what is compiled for each.
@@ -27,7 +28,7 @@ _OWNER = "CoupledLoss"
 
 
 @ops.constexpr
-def _refuse_a_call() -> bool:
+def _reject_call() -> bool:
     """Raise the error on the host, also while a step is compiled."""
     raise RuntimeError(f"For '{_OWNER}', the loss needs a complete window. Give it to GradientAccumulation.")
 
@@ -87,7 +88,7 @@ class CoupledLoss(nn.Cell):
         self.columns = _check.positive_int(_OWNER, "columns", columns)
 
     def construct(self, *inputs: Any) -> Any:
-        return _refuse_a_call()
+        return _reject_call()
 
 
 class LossOfBatch(nn.Cell):
@@ -101,8 +102,8 @@ class LossOfBatch(nn.Cell):
     def __init__(self, network: nn.Cell, coupled: CoupledLoss):
         super().__init__(auto_prefix=False)
         self.network, self.loss_fn, self.columns = network, runnable(coupled.loss_fn), coupled.columns
-        self.given = (coupled.loss_fn,)
-        """tuple, the loss as the user gave it, not as a Cell in this one."""
+        self.original_loss_fn = (coupled.loss_fn,)
+        """tuple, the user's loss, unchanged; in a tuple, so that it is not a Cell inside this one."""
 
     def construct(self, *columns: Any) -> Any:
         representations = _in_float32(self.network(*columns[: self.columns]))
@@ -112,9 +113,9 @@ class LossOfBatch(nn.Cell):
 class Represent(nn.Cell):
     """The first pass: returns a tuple of representations from a micro-batch's columns."""
 
-    def __init__(self, whole: LossOfBatch):
+    def __init__(self, loss_of_batch: LossOfBatch):
         super().__init__(auto_prefix=False)
-        self.network = whole.network
+        self.network = loss_of_batch.network
 
     def construct(self, *columns: Any) -> Any:
         return _in_float32(self.network(*columns))
@@ -124,14 +125,14 @@ class LossOfRepresentations(nn.Cell):
     """The second pass: the loss of a window, and its gradient for the representations and the loss's parameters.
 
     Args:
-        whole (LossOfBatch): the loss and its network.
+        loss_of_batch (LossOfBatch): the loss and its network.
         number (int): the number of tensors that the network returns.
         parameters (Sequence[Parameter]): the trained parameters of the loss.
     """
 
-    def __init__(self, whole: LossOfBatch, number: int, parameters: list[Parameter]):
+    def __init__(self, loss_of_batch: LossOfBatch, number: int, parameters: list[Parameter]):
         super().__init__(auto_prefix=False)
-        self.loss_fn = whole.loss_fn
+        self.loss_fn = loss_of_batch.loss_fn
         weights = ms.ParameterTuple(parameters) if parameters else None
         self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)
 
@@ -146,7 +147,7 @@ class SumOfProducts(nn.Cell):
     """The third pass: a number whose gradient is a micro-batch's contribution to the gradient of the window's loss.
 
     Args:
-        whole (LossOfBatch): the loss and its network.
+        loss_of_batch (LossOfBatch): the loss and its network.
         parameters (Sequence[Parameter]): the trained parameters of the loss.
 
     Inputs:
@@ -154,9 +155,9 @@ class SumOfProducts(nn.Cell):
           micro-batch's representations, and to each of the loss's parameters.
     """
 
-    def __init__(self, whole: LossOfBatch, parameters: list[Parameter]):
+    def __init__(self, loss_of_batch: LossOfBatch, parameters: list[Parameter]):
         super().__init__(auto_prefix=False)
-        self.network, self.loss_fn, self.columns = whole.network, whole.loss_fn, whole.columns
+        self.network, self.loss_fn, self.columns = loss_of_batch.network, loss_of_batch.loss_fn, loss_of_batch.columns
         self.parameters = tuple(parameters)
 
     def construct(self, *inputs: Any) -> Any:
@@ -170,7 +171,7 @@ class SumOfProducts(nn.Cell):
 def _in_float32(output: Any) -> Any:
     """Return the output of a network as a tuple of float32 tensors."""
     outputs = output if isinstance(output, (tuple, list)) else (output,)
-    return tuple([ops.cast(each, ms.float32) for each in outputs])
+    return tuple([ops.cast(tensor, ms.float32) for tensor in outputs])
 
 
 def objective_of(
@@ -199,40 +200,40 @@ def objective_of(
     return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, of_window=True)
 
 
-def trained_by_loss(whole: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
+def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
     """Return the trained parameters that belong to the loss.
 
     Raises:
         ValueError: If the loss is a function that uses trained parameters, because their gradients would be lost.
     """
-    known = {id(parameter) for parameter in trained}
-    loss_fn = whole.given[0]
+    trained_ids = {id(parameter) for parameter in trained}
+    loss_fn = loss_of_batch.original_loss_fn[0]
     if isinstance(loss_fn, nn.Cell):
-        return [parameter for parameter in loss_fn.get_parameters() if id(parameter) in known]
+        return [parameter for parameter in loss_fn.get_parameters() if id(parameter) in trained_ids]
     for name, value in _used_by(loss_fn, set()).items():
-        found = value.get_parameters() if isinstance(value, nn.Cell) else [value]
-        if any(id(each) in known for each in found):
+        parameters = value.get_parameters() if isinstance(value, nn.Cell) else [value]
+        if any(id(parameter) in trained_ids for parameter in parameters):
             rule = "a Cell that contains the parameters which it trains"
             _check.raise_invalid(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
     return []
 
 
-def _used_by(function: Any, seen: set[int]) -> dict[str, Any]:
+def _used_by(function: Any, visited: set[int]) -> dict[str, Any]:
     """Return what a function uses in addition to its arguments, also in functions that it calls, by name."""
-    seen.add(id(function))
+    visited.add(id(function))
     if isinstance(function, functools.partial):
-        given = {f"argument {number}": value for number, value in enumerate(function.args)}
-        return {**given, **function.keywords, **_used_by(function.func, seen)}
+        bound = {f"argument {number}": value for number, value in enumerate(function.args)}
+        return {**bound, **function.keywords, **_used_by(function.func, visited)}
     try:
-        found = inspect.getclosurevars(function)
+        variables = inspect.getclosurevars(function)
     except TypeError:
         return {}
-    used = {**found.globals, **found.nonlocals, **getattr(getattr(function, "__self__", None), "__dict__", {})}
-    for each in list(used.values()):
-        if inspect.isroutine(each) and id(each) not in seen and not _is_mindspores(each):
-            used.update(_used_by(each, seen))
+    used = {**variables.globals, **variables.nonlocals, **getattr(getattr(function, "__self__", None), "__dict__", {})}
+    for value in list(used.values()):
+        if inspect.isroutine(value) and id(value) not in visited and not _is_of_mindspore(value):
+            used.update(_used_by(value, visited))
     return used
 
 
-def _is_mindspores(function: Any) -> bool:
+def _is_of_mindspore(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "mindspore"

@@ -1,4 +1,4 @@
-"""What is the exponential moving average of the weights?"""
+"""The exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
-from mindspore.common.initializer import initializer
 
 from .. import _check
 from ..network import tree
 from ..network.parameters import as_array
-from ..network.state import state, unique_name
+from ..network.state import state, unique_name, zeros_like
 
 _OWNER = "Ema"
 
@@ -53,14 +52,10 @@ class Ema:
     """
 
     def __init__(self, decay: float, warm_up: int = 0):
-        rule = "a number >= 0 and < 1"
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
-            _check.raise_invalid(TypeError, _OWNER, "decay", rule, repr(decay))
-        if not 0 <= decay < 1:
-            _check.raise_invalid(ValueError, _OWNER, "decay", rule, decay)
+        self.decay = check_decay(_OWNER, decay)
         if type(warm_up) is not int or warm_up < 0:
             _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
-        self.decay, self.warm_up = float(decay), warm_up
+        self.warm_up = warm_up
         self._weights: tuple = ()
         self._averages: tuple = ()
         self._applied = False
@@ -76,12 +71,7 @@ class Ema:
         if self._averages:
             _check.raise_invalid(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
         self._weights = tuple(parameters)
-        self._averages = tuple(
-            Parameter(
-                initializer("zeros", each.shape, ms.float32), name=f"{self._name}.{each.name}", requires_grad=False
-            )
-            for each in self._weights
-        )
+        self._averages = zeros_like(self._name, self._weights)
 
     def after_window(self, updated: Any) -> Any:
         """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""
@@ -90,8 +80,8 @@ class Ema:
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
         decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
-        done = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
-        return ops.depend(updated, done)
+        assigned = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
+        return ops.depend(updated, assigned)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -109,19 +99,19 @@ class Ema:
             raise RuntimeError("For 'Ema', the averages are already applied.")
         if not self.updates:
             raise RuntimeError("For 'Ema', there is no average before the first update.")
-        kept, before = [as_array(each).copy() for each in self._weights], self.updates
+        copies, updates_before = [as_array(weight).copy() for weight in self._weights], self.updates
         try:
             self._applied = True
             self.times_applied += 1
             _assign(self._weights, map(as_array, self._averages))
             yield
         finally:
-            _assign(self._weights, kept)
+            _assign(self._weights, copies)
             self._applied = False
-        if self.updates != before:  # by a compiled step, which can't see that the averages are applied
-            made = self.updates - before
+        if self.updates != updates_before:  # by a compiled step, which can't see that the averages are applied
+            lost = self.updates - updates_before
             raise RuntimeError(
-                f"For 'Ema', 'applied' must be left before training, but got {made} updates inside the block, which "
+                f"For 'Ema', 'applied' must be left before training, but got {lost} updates inside the block, which "
                 "are lost: the weights are those from before the block."
             )
 
@@ -150,6 +140,16 @@ class Ema:
         """dict, its Parameters in a training state, by name."""
         named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
         return {"updates": self._updates, **named}
+
+
+def check_decay(owner: str, decay: Any) -> float:
+    """Return the weight of the old value in an average, or raise an error if it is not a number >= 0 and < 1."""
+    rule = "a number >= 0 and < 1"
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        _check.raise_invalid(TypeError, owner, "decay", rule, repr(decay))
+    if not 0 <= decay < 1:
+        _check.raise_invalid(ValueError, owner, "decay", rule, decay)
+    return float(decay)
 
 
 def check_not_applied(owner: str, ema: Ema | None) -> None:

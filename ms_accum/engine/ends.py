@@ -18,25 +18,25 @@ class Sizes:
 
     Args:
         owner (str), name (str): the names used in error messages.
-        given (Union[int, Mapping, Callable]): the argument.
+        sizes (Union[int, Mapping, Callable]): the argument.
     """
 
-    def __init__(self, owner: str, name: str, given: Any):
+    def __init__(self, owner: str, name: str, sizes: Any):
         self._argument = _check.Argument(owner, name)
-        self.function = given if callable(given) else None
+        self.function = sizes if callable(sizes) else None
         """Optional[Callable], returns the size from the number of updates."""
         self.steps: list[tuple[int, int]] = []
         """list[tuple[int, int]], the first update of each size, and the size, if there is no function."""
-        if not callable(given):
-            self.steps = self._checked(given if isinstance(given, Mapping) else {0: given})
+        if not callable(sizes):
+            self.steps = self._checked(sizes if isinstance(sizes, Mapping) else {0: sizes})
         self.constant = self.steps[0][1] if len(self.steps) == 1 else None
         """Optional[int], the size if all windows have the same."""
 
-    def _checked(self, given: Mapping) -> list[tuple[int, int]]:
+    def _checked(self, sizes: Mapping) -> list[tuple[int, int]]:
         """Return the first update of each size, and the size, in order."""
-        if not given or not all(type(first) is int and first >= 0 for first in given) or 0 not in given:
-            self._argument.raise_invalid(ValueError, _RULE, dict(given))
-        return [(first, self._size(given[first])) for first in sorted(given)]
+        if not sizes or not all(type(first) is int and first >= 0 for first in sizes) or 0 not in sizes:
+            self._argument.raise_invalid(ValueError, _RULE, dict(sizes))
+        return [(first, self._size(sizes[first])) for first in sorted(sizes)]
 
     def _size(self, value: Any) -> int:
         value = value.asnumpy() if hasattr(value, "asnumpy") else value
@@ -79,22 +79,22 @@ def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> di
         >>> ramp_up(1, 4, 1000, micro_batch_size=50)
         {0: 1, 7: 2, 11: 3, 13: 4}
     """
-    named = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
-    first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in named.items())
+    arguments = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
+    first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in arguments.items())
     if last < first:
         _check.raise_invalid(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
-    sizes, size, update, seen = {0: first}, first, 0, 0
+    sizes, size, update, samples_seen = {0: first}, first, 0, 0
     while size < last:
-        update, seen = update + 1, seen + size * rows
-        now = min(last, first + int((last - first) * seen / samples))
-        if now > size:
-            sizes[update] = size = now
+        update, samples_seen = update + 1, samples_seen + size * rows
+        new_size = min(last, first + int((last - first) * samples_seen / samples))
+        if new_size > size:
+            sizes[update] = size = new_size
     return sizes
 
 
-def sizes_of(owner: str, name: str, given: Any) -> Sizes:
+def sizes_of(owner: str, name: str, sizes: Any) -> Sizes:
     """Return the sizes for the user's argument."""
-    return given if isinstance(given, Sizes) else Sizes(owner, name, given)
+    return sizes if isinstance(sizes, Sizes) else Sizes(owner, name, sizes)
 
 
 def windows_until(batches: int, size_of: Callable[[int], int], updates: int, held: int = 0) -> tuple[int, int]:
@@ -106,11 +106,11 @@ def windows_until(batches: int, size_of: Callable[[int], int], updates: int, hel
         updates (int): updates before them.
         held (int): micro-batches that the first window already holds.
     """
-    left, windows = batches + held, 0
-    while left >= size_of(updates + windows):
-        left -= size_of(updates + windows)
+    remaining, windows = batches + held, 0
+    while remaining >= size_of(updates + windows):
+        remaining -= size_of(updates + windows)
         windows += 1
-    return windows, left
+    return windows, remaining
 
 
 def is_full(micro_batches: Any, window: Any) -> Any:
@@ -243,8 +243,8 @@ def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", 
     mini_steps = _check.positive_int(owner, "mini_steps", mini_steps)
     epoch = _check.positive_int(owner, "epoch", 1 if epoch is None else epoch)
     _check.one_of(owner, "tail", tail, TAILS)
-    before = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
-    return updates_in_run(micro_batches, mini_steps, tail, epoch) - before
+    in_earlier_epochs = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
+    return updates_in_run(micro_batches, mini_steps, tail, epoch) - in_earlier_epochs
 
 
 def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
@@ -258,8 +258,8 @@ def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, 
 
 def share(rows: int, ranks: int) -> int | None:
     """Return each rank's rows of a window; None if they can't be divided equally."""
-    own, rest = divmod(rows, ranks)
-    return None if rest else own
+    quotient, remainder = divmod(rows, ranks)
+    return None if remainder else quotient
 
 
 def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: int = 0, updates: int = 0) -> int:
@@ -281,15 +281,15 @@ def windows_by_epoch(
     if sizes is None:
         return [batches] * epochs
     held = held if tail == "carry" else 0
-    found: list[int] = []
+    by_epoch: list[int] = []
     for _ in range(epochs):
         if sizes.constant is not None:
             full, held = divmod(held + batches, sizes.constant)
         else:
-            full, held = windows_until(batches, sizes.of, updates + sum(found), held)
-        found.append(full + (tail == "flush" and held > 0))
+            full, held = windows_until(batches, sizes.of, updates + sum(by_epoch), held)
+        by_epoch.append(full + (tail == "flush" and held > 0))
         held = held if tail == "carry" else 0
-    return found
+    return by_epoch
 
 
 def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int) -> bool:

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
-from ..loss.known_losses import WithLoss, check_gradient, scalar
+from ..loss.known_losses import WithLoss, scalar
 from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators
@@ -57,4 +57,3 @@ def check_network(owner: str, network: nn.Cell) -> None:
     if any(getattr(cell, "couples_rows", False) for _, cell in network.cells_and_names()):
         remedy = "Give it to GradientAccumulation as 'loss_fn'."
         _check.raise_invalid(ValueError, owner, "network", "one whose loss is per micro-batch", "a CoupledLoss", remedy)
-    check_gradient(owner, network)

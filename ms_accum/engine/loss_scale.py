@@ -61,9 +61,9 @@ class DynamicScale:
         grown = self.value * self.factor
         grows = ops.logical_and(good >= self.window, ops.isfinite(grown))
         value = ops.where(overflow, ops.maximum(self.value / self.factor, Tensor(1.0, ms.float32)), self.value)
-        starts_anew = ops.logical_or(overflow, good >= self.window)
+        resets = ops.logical_or(overflow, good >= self.window)
         ops.assign(self.value, ops.where(ops.logical_and(grows, ops.logical_not(overflow)), grown, value))
-        ops.assign(self.good, ops.where(starts_anew, ops.zeros_like(good), good))
+        ops.assign(self.good, ops.where(resets, ops.zeros_like(good), good))
         ops.assign_add(self.overflows, ops.cast(overflow, ms.int32))
 
     @property
@@ -87,13 +87,13 @@ def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
             ones = Tensor(np.ones((2, 2)), ms.bfloat16)
             ops.matmul(ones, ones).astype(ms.float32).asnumpy()
     except (TypeError, RuntimeError):
-        here = ms.get_context("device_target")
+        device = ms.get_context("device_target")
         remedy = "Use O1 to O3, which compute in float16."
         _check.raise_invalid(
             ValueError,
             owner,
             "amp",
-            f"off or O1 to O3 on {here}",
+            f"off or O1 to O3 on {device}",
             "bf16, which its matrix product does not support",
             remedy,
         )
@@ -106,12 +106,12 @@ def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
     O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
     to a temporary one, which is removed at the end of the process.
     """
-    here, folder = os.getcwd(), scratch_folder()
-    os.chdir(folder)
+    current, temporary = os.getcwd(), scratch_folder()
+    os.chdir(temporary)
     try:
         return amp.auto_mixed_precision(network, level, dtype)
     finally:
-        os.chdir(here)
+        os.chdir(current)
 
 
 def own_scale(optimizer: Any) -> float:
@@ -124,46 +124,45 @@ def scaler_of(scale: float | str | None) -> Any:
     return amp.DynamicLossScaler(2.0**16, 2, 2000) if scale == "dynamic" else scale
 
 
-def scale_of(owner: str, given: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
+def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
     """Return the loss scale for the user's argument: the constant, 1 if there is none, and the dynamic scale, or None.
 
     Args:
         owner (str): the name used in error messages.
-        given (Any): the argument.
+        loss_scale (Any): the argument.
         optimizer (Optimizer): must not have its own `loss_scale`, by which it would also divide.
 
     Raises:
         TypeError: If the argument has another type.
         ValueError: If it is out of range, or the optimizer has its own loss scale.
     """
-    if given is None:
+    if loss_scale is None:
         return 1.0, None
-    its_own = own_scale(optimizer)
-    if its_own != 1.0:
+    optimizer_scale = own_scale(optimizer)
+    if optimizer_scale != 1.0:
+        rule = f"None for an optimizer with loss_scale={optimizer_scale:g}"
         remedy = "It divides by that scale itself: give the loss scale to one of the two only."
-        _check.raise_invalid(
-            ValueError, owner, "loss_scale", f"None for an optimizer with loss_scale={its_own:g}", given, remedy
-        )
-    if isinstance(given, DynamicScale):
-        return 1.0, given
-    if isinstance(given, _DYNAMIC):
-        return 1.0, _dynamic(owner, given, optimizer)
-    return _check.positive_number(owner, "loss_scale", _number(owner, given)), None
+        _check.raise_invalid(ValueError, owner, "loss_scale", rule, loss_scale, remedy)
+    if isinstance(loss_scale, DynamicScale):
+        return 1.0, loss_scale
+    if isinstance(loss_scale, _DYNAMIC):
+        return 1.0, _shared_scale(owner, loss_scale, optimizer)
+    return _check.positive_number(owner, "loss_scale", _number(owner, loss_scale)), None
 
 
-def _number(owner: str, given: Any) -> Any:
-    if not isinstance(given, _FIXED):
-        return _check.instance(owner, "loss_scale", given, (int, float), _RULE)
-    value = given.scale_value if isinstance(given, amp.StaticLossScaler) else given.get_loss_scale()
+def _number(owner: str, loss_scale: Any) -> Any:
+    if not isinstance(loss_scale, _FIXED):
+        return _check.instance(owner, "loss_scale", loss_scale, (int, float), _RULE)
+    value = loss_scale.scale_value if isinstance(loss_scale, amp.StaticLossScaler) else loss_scale.get_loss_scale()
     return float(value.asnumpy()) if isinstance(value, Tensor) else value
 
 
-def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
+def _shared_scale(owner: str, scaler: Any, optimizer: Any) -> DynamicScale:
     """Return the scale that all Cells with this object share.
 
     Two optimizers can't share one: a window of the first would change it inside a window of the other.
     """
-    scale = attached(given, "_ms_accum_scale", lambda: _new(owner, given))
+    scale = attached(scaler, "_ms_accum_scale", lambda: _new_scale(owner, scaler))
     if scale.optimizer() is None:
         scale.optimizer = weakref.ref(optimizer)
     elif scale.optimizer() is not optimizer:
@@ -172,15 +171,15 @@ def _dynamic(owner: str, given: Any, optimizer: Any) -> DynamicScale:
     return scale
 
 
-def _new(owner: str, given: Any) -> DynamicScale:
+def _new_scale(owner: str, scaler: Any) -> DynamicScale:
     name = unique_name("dynamic_loss_scale")
-    if isinstance(given, amp.DynamicLossScaler):
+    if isinstance(scaler, amp.DynamicLossScaler):
         # The Parameter of the user's object, because the user's code multiplies the loss by it and may read it.
-        value, first = given.scale_value, float(given.scale_value.asnumpy())
+        value, initial = scaler.scale_value, float(scaler.scale_value.asnumpy())
         value.requires_grad, value.name = False, f"{name}.value"
     else:
-        first = float(given.get_loss_scale())
-        value = state(f"{name}.value", first, ms.float32)
-    if not (math.isfinite(first) and first >= 1):
-        _check.raise_invalid(ValueError, owner, "loss_scale", "finite and >= 1", first)
-    return DynamicScale(value, state(f"{name}.good", 0, ms.int32), given.scale_factor, given.scale_window)
+        initial = float(scaler.get_loss_scale())
+        value = state(f"{name}.value", initial, ms.float32)
+    if not (math.isfinite(initial) and initial >= 1):
+        _check.raise_invalid(ValueError, owner, "loss_scale", "finite and >= 1", initial)
+    return DynamicScale(value, state(f"{name}.good", 0, ms.int32), scaler.scale_factor, scaler.scale_window)

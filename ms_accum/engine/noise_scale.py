@@ -11,6 +11,7 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..network import tree
+from .ema import check_decay
 from .loss_scale import own_scale
 
 _OWNER = "NoiseScale"
@@ -55,9 +56,7 @@ class NoiseScale(Callback):
 
     def __init__(self, every: int = 25, decay: float = 0.95):
         self._every = _check.positive_int(_OWNER, "every", every)
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-            _check.raise_invalid(ValueError, _OWNER, "decay", "a number >= 0 and < 1", repr(decay))
-        self._decay = float(decay)
+        self._decay = check_decay(_OWNER, decay)
         self._windows = self._rows = self._seen = 0
         self._left_out = 0  # by the observed `Accumulator`, at its last micro-batch inside a window
         self._first: tuple[float, int] | None = None
@@ -79,8 +78,8 @@ class NoiseScale(Callback):
         if math.isnan(self.rows):
             causes = "more samples are needed, or micro-batches are sorted"
             return f"no estimate from {self.samples} windows: {causes}"
-        here = f"windows had {self._rows:,} rows"
-        return f"about {self.rows:,.0f} rows ({here}): larger windows than that save few updates"
+        current = f"windows had {self._rows:,} rows"
+        return f"about {self.rows:,.0f} rows ({current}): larger windows than that save few updates"
 
     def wants(self, micro_batches: int) -> bool:
         """Return whether to sample the open window, which now contains this number of micro-batches."""
@@ -118,18 +117,18 @@ class NoiseScale(Callback):
         """dict, all that `load` needs to continue, in types that JSON supports."""
         sums = {"variance": self._variance, "square": self._square, "samples": self.samples, "rows": self._rows}
         first = None if self._first is None else [*self._first]
-        counted = {"windows": self._windows, "seen": self._seen, "left_out": self._left_out}
-        return {**self.settings, **sums, **counted, "first": first}
+        counters = {"windows": self._windows, "seen": self._seen, "left_out": self._left_out}
+        return {**self.settings, **sums, **counters, "first": first}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
         """Continue from a saved state, and return True; start anew if that is None or has other settings."""
-        fits = state is not None and all(state[name] == value for name, value in self.settings.items())
-        if state is not None and fits:
+        matches = state is not None and all(state[name] == value for name, value in self.settings.items())
+        if state is not None and matches:
             names = ("variance", "square", "samples", "rows", "windows", "seen", "left_out")
-            self._variance, self._square, self.samples, self._rows, *counted = (state[name] for name in names)
-            self._windows, self._seen, self._left_out = counted
+            self._variance, self._square, self.samples, self._rows, *counters = (state[name] for name in names)
+            self._windows, self._seen, self._left_out = counters
             self._first = None if state["first"] is None else (state["first"][0], state["first"][1])
-        return fits
+        return matches
 
     def _add(self, variance: float, square: float) -> None:
         self._variance = self._decay * self._variance + variance

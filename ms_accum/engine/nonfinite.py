@@ -30,7 +30,7 @@ class SkipMicro:
         """Parameter, in the open window: micro-batches not left out, and left out although their loss was finite."""
         self.left_out = state(f"{name}.left_out", 0, ms.int32)
         """Parameter, the number of micro-batches left out so far, on all ranks."""
-        self.own = state(f"{name}.own", 0, ms.int32)
+        self.uncounted = state(f"{name}.uncounted", 0, ms.int32)
         """Parameter, those of this rank that the other ranks have not counted yet."""
 
     def __call__(self, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
@@ -48,21 +48,21 @@ class SkipMicro:
             and whether it is left out.
         """
         finite = ops.isfinite(tree.sum_of_elements(gradients))
-        bad = ops.logical_not(finite)
-        lost = ops.cast(bad, ms.float32)
+        left_out = ops.logical_not(finite)
+        overflows = ops.cast(left_out, ms.float32)
         if loss is not None:
-            lost = lost * ops.cast(ops.isfinite(loss), ms.float32)
-            bad = ops.logical_not(ops.logical_and(finite, ops.isfinite(loss)))
-        kept = 1.0 - ops.cast(bad, ms.float32)
+            overflows = overflows * ops.cast(ops.isfinite(loss), ms.float32)
+            left_out = ops.logical_not(ops.logical_and(finite, ops.isfinite(loss)))
+        kept = 1.0 - ops.cast(left_out, ms.float32)
         if weight is not None:
             counts = ops.cast(weight, ms.float32) != 0
             kept = kept * ops.cast(counts, ms.float32)
-            lost = lost * ops.cast(counts, ms.float32)
-            bad = ops.logical_and(bad, counts)
-        ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(bad, ms.float32), lost)))
-        ops.assign_add(self.left_out, ops.cast(bad, ms.int32))
-        ops.assign_add(self.own, ops.cast(bad, ms.int32))
-        return tree.multiply_no_nan(gradients, kept), kept, bad
+            overflows = overflows * ops.cast(counts, ms.float32)
+            left_out = ops.logical_and(left_out, counts)
+        ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(left_out, ms.float32), overflows)))
+        ops.assign_add(self.left_out, ops.cast(left_out, ms.int32))
+        ops.assign_add(self.uncounted, ops.cast(left_out, ms.int32))
+        return tree.multiply_no_nan(gradients, kept), kept, left_out
 
     def pass_over(self) -> None:
         """Count a micro-batch that is not run because it does not count, on the host."""
@@ -71,17 +71,17 @@ class SkipMicro:
     @property
     def changed(self) -> tuple:
         """tuple[Parameter], those that a micro-batch changes."""
-        return self.counts, self.left_out, self.own
+        return self.counts, self.left_out, self.uncounted
 
     def sent(self) -> Any:
-        """Return what is summed over the ranks at the end of a window: `counts` and `own`."""
-        return ops.cat((self.counts, ops.reshape(ops.cast(self.own, ms.float32), (1,))))
+        """Return what is summed over the ranks at the end of a window: `counts` and `uncounted`."""
+        return ops.cat((self.counts, ops.reshape(ops.cast(self.uncounted, ms.float32), (1,))))
 
-    def count_of_all(self, summed: Any) -> Any:
+    def count_other_ranks(self, summed: Any) -> Any:
         """Count what the other ranks left out; `summed` is the sum of `sent`, which is returned."""
-        others = ops.cast(summed[2], ms.int32) - self.own
-        counted = ops.assign_add(self.left_out, others)
-        return ops.depend(summed, ops.assign(self.own, ops.depend(Tensor(0, ms.int32), counted)))
+        of_other_ranks = ops.cast(summed[2], ms.int32) - self.uncounted
+        added = ops.assign_add(self.left_out, of_other_ranks)
+        return ops.depend(summed, ops.assign(self.uncounted, ops.depend(Tensor(0, ms.int32), added)))
 
     def clear(self) -> None:
         """Begin a new window."""
@@ -102,13 +102,13 @@ def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]
         )
 
 
-def policy_of(owner: str, given: Any, *, in_graph: bool = False) -> str:
+def policy_of(owner: str, nonfinite: Any, *, in_graph: bool = False) -> str:
     """Return the policy of the user's argument, or raise an error if it is invalid. A graph can't use "raise"."""
-    if isinstance(given, SkipMicro):
+    if isinstance(nonfinite, SkipMicro):
         return SKIP_MICRO
-    policy = _check.one_of(owner, "nonfinite", given, POLICIES)
+    policy = _check.one_of(owner, "nonfinite", nonfinite, POLICIES)
     if in_graph and policy == RAISE:
         choices = f"'{SKIP_WINDOW}' or '{SKIP_MICRO}'"
         remedy = "A compiled step can't raise an error: read 'skipped' after the step, and raise it yourself."
-        _check.raise_invalid(ValueError, owner, "nonfinite", choices, repr(given), remedy)
+        _check.raise_invalid(ValueError, owner, "nonfinite", choices, repr(nonfinite), remedy)
     return policy

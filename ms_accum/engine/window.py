@@ -52,11 +52,11 @@ class Window:
         self.shapes = tuple(parameter.shape for parameter in collaborators.parameters)
         self.boundary = Boundary(collaborators, in_place=self.has_sums, touched=touched)
 
-    def add(self, gradients: Any, weight: Any = None, others: Any = ()) -> Any:
+    def add(self, gradients: Any, weight: Any = None, extra: Any = ()) -> Any:
         """Add the gradients of a micro-batch, times the weight if there is one.
 
         Returns:
-            tuple[Tensor], the sums of `others` if every micro-batch is summed over the ranks, else the accumulators.
+            tuple[Tensor], the sums of `extra` if every micro-batch is summed over the ranks, else the accumulators.
             Let something depend on it: with gradients of an embedding MindSpore left out a call without a used result.
         """
         if weight is not None and self.weight_sum:
@@ -64,7 +64,7 @@ class Window:
         multiplies = weight is not None and not self.weighs_loss
         if self.sum_over_ranks is not None:
             gradients = tree.multiply(gradients, weight) if multiplies else gradients
-            summed = self.sum_over_ranks(gradients, others)
+            summed = self.sum_over_ranks(gradients, extra)
             tree.add(self.grad_sum, summed[0])
             return summed[1]
         if multiplies:

@@ -13,7 +13,7 @@ from .. import _check
 from ..network import tree
 from ..network.state import unique_name
 from ..ranks.group import Group, group_of
-from .replaced import forget_graphs, replaced
+from .replaced import forget_graphs, replace_layers
 
 # Compared by name, because the classes of `mindspore.mint` and of `nn` have no common base.
 _NAMES = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "PooledBatchNorm"}
@@ -88,20 +88,20 @@ def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
             rule = "without a BatchNorm1d of one channel"
             remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
             _check.raise_invalid(ValueError, owner, "network", rule, f"'{name}'", remedy)
-    if not replaced(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
-        _raise_without(owner, network)
+    if not replace_layers(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
+        _raise_no_batch_norm(owner, network)
     return network
 
 
 def _group_norm(layer: Any, largest: int) -> nn.Cell:
-    flat = getattr(layer, "bn2d", layer)
-    channels = flat.num_features
+    inner = getattr(layer, "bn2d", layer)
+    channels = inner.num_features
     groups = 1
     if not isinstance(layer, nn.BatchNorm1d):
         groups = max(number for number in range(1, min(largest, channels) + 1) if channels % number == 0)
-    new = nn.GroupNorm(groups, channels, flat.eps)
-    new.gamma = flat.gamma
-    new.beta = flat.beta
+    new = nn.GroupNorm(groups, channels, inner.eps)
+    new.gamma = inner.gamma
+    new.beta = inner.beta
     return new
 
 
@@ -138,7 +138,7 @@ def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, _WITH_PARAMETERS)]
     if not layers:
-        _raise_without(owner, network)
+        _raise_no_batch_norm(owner, network)
     for layer in layers:
         layer.use_batch_statistics = False
     forget_graphs(network)
@@ -157,7 +157,7 @@ def _is_batch_norm(cell: Any) -> bool:
     return isinstance(cell, (*_WITH_PARAMETERS, nn.BatchNorm3d))
 
 
-def _raise_without(owner: str, network: nn.Cell) -> NoReturn:
+def _raise_no_batch_norm(owner: str, network: nn.Cell) -> NoReturn:
     rule = "one with BatchNorm layers of mindspore.nn"
     _check.raise_invalid(
         ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
@@ -189,7 +189,7 @@ class PooledBatchNorm(nn.Cell):
         self.window_sums = Parameter(Tensor(np.zeros((3, self.num_features), np.float32)), SUMS, requires_grad=False)
         # With momentum 1 the kernel writes the statistics of the micro-batch, which it computes anyway. (Its outputs
         # for them are not set on CPU.) They are in a tuple, so that they are not saved: between calls they are zero.
-        self.own = tuple(
+        self.batch_statistics = tuple(
             Parameter(Tensor(np.zeros(self.num_features, np.float32)), unique_name(name), requires_grad=False)
             for name in ("own_mean", "own_variance")
         )
@@ -199,21 +199,21 @@ class PooledBatchNorm(nn.Cell):
     def construct(self, x: Any) -> Any:
         if not (self.training or self.use_batch_statistics):
             return self._infer(x)
-        out = self.bn_train(x, self.gamma, self.beta, *self.own)[0]
-        added = self._add(ops.depend(self.own, ops.stop_gradient(out)), x.size / self.num_features)
+        out = self.bn_train(x, self.gamma, self.beta, *self.batch_statistics)[0]
+        added = self._add(ops.depend(self.batch_statistics, ops.stop_gradient(out)), x.size / self.num_features)
         # The kernel adds 0 times the earlier statistics, so NaN would remain.
-        return ops.depend(out, tree.clear(ops.depend(self.own, added)))
+        return ops.depend(out, tree.clear(ops.depend(self.batch_statistics, added)))
 
     def _infer(self, x: Any) -> Any:
         planes = ops.reshape(x, (*x.shape, 1, 1)[:4]) if x.ndim < 4 else x
         out = self.bn_infer(planes, self.gamma, self.beta, self.moving_mean, self.moving_variance)[0]
         return ops.reshape(out, x.shape)
 
-    def _add(self, own: Any, count: float) -> Any:
+    def _add(self, batch_statistics: Any, count: float) -> Any:
         """Add the micro-batch's statistics, relative to the running mean: sums of large squares would be imprecise."""
-        mean = own[0] - self.moving_mean
+        mean = batch_statistics[0] - self.moving_mean
         # For a single value the kernel's variance is NaN.
-        variance = own[1] * ((count - 1) / count) if count > 1 else ops.zeros_like(mean)
+        variance = batch_statistics[1] * ((count - 1) / count) if count > 1 else ops.zeros_like(mean)
         row = ops.stack((ops.ones_like(mean), mean, variance + ops.square(mean)))
         return ops.assign_add(self.window_sums, ops.stop_gradient(row * count))
 
@@ -256,28 +256,28 @@ class PooledStatistics:
         sums = ops.depend(ops.cat(self.sums, 1) if len(self.sums) > 1 else self.sums[0] + 0.0, updated)
         if self.all_reduce is not None:
             sums = self.all_reduce(sums)
-        means, variances = self._new(updated, *ops.unstack(sums, 0))
-        done = (self._assign(self.means, means), self._assign(self.variances, variances))
-        return ops.depend(updated, tree.clear(ops.depend(self.sums, done)))
+        means, variances = self._averaged(updated, *ops.unstack(sums, 0))
+        assigned = (self._assign(self.means, means), self._assign(self.variances, variances))
+        return ops.depend(updated, tree.clear(ops.depend(self.sums, assigned)))
 
-    def _new(self, updated: Any, count: Any, first: Any, second: Any) -> Any:
+    def _averaged(self, updated: Any, count: Any, first: Any, second: Any) -> Any:
         mean, variance = tree.flattened(self.means), tree.flattened(self.variances)
-        moved = first / count
-        pooled = ops.relu(second / count - ops.square(moved)) * (
+        shift = first / count
+        pooled = ops.relu(second / count - ops.square(shift)) * (
             count / ops.maximum(count - 1, Tensor(1.0, ms.float32))
         )
         # A layer that did not run in the window gives 0 / 0. Non-finite statistics would never become finite again.
-        good = ops.logical_and(ops.isfinite(moved + second), updated)  # relu turns NaN into 0
-        new_mean = mean + self.momenta * moved
+        valid = ops.logical_and(ops.isfinite(shift + second), updated)  # relu turns NaN into 0
+        new_mean = mean + self.momenta * shift
         new_variance = variance + self.momenta * (pooled - variance)
-        return ops.where(good, new_mean, mean), ops.where(good, new_variance, variance)
+        return ops.where(valid, new_mean, mean), ops.where(valid, new_variance, variance)
 
     def _assign(self, parameters: Any, row: Any) -> Any:
         values = tree.cast_like(tree.unflattened(row, parameters), parameters)
-        done: tuple = ()
+        assigned: tuple = ()
         for parameter, value in zip(parameters, values):
-            done = (*done, ops.assign(parameter, value))
-        return done
+            assigned = (*assigned, ops.assign(parameter, value))
+        return assigned
 
 
 _ATTACHED = "_ms_accum_pooled"  # the name under which the network's Parameters have the statistics
@@ -332,9 +332,9 @@ def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistic
     """
     owner = "pool_batch_norm"
     _check_contains(owner, network, "Put it into a SequentialCell.")
-    layers = replaced(network, _is_to_be_pooled, lambda layer, number: PooledBatchNorm(layer))
+    layers = replace_layers(network, _is_to_be_pooled, lambda layer, number: PooledBatchNorm(layer))
     if not layers:
-        _raise_without(owner, network)
+        _raise_no_batch_norm(owner, network)
     statistics = PooledStatistics(layers, group_of(owner, group))
     for parameter in network.get_parameters():  # also those of other layers: these may be the only ones trained
         vars(parameter)[_ATTACHED] = statistics

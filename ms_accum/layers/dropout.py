@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from .. import _check
 from ..network.state import state
-from .replaced import replaced
+from .replaced import replace_layers
 
 COUNTER = "dropout_counter"
 """str, the name of the Parameter that a `CountedDropout` adds to a network."""
@@ -78,30 +78,30 @@ class CountedDropout(nn.Cell):
         self.p = float(_number_below(1, owner, "p", p, (int, float)))
         self.seed = int(_number_below(2**63, owner, "seed", seed))
         self.layer = int(_number_below(2**31, owner, "layer", layer))
-        self.place = Place(self.seed, self.layer, 0)
+        self.mask_key = MaskKey(self.seed, self.layer, 0)
         self.dropout_counter = state(COUNTER, 0, ms.int32)
         self.scale = 1.0 / (1.0 - self.p)
-        self.least = Tensor(np.uint64(min(round(self.p * 2**64), 2**64 - 1)))
+        self.threshold = Tensor(np.uint64(min(round(self.p * 2**64), 2**64 - 1)))
 
     def construct(self, x: Any) -> Any:
         if not self.training or self.p == 0:
             return x
         count = self.dropout_counter + 1  # `assign_add` would return the Parameter, which changes if used twice
         count = ops.depend(count, ops.assign(self.dropout_counter, count))
-        mask = ops.cast(numbers(self.place, count, x.shape) >= self.least, x.dtype)
+        mask = ops.cast(numbers(self.mask_key, count, x.shape) >= self.threshold, x.dtype)
         return x * ops.stop_gradient(mask * self.scale)
 
     def offset_seeds_by_rank(self, rank: int) -> None:
         """Draw different masks on each rank; the counter can't contain the rank: all ranks load that of rank 0."""
-        self.place = self.place._replace(rank=rank)
+        self.mask_key = self.mask_key._replace(rank=rank)
 
     def extend_repr(self) -> str:
         """Return the settings, for `repr`."""
         return f"p={self.p}, seed={self.seed}, layer={self.layer}"
 
 
-class Place(NamedTuple):
-    """The layer and the rank for which random numbers are drawn."""
+class MaskKey(NamedTuple):
+    """What random numbers depend on, in addition to the counter and the position."""
 
     seed: int
     layer: int
@@ -155,7 +155,7 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
         p = 1.0 - cell.keep_prob if cell.p is None else cell.p
         return CountedDropout(p, seed=seed, layer=layer)
 
-    if not replaced(network, lambda cell: isinstance(cell, _KINDS), counted):
+    if not replace_layers(network, lambda cell: isinstance(cell, _KINDS), counted):
         rule = "one with nn.Dropout or mint.nn.Dropout layers that are not yet replaced"
         _check.raise_invalid(
             ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
@@ -163,15 +163,15 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
     return network
 
 
-def numbers(place: Place, count: Any, shape: tuple) -> Any:
+def numbers(mask_key: MaskKey, count: Any, shape: tuple) -> Any:
     """Return uniform uint64 numbers of this shape for a count; the upper bits are random, the lower ones less so.
 
     They are products of two random numbers, modulo 2**64. Shifts, and operators with a scalar, are slow on MindSpore's
     CPU: Dropout with a hash of each element (lowbias32) takes 2.5 times as long as `nn.Dropout`, this one 0.8 to 1
     times.
     """
-    rows, columns = _starts(*place, shape)
-    step, bits, factor, last_bits = _words()
+    rows, columns = _starts(*mask_key, shape)
+    step, bits, factor, last_bits = _constants()
     drawn = rows + ops.cast(count, ms.uint64) * step
     drawn = _folded(_folded(drawn, bits) * factor, last_bits) * columns
     return ops.reshape(drawn, shape)
@@ -182,7 +182,7 @@ def _folded(x: Any, shift: Any) -> Any:
 
 
 @ops.constexpr
-def _words() -> tuple:
+def _constants() -> tuple:
     """Return the constants as tensors: a graph can't contain an int above 2**63."""
     (shift, factor), (last_shift, _) = _ROUNDS
     return tuple(Tensor(np.uint64(value)) for value in (_STEP, shift, factor, last_shift))

@@ -14,7 +14,7 @@ from mindspore import Tensor, nn
 _LAYERS = 16
 _GENERATORS = 48
 # Layers whose masks are drawn from a state inside MindSpore's kernels.
-_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
+_RANDOM_LAYERS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 _SEEDS = (("Seed0", "Seed1"), ("seed", "seed2"))
 
 
@@ -31,7 +31,7 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state that `random_state` returned."""
-    _set(random, np.random, state)
+    _set_python_and_numpy(random, np.random, state)
     ms.set_rng_state(Tensor(np.array(state["mindspore"], np.uint8)))
 
 
@@ -48,8 +48,8 @@ def offset_seeds_by_rank(networks: Iterable[nn.Cell], rank: int) -> None:
             for primitive in cell._primitives.values():
                 _offset_seeds(primitive, rank)
     seed, offset = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
-    own = np.array([_with_rank(seed, rank, _GENERATORS), offset], np.uint64)
-    ms.set_rng_state(Tensor(own.view(np.uint8)))
+    state = np.array([_with_rank(seed, rank, _GENERATORS), offset], np.uint64)
+    ms.set_rng_state(Tensor(state.view(np.uint8)))
 
 
 def _offset_seeds(primitive: Any, rank: int) -> None:
@@ -67,20 +67,20 @@ def _with_rank(seed: int, rank: int, bits: int) -> int:
 def random_layers(network: nn.Cell) -> list[str]:
     """Return the names of the network's layers whose random state can't be read from MindSpore."""
     cells = network.cells_and_names()
-    return [name for name, cell in cells if type(cell).__name__ in _RANDOM and cell.p != 0]
+    return [name for name, cell in cells if type(cell).__name__ in _RANDOM_LAYERS and cell.p != 0]
 
 
 def is_random_state(state: Any) -> bool:
     """Return whether the generators accept this state."""
     try:
-        _set(random.Random(), np.random.RandomState(), state)
+        _set_python_and_numpy(random.Random(), np.random.RandomState(), state)
         np.frombuffer(bytes([*state["mindspore"]]), np.uint64).reshape(2)
         return 0 <= state["numpy"][2] <= len(state["numpy"][1])  # otherwise NumPy reads out of bounds
     except (TypeError, ValueError, KeyError, IndexError, OverflowError):
         return False
 
 
-def _set(python: Any, numpy: Any, state: dict[str, Any]) -> None:
+def _set_python_and_numpy(python: Any, numpy: Any, state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     python.setstate((version, tuple(numbers), gauss))
     numpy.set_state(tuple(state["numpy"]))

@@ -1,6 +1,6 @@
 """MindSpore's optimizers: which may be used here, whether they train, their learning rate and their settings.
 
-A `ZeroOptimizer` is read through: what is asked about it is answered for the optimizer inside it.
+For a `ZeroOptimizer` all functions use the optimizer inside it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def is_sharded(optimizer: Any) -> bool:
     return inner_of(optimizer) is not optimizer and optimizer.group is not None
 
 
-# Which may be used
+# Checks
 
 
 def check_optimizer(owner: str, optimizer: Any) -> Any:
@@ -95,8 +95,8 @@ def _check_runs_on_cpu(owner: str, optimizer: Any) -> None:
 
 def check_trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
     """Raise an error if the optimizer has none of the network's parameters; it may have others in addition."""
-    own = {id(parameter) for parameter in network.get_parameters()}
-    if own and not any(id(parameter) in own for parameter in optimizer.parameters):
+    ids = {id(parameter) for parameter in network.get_parameters()}
+    if ids and not any(id(parameter) in ids for parameter in optimizer.parameters):
         _check.raise_invalid(
             ValueError, owner, "optimizer", "one of the network's parameters", "one that has none of them"
         )
@@ -175,35 +175,39 @@ class FirstUpdate:
         self._kind = kind
         self._parameters = parameters
         too_large = sum(parameter.nbytes for parameter in parameters) > _LARGEST_CHECKED
-        self._left = 0 if too_large or not parameters else _CHECKED_UPDATES
-        self._before: list[int] = []
+        self._checks_left = 0 if too_large or not parameters else _CHECKED_UPDATES
+        self._checksums: list[int] = []
         self._norm = 0.0
         self._largest = 0.0
 
     def begin(self) -> None:
         """Record the parameters' checksums before a window that may be the first with an update."""
-        if not self._left:
+        if not self._checks_left:
             return
         arrays = [as_array(parameter) for parameter in self._parameters]
-        self._before = [zlib.crc32(array.tobytes()) for array in arrays]
+        self._checksums = [_checksum(array) for array in arrays]
         self._norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
         self._largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
 
     def end(self, lr: float, norm: float) -> None:
         """Warn if an update with this rate and gradient norm should have changed a parameter but did not."""
-        if not self._left or not self._before:
+        if not self._checks_left or not self._checksums:
             return
-        self._left -= 1
-        after = (zlib.crc32(as_array(parameter).tobytes()) for parameter in self._parameters)
-        if any(now != before for now, before in zip(after, self._before)):
-            self._left = 0
+        self._checks_left -= 1
+        checksums = (_checksum(as_array(parameter)) for parameter in self._parameters)
+        if any(new != old for new, old in zip(checksums, self._checksums)):
+            self._checks_left = 0
         elif lr * norm > _TOO_SMALL * self._norm and lr > _TOO_SMALL * self._largest:
-            self._left = 0
+            self._checks_left = 0
             _check.warn(
                 f"For '{self._owner}', '{self._kind}' changed no parameter in an update with learning rate {lr:g} and "
                 f"a gradient of norm {norm:g}. If this is not intended, MindSpore does not run it here: use another "
                 "optimizer, or another mode."
             )
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(array.tobytes())
 
 
 # The learning rate
@@ -279,8 +283,8 @@ def _first_of_first_group(optimizer: Any) -> int:
         return 0
     groups = getattr(optimizer, "init_params", {}).get("params", ())
     grouped = [parameter for group in groups if "params" in group for parameter in group["params"]]
-    numbers = (number for number, parameter in enumerate(optimizer.parameters) if grouped and parameter is grouped[0])
-    return next(numbers, 0)
+    indices = (index for index, parameter in enumerate(optimizer.parameters) if grouped and parameter is grouped[0])
+    return next(indices, 0)
 
 
 def _computes_without_effects(optimizer: Any) -> bool:
@@ -294,8 +298,8 @@ def _computes_without_effects(optimizer: Any) -> bool:
 def _counters_of(optimizer: Any) -> list[Parameter]:
     """Return the optimizer's Parameters that are neither trained nor as large as trained ones, such as moments."""
     endings = tuple(f".{parameter.name}" for parameter in optimizer.parameters)
-    others = excluding(optimizer.get_parameters(), optimizer.parameters)
-    return [parameter for parameter in others if not parameter.name.endswith(endings)]
+    untrained = excluding(optimizer.get_parameters(), optimizer.parameters)
+    return [parameter for parameter in untrained if not parameter.name.endswith(endings)]
 
 
 def rates_of(optimizer: Any) -> dict[str, str]:

@@ -33,15 +33,15 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     """
     if not is_out_of_memory(error):
         return None
-    failed = f"out of memory with micro-batches of {rows} rows" + (f" in windows of {window}" if window else "")
+    cause = f"out of memory with micro-batches of {rows} rows" + (f" in windows of {window}" if window else "")
     if rows == 1:
-        rest = "so use a smaller network, an optimizer with less state or more memory"
-        return f"{failed}: a micro-batch can't be smaller, {rest}"
+        remedy = "so use a smaller network, an optimizer with less state or more memory"
+        return f"{cause}: a micro-batch can't be smaller, {remedy}"
     half = rows // 2
     if window is None:
-        return f"{failed}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
+        return f"{cause}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
     halved = math.ceil(rows * window / half)
     return (
-        f"{failed}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
+        f"{cause}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
         f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"
     )

@@ -97,12 +97,12 @@ def synchronously() -> Iterator[None]:
     Otherwise a kernel that raises an error while later ones are launched may end the process with a segmentation fault.
     """
     context = _context()
-    before = context.get_param(_SYNCHRONIZE)
+    previous = context.get_param(_SYNCHRONIZE)
     context.set_param(_SYNCHRONIZE, True)
     try:
         yield
     finally:
-        context.set_param(_SYNCHRONIZE, before)
+        context.set_param(_SYNCHRONIZE, previous)
 
 
 def copies_of(network: nn.Cell, trained: Collection[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
@@ -141,17 +141,17 @@ class Attributes:
         for name in self._read().keys() - self._values.keys():
             del attributes[name]
         attributes.update(self._values)
-        for container, before in self._contents:
+        for container, contents in self._contents:
             container.clear()
             if isinstance(container, list):
-                container.extend(before)
+                container.extend(contents)
             else:
-                container.update(before)
+                container.update(contents)
 
 
 def number_attributes(cells: Iterable[nn.Cell]) -> list[Attributes]:
     """Return the attributes that are numbers, of Cells and the Cells in them.
 
-    Others are not for us to restore: a Cell that is called keeps notes about its compilation.
+    Other attributes are not restored: a Cell stores information about its compilation when it is called.
     """
     return [Attributes(cell, (int, float)) for outer in cells for _, cell in outer.cells_and_names()]

@@ -26,7 +26,7 @@ _AVX512 = 0x20  # the bit of AVX-512's first level in oneDNN's effective instruc
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
 
 _DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
-_LATE = (
+_TOO_LATE = (
     f"For '%s', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may take 15 times "
     f"as long. Call tune_cpu(network) before, or start Python with {_SHOWN}."
 )
@@ -59,10 +59,10 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
         >>> tune_cpu(MLP())
         {}
     """
-    chosen, late = _set(network.get_parameters())
+    new_settings, late = _set_variables(network.get_parameters())
     if late:
-        _check.warn(_LATE.replace("%s", "tune_cpu"))
-    return chosen
+        _check.warn(_TOO_LATE.replace("%s", "tune_cpu"))
+    return new_settings
 
 
 def tune(owner: str, parameters: Iterable[Parameter]) -> None:
@@ -72,13 +72,13 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
         owner (str): the name used in messages.
         parameters (Iterable[Parameter]): the network's parameters; of those of an optimizer, frozen ones are missing.
     """
-    chosen, late = _set(parameters)
-    if chosen:
-        shown = " ".join(f"{name}={value}" for name, value in chosen.items())
+    new_settings, late = _set_variables(parameters)
+    if new_settings:
+        shown = " ".join(f"{name}={value}" for name, value in new_settings.items())
         _log.info("For '%s', %s was set, which makes MindSpore's CPU runtime faster.", owner, shown)
-    if late and _LATE not in _logged:
-        _logged.add(_LATE)
-        _log.warning(_LATE, owner)
+    if late and _TOO_LATE not in _logged:
+        _logged.add(_TOO_LATE)
+        _log.warning(_TOO_LATE, owner)
 
 
 def keep_cpu_defaults() -> dict[str, str]:
@@ -88,21 +88,22 @@ def keep_cpu_defaults() -> dict[str, str]:
     return {}
 
 
-def _set(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:
+def _set_variables(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:
     """Set the variables for a network with these parameters; return them, and whether it was too late for some."""
     if ms.get_context("device_target") != "CPU":
         return {}, False
     version = tuple(int(part) for part in ms.__version__.split(".")[:2])
-    wanted = dict(_HOST) if version >= (2, 8) else {}
-    if not _KERNELS.keys() <= os.environ.keys() and version >= (2, 9) and _has_avx512() and _convolves(parameters):
-        wanted.update(_KERNELS)
-    chosen = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(chosen)
-    late = _KERNELS.items() <= chosen.items() and _uses_avx512()
+    settings = dict(_HOST) if version >= (2, 8) else {}
+    keeps_kernels = _KERNELS.keys() <= os.environ.keys() or version < (2, 9)
+    if not keeps_kernels and _has_avx512() and _has_convolutions(parameters):
+        settings.update(_KERNELS)
+    new_settings = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(new_settings)
+    late = _KERNELS.items() <= new_settings.items() and _uses_avx512()
     if late:
         for name in _KERNELS:
-            del os.environ[name], chosen[name]
-    return chosen, late
+            del os.environ[name], new_settings[name]
+    return new_settings, late
 
 
 def _uses_avx512() -> bool:
@@ -114,7 +115,7 @@ def _uses_avx512() -> bool:
         return False
 
 
-def _convolves(parameters: Iterable[Parameter]) -> bool:
+def _has_convolutions(parameters: Iterable[Parameter]) -> bool:
     return any(parameter.ndim > 3 for parameter in parameters)  # kernels of 1-D convolutions have four axes, too
 
 

@@ -42,7 +42,7 @@ def untracked(parameter: Parameter | None) -> tuple[Parameter, ...]:
 
 
 def attached(owner: Any, name: str, make: Callable[[], _T]) -> _T:
-    """Return what is attached to an object of the user's under this name, made when it is first asked for.
+    """Return what is attached to an object of the user's under this name, created by the first call.
 
     For state that several Cells share because they got the same object. It lives as long as that object; a copy of the
     object gets state of its own.

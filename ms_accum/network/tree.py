@@ -16,20 +16,20 @@ no_nan = ops.MulNoNan()
 """Primitive, a product that is 0 where the second factor is 0, also for NaN and inf."""
 
 
-def _of_tensors(*others: str) -> Callable[[Callable], Any]:
+def _of_tensors(*operands: str) -> Callable[[Callable], Any]:
     """Return a decorator for a function that is mapped over tuples of tensors, after operands of the given types.
 
     Plain functions also work, but crash MindSpore (SIGSEGV) if a gradient is sparse.
     """
 
-    def decorated(function: Callable) -> Any:
+    def decorator(function: Callable) -> Any:
         graph = ops.MultitypeFuncGraph(function.__name__)
-        tensors = len(inspect.signature(function).parameters) - bool(others)
-        for kind in others or ("",):
+        tensors = len(inspect.signature(function).parameters) - bool(operands)
+        for kind in operands or ("",):
             graph.register(*filter(None, [kind]), *["Tensor"] * tensors)(function)
         return graph
 
-    return decorated
+    return decorator
 
 
 # On CPU, `mul_` of MindSpore 2.7 silently leaves its operand unchanged, also in graphs. That of 2.8 prints warnings.
@@ -242,18 +242,18 @@ def check_weight(owner: str, value: Any) -> Any:
 
 def gives_rows(network: nn.Cell) -> bool:
     """Return whether some gradients of a network are sparse (rows of an embedding)."""
-    return bool(_looking_up(network))
+    return bool(_lookup_layers(network))
 
 
 def tables_of(network: nn.Cell) -> list[ms.Parameter]:
     """Return the Parameters of a network whose gradients are sparse."""
-    return [parameter for cell in _looking_up(network) for parameter in cell.get_parameters()]
+    return [parameter for cell in _lookup_layers(network) for parameter in cell.get_parameters()]
 
 
-def _looking_up(network: nn.Cell) -> list[nn.Cell]:
+def _lookup_layers(network: nn.Cell) -> list[nn.Cell]:
     """Return the layers with the operator whose gradient is sparse."""
     cells = [cell for _, cell in network.cells_and_names()]
-    return [cell for cell in cells if _SPARSE in {getattr(p, "name", "") for p in cell._primitives.values()}]
+    return [cell for cell in cells if any(getattr(p, "name", "") == _SPARSE for p in cell._primitives.values())]
 
 
 def dense(gradients: Any, parameters: Any) -> Any:

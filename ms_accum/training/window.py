@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..engine.cells import TrainClear, TrainForwardBackward, TrainOptim
+from ..engine.cells import TrainForwardBackward, cells_around
 from ..engine.collaborators import Collaborators
 from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from ..engine.ema import check_not_applied
@@ -402,9 +402,7 @@ class _Accumulating:
     def __init__(self, network: nn.Cell, window: Window, *, wait: bool):
         optimizer = window.collaborators.optimizer
         self._window = window
-        self._forward_backward = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
-        self._optim = TrainOptim(optimizer, window)
-        self._clear = TrainClear(window)
+        self._forward_backward, self._optim, self._clear = cells_around(window, network, own_scale(optimizer))
         self._together = TrainTogether(self._forward_backward, TOGETHER)
         in_step = window.sum_over_ranks is not None
         self._add_zeros = _AddZeros(window) if in_step else None

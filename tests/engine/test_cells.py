@@ -1,4 +1,4 @@
-"""Do the three Cells work by hand, as in the tutorial, and is only the first one's graph a forward?"""
+"""Do the three Cells work in a user's loop, as in the tutorial, and does only the first contain a forward?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slope_by_hand(*, loss_scale=1.0, **options):
     return network, ByHand(network, optimizer, **options)
 
 
-def test_the_tutorials_loop_sums():
+def test_tutorial_loop_sums_gradients():
     network, cells = slope_by_hand()
     losses, updated = cells.window([micro_batch(1), micro_batch(2), micro_batch(4)])
     assert (losses, updated) == ([0.0, 0.0, 0.0], True)
@@ -50,40 +50,40 @@ def test_the_tutorials_loop_sums():
     assert values([network.w]) == [-8.0]
 
 
-def test_the_loss_is_returned_as_it_is():
+def test_loss_is_returned_unscaled():
     network, cells = slope_by_hand(mean=True, sens=16.0, loss_scale=16.0)
     network.w.set_data(Tensor([2.0], ms.float32))
     assert float(cells.forward_backward(*micro_batch(3, rows=4)).asnumpy()) == 6.0
 
 
-def test_with_a_weight_sum_rows_count():
+def test_weight_sum_weights_by_rows():
     network, cells = slope_by_hand(mean=True)
     cells.window([micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)])
     assert miss(values([network.w]), [[-2.6]], 1e-6) <= 1
 
 
 @pytest.mark.parametrize("rows", [[1024], [1, 1024], [1024, 4]], ids=str)
-@pytest.mark.parametrize("given", [False, True], ids=["rows", "given"])
-def test_weights_do_not_enter_float16(rows, given):
+@pytest.mark.parametrize("explicit", [False, True], ids=["rows", "explicit"])
+def test_weights_are_applied_in_float32(rows, explicit):
     """A gradient of 100 times 1,024 rows would be infinite there."""
     network = Half()
     cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
     for count in rows:
-        weight = {"weight": Tensor(float(count), ms.float32)} if given else {}
+        weight = {"weight": Tensor(float(count), ms.float32)} if explicit else {}
         cells.forward_backward(*micro_batch(100.0, 3.0, rows=count), **weight)
     updated, norm = cells.optim()
     assert updated.asnumpy() and miss(values([network.w]), [[-100.0, -3.0]], 1e-6) <= 1
     assert float(norm.asnumpy()) == pytest.approx(10009**0.5) and float(cells.weight_sum.asnumpy()) == sum(rows)
 
 
-def test_a_weight_in_the_loss_is_noticed():
+def test_weight_in_float16_loss_is_detected():
     network = Half()
     cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
     cells.forward_backward.window.weighs_loss = True
     assert not cells.window([micro_batch(100.0, 3.0, rows=1024)])[1]
 
 
-def test_a_weight_of_the_users():
+def test_explicit_weights():
     network, cells = slope_by_hand(mean=True)
     cells.forward_backward(*micro_batch(1), weight=Tensor(3.0, ms.float32))
     cells.forward_backward(*micro_batch(5), weight=Tensor(1.0, ms.float32))
@@ -92,7 +92,7 @@ def test_a_weight_of_the_users():
 
 
 @pytest.mark.parametrize("mutation", ["no division", pytest.param("no clear", marks=pytest.mark.slow)])
-def test_two_windows_notice(mutation, monkeypatch):
+def test_missing_division_or_clear_is_detected(mutation, monkeypatch):
     mutate(monkeypatch, mutation)
     network, cells = slope_by_hand(mean=True)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_two_windows_notice(mutation, monkeypatch):
     assert miss(values([network.w]), [[-3.0]], 1e-6) >= 100
 
 
-def test_sens_is_taken_out_by_the_optimizers_loss_scale():
+def test_optimizer_loss_scale_cancels_sens():
     network, cells = slope_by_hand(sens=1024.0, loss_scale=1024.0)
     cells.forward_backward(*micro_batch(3))
     assert values(cells.grad_sum) == [3072.0]
@@ -109,7 +109,7 @@ def test_sens_is_taken_out_by_the_optimizers_loss_scale():
     assert values([network.w]) == [-3.0]
 
 
-def test_the_clip_bounds_the_unscaled_window():
+def test_clip_norm_bounds_unscaled_window_gradient():
     network, cells = slope_by_hand(sens=64.0, loss_scale=64.0, clip_norm=1.0)
     cells.window([micro_batch(10), micro_batch(-10)])
     assert values([network.w]) == [0.0]
@@ -117,7 +117,7 @@ def test_the_clip_bounds_the_unscaled_window():
     assert miss(values([network.w]), [[-1.0]], 1e-6) <= 1
 
 
-def test_a_window_that_is_not_finite_is_skipped():
+def test_nonfinite_window_is_skipped():
     network, cells = slope_by_hand()
     before = digest(values(cells.optimizer.get_parameters()))
     assert cells.window([micro_batch(np.nan), micro_batch(1)])[1] is False
@@ -126,14 +126,14 @@ def test_a_window_that_is_not_finite_is_skipped():
     assert values([network.w]) == [-3.0]
 
 
-def test_they_run_in_pynative_too():
+def test_cells_run_in_pynative_mode():
     ms.set_context(mode=ms.PYNATIVE_MODE)
     network, cells = slope_by_hand(mean=True)
     cells.window([micro_batch(1, rows=3), micro_batch(5, rows=1)])
     assert values([network.w]) == [-2.0]
 
 
-def test_a_loss_that_is_no_scalar_is_refused():
+def test_non_scalar_loss_is_rejected():
     network = nn.WithLossCell(nn.Dense(2, 3), nn.CrossEntropyLoss(reduction="none"))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     cells = ByHand(network, optimizer)
@@ -142,13 +142,13 @@ def test_a_loss_that_is_no_scalar_is_refused():
 
 
 @pytest.mark.parametrize("sens", [0.0, -1.0, float("inf")])
-def test_a_scale_that_is_not_above_0_is_refused(sens):
+def test_invalid_sens_is_rejected(sens):
     with pytest.raises(ValueError, match="For 'TrainForwardBackward', 'sens' must be a finite number > 0, but got"):
         slope_by_hand(sens=sens)
 
 
 @pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_update_inside_a_window_is_the_end_of_a_shorter_one(mean):
+def test_early_update_ends_a_shorter_window(mean):
     network, cells = slope_by_hand(mean=mean)
     cells.forward_backward(*micro_batch(3, rows=2))
     assert cells.optim()[0] and cells.clear()
@@ -157,7 +157,7 @@ def test_an_update_inside_a_window_is_the_end_of_a_shorter_one(mean):
     assert values([network.w]) == [-4.0 if mean else -5.0]
 
 
-def test_to_clear_twice_is_to_clear_once():
+def test_clear_is_idempotent():
     network, cells = slope_by_hand(mean=True)
     cells.forward_backward(*micro_batch(7))
     assert cells.clear() and cells.clear()
@@ -166,7 +166,7 @@ def test_to_clear_twice_is_to_clear_once():
 
 
 @pytest.mark.parametrize("mean", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_update_with_nothing_in_the_window(mean):
+def test_update_of_empty_window(mean):
     """With weights there is no mean and no update; the tutorial's sum of nothing is a gradient of zero."""
     network, cells = slope_by_hand(mean=mean)
     cells.window([micro_batch(2)])
@@ -174,20 +174,20 @@ def test_an_update_with_nothing_in_the_window(mean):
     assert values([network.w]) == [-2.0]
 
 
-def test_to_update_twice_is_to_update_with_the_sum_twice():
+def test_second_update_without_clear_reuses_the_sum():
     network, cells = slope_by_hand()
     cells.forward_backward(*micro_batch(3, rows=2))
     assert cells.optim()[0] and cells.optim()[0]
     assert values([network.w]) == [-6.0]
 
 
-def test_a_weight_that_nothing_sums_is_refused():
+def test_weight_without_weight_sum_is_rejected():
     _, cells = slope_by_hand()
     with pytest.raises(ValueError, match="'weight' must come with a 'weight_sum', but got none"):
         cells.forward_backward(*micro_batch(3), weight=7.0)
 
 
-def test_weights_that_one_cell_alone_sums_are_refused():
+def test_weight_sum_in_only_one_cell_is_rejected():
     network = Slope()
     optimizer = nn.SGD([network.w], 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
@@ -196,18 +196,18 @@ def test_weights_that_one_cell_alone_sums_are_refused():
         TrainOptim(optimizer, grad_sum)
 
 
-def test_the_optimizer_of_another_network_is_refused():
+def test_optimizer_of_another_network_is_rejected():
     network, other = Slope(), nn.Dense(2, 2)
     optimizer = nn.SGD(other.trainable_params(), 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    said = "'optimizer' must be one of the network's parameters, but got one that has none of them"
-    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {said}"):
+    message = "'optimizer' must be one of the network's parameters, but got one that has none of them"
+    with pytest.raises(ValueError, match=f"For 'TrainForwardBackward', {message}"):
         TrainForwardBackward(network, optimizer, grad_sum)
-    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {said}"):
+    with pytest.raises(ValueError, match=f"For 'GradientAccumulation', {message}"):
         GradientAccumulation(network, None, optimizer)
 
 
-def test_accumulators_of_another_network_are_refused():
+def test_accumulators_of_another_network_are_rejected():
     network = Slope(3)
     optimizer = nn.SGD([network.w], 1.0)
     for grad_sum in ((), (Parameter(ops.zeros(2), name="other"),)):
@@ -218,7 +218,7 @@ def test_accumulators_of_another_network_are_refused():
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_accumulators_stay_out_of_the_models_checkpoint(window, tmp_path):
+def test_model_checkpoint_contains_no_accumulators(window, tmp_path):
     network = nn.Dense(6, 3)
     names = {parameter.name for parameter in network.get_parameters()}
     model = GradientAccumulation(network, cross_entropy(), nn.Momentum(network.trainable_params(), 0.1, 0.9))
@@ -228,7 +228,7 @@ def test_accumulators_stay_out_of_the_models_checkpoint(window, tmp_path):
     assert {parameter.name for parameter in network.get_parameters()} == names
 
 
-def test_accumulators_are_no_weights_of_the_cells():
+def test_accumulators_are_not_parameters_of_the_cells():
     network = nn.Dense(6, 3)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     cells = ByHand(nn.WithLossCell(network, cross_entropy()), optimizer, mean=True)
@@ -291,11 +291,11 @@ def seen_by_twins(train, rng, wrong_order=False):
 
 
 @pytest.mark.parametrize("train", [window_by_cells, window_by_functions])
-def test_gradients_go_into_the_parameters_they_belong_to(train, rng):
+def test_gradients_match_parameters_of_reordered_groups(train, rng):
     assert seen_by_twins(train, rng) <= 1
 
 
-def test_gradients_in_the_networks_order_are_noticed(rng):
+def test_gradients_in_network_order_are_detected(rng):
     assert seen_by_twins(window_by_functions, rng, wrong_order=True) >= 100
 
 
@@ -389,7 +389,7 @@ def differ(masks):
     return len({mask.tobytes() for mask in masks}) == len(masks)
 
 
-def test_dropout_masks_are_those_of_separate_calls():
+def test_dropout_masks_equal_those_of_separate_calls():
     masks = accumulated_masks(CALLS)
     assert all(set(np.unique(mask)) == {0.0, 2.0} for mask in masks)
     assert same(masks, separate_masks(CALLS))
@@ -397,7 +397,7 @@ def test_dropout_masks_are_those_of_separate_calls():
 
 
 @pytest.mark.parametrize("broken", [unrolled_masks, masks_of_two_graphs])
-def test_repeated_dropout_masks_are_noticed(broken):
+def test_repeated_dropout_masks_are_detected(broken):
     masks = broken(CALLS)
     assert not differ(masks)
     assert not same(masks, separate_masks(CALLS))

@@ -1,4 +1,4 @@
-"""Does a loss that couples the rows of a batch get the gradient of the big batch?"""
+"""Does a loss that couples the rows of a batch get the gradient of the large batch?"""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CASES = {
 @pytest.mark.parametrize(
     "case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")]
 )
-def test_the_gradient_is_that_of_the_big_batch(case, rng):
+def test_gradient_equals_that_of_the_large_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
     make, loss, columns, data = CASES[case]
     network, loss_fn, micro_batches = make(), loss(), data(rng)
@@ -67,15 +67,15 @@ def test_the_gradient_is_that_of_the_big_batch(case, rng):
 
 
 @pytest.mark.graph
-def test_a_gradient_of_each_micro_batch_alone_is_noticed(rng, monkeypatch):
+def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
     """The planted fault: what is cached is that of the micro-batch's own loss."""
     network, micro_batches = Towers(), pairs(rng, (4, 4, 4))
     expected, _ = seen(Whole(network, info_nce), None, [joined(micro_batches)], 1, network.trainable_params())
     cached = Coupled._cached
 
     def alone(self, represented, collected):
-        each = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
-        return each[0][0], (gradients for _, (gradients,) in each)
+        results = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
+        return results[0][0], (gradients for _, (gradients,) in results)
 
     monkeypatch.setattr(Coupled, "_cached", alone)
     found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
@@ -83,10 +83,10 @@ def test_a_gradient_of_each_micro_batch_alone_is_noticed(rng, monkeypatch):
 
 
 @pytest.mark.modes
-def test_tails_and_batches_that_are_split_are_smaller_big_batches(rng):
+def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     trained = network.trainable_params()
-    start = [each.asnumpy().copy() for each in trained]
+    start = [parameter.asnumpy().copy() for parameter in trained]
 
     def left(loss_fn, data, mini_steps=None, **options):
         restore(trained, start)
@@ -94,7 +94,7 @@ def test_tails_and_batches_that_are_split_are_smaller_big_batches(rng):
         model = GradientAccumulation(used, loss_fn, nn.SGD(trained, 0.1), check="off")
         model.train_process(1, data, mini_steps, report=(), ckpt_path=None, **options)
         assert model.updates == 2
-        return [each.asnumpy().copy() for each in trained]
+        return [parameter.asnumpy().copy() for parameter in trained]
 
     expected = left(None, [joined(data[:2]), data[2]], 1)
     assert miss(left(CoupledLoss(info_nce, 2), data, 2), expected) < 1
@@ -104,7 +104,7 @@ def test_tails_and_batches_that_are_split_are_smaller_big_batches(rng):
 
 
 @pytest.mark.modes
-def test_windows_are_carried_flushed_and_cleared(rng):
+def test_carry_flush_and_clear(rng):
     network, data = Towers(), pairs(rng)
     model = GradientAccumulation(
         network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1), tail="carry"
@@ -118,7 +118,7 @@ def test_windows_are_carried_flushed_and_cleared(rng):
 
 
 @pytest.mark.modes
-def test_windows_of_one_accumulate_nothing(rng):
+def test_windows_of_one_equal_plain_training(rng):
     network, data = Towers(), pairs(rng)[:1]
     found, loss = seen(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
     expected, other = seen(Whole(network, info_nce), None, data, 1, network.trainable_params())
@@ -126,7 +126,7 @@ def test_windows_of_one_accumulate_nothing(rng):
 
 
 @pytest.mark.modes
-def test_a_loader_may_use_its_buffers_again(rng):
+def test_loader_may_reuse_its_buffers(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     expected, _ = seen(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
 
@@ -160,7 +160,7 @@ class Counted(nn.Cell):
 
 
 @pytest.mark.modes
-def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
+def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
     by_hand = [(x * float(np.sin(np.float32(count))), labels) for count, (x, labels) in enumerate(data, 1)]
@@ -174,7 +174,7 @@ def test_the_third_pass_repeats_the_masks_of_the_first(rng, monkeypatch):
 
 
 @pytest.mark.modes
-def test_statistics_of_batch_norm_are_moved_once_by_each_micro_batch(rng):
+def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
     def normalized():
         ms.set_seed(1)
         return nn.SequentialCell(nn.Dense(6, 5), nn.BatchNorm1d(5), nn.Dense(5, 4))
@@ -189,24 +189,24 @@ def test_statistics_of_batch_norm_are_moved_once_by_each_micro_batch(rng):
 
 
 @pytest.mark.modes
-def test_float16_representations_are_compared_in_float32(rng):
+def test_float16_representations_are_cast_to_float32(rng):
     network = Towers().to_float(ms.float16)
     found, loss = seen(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
     assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
 
 
 @pytest.mark.graph
-def test_windows_that_are_not_finite_are_skipped(rng):
+def test_nonfinite_window_is_skipped(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4, 4))
     data[1] = (data[1][0] * float("nan"), data[1][1])
     model = GradientAccumulation(network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1))
     model.train_process(1, data, 2, report=(), ckpt_path=None)
     assert (model.updates, model.skipped) == (1, 1)
-    assert all(np.isfinite(each.asnumpy()).all() for each in network.trainable_params())
+    assert all(np.isfinite(parameter.asnumpy()).all() for parameter in network.trainable_params())
 
 
 @pytest.mark.graph
-def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_path):
+def test_stop_at_window_end_and_resume(rng, tmp_path):
     data = pairs(rng, (4,) * 6)
 
     def run(folder, stop=None, resume=None):
@@ -217,7 +217,7 @@ def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_
         )
         states = Checkpointer(folder, stop=stop, resume=resume)
         model.train_process(2, data, 3, report=(), ckpt_path=None, checkpointer=states)
-        return model.updates, [each.asnumpy() for each in network.trainable_params()]
+        return model.updates, [parameter.asnumpy() for parameter in network.trainable_params()]
 
     updates, expected = run(tmp_path / "at once")
     asked = iter([False] * 4 + [True] * 100)
@@ -228,7 +228,7 @@ def test_a_stop_waits_for_the_end_of_the_window_and_the_run_is_resumed(rng, tmp_
 
 
 @pytest.mark.modes
-def test_an_evaluation_gets_the_loss_of_each_batch(rng):
+def test_evaluation_uses_the_loss_of_each_batch(rng):
     network, data = Towers(), pairs(rng)
     results = []
 
@@ -251,14 +251,14 @@ def of_the_cells(network, loss_fn, optimizer):
 
 
 @pytest.mark.parametrize("make", [of_a_step, of_the_cells])
-def test_only_the_driver_takes_it(make):
+def test_step_and_cells_reject_coupled_loss(make):
     network = Tower()
     with pytest.raises(ValueError, match="CoupledLoss. Give it to GradientAccumulation as 'loss_fn'.$"):
         make(network, CoupledLoss(triplets), nn.SGD(network.trainable_params(), 0.1))
 
 
 @pytest.mark.modes
-def test_called_by_oneself_it_says_where_it_belongs(rng):
+def test_direct_call_raises(rng):
     loss_fn = CoupledLoss(triplets)
 
     @ms.jit
@@ -305,18 +305,18 @@ def using_the_networks(rng, how):
     def calling(rows, labels):
         return scaled(rows, labels)
 
-    def given(scale, rows, labels):
+    def with_scale(scale, rows, labels):
         return triplets(rows * scale, labels)
 
     ways = {"a function": scaled, "one that it calls": calling, "a method": Losses(network).scaled}
-    ways["an argument"] = partial(given, network.scale)
+    ways["an argument"] = partial(with_scale, network.scale)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
     model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
 
 
 @pytest.mark.parametrize("how", ["a function", "one that it calls", "a method", "an argument"])
-def test_no_gradient_is_lost_because_a_function_uses_the_networks_parameters(how, rng):
+def test_loss_function_that_uses_trained_parameters_is_rejected(how, rng):
     with pytest.raises(
         ValueError, match="'loss_fn' must be a Cell .*but got a function that uses '(network|argument 0)'"
     ):
@@ -350,24 +350,24 @@ def train(rng, *arguments, **options):
         (saved_inside, ValueError, "'tail' must be 'flush' or 'drop' with a 'checkpointer' and a CoupledLoss"),
     ],
 )
-def test_wrong_uses_are_refused(make, error, message, rng):
+def test_invalid_arguments_are_rejected(make, error, message, rng):
     with pytest.raises(error, match=message):
         make(rng)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize(("name", "value"), [("nonfinite", "skip_micro"), ("noise_scale", NoiseScale())])
-def test_what_looks_at_single_micro_batches_is_refused(name, value):
+def test_skip_micro_and_noise_scale_are_rejected(name, value):
     network = Towers()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(ValueError, match=f"'{name}' must be the default with a CoupledLoss"):
         GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, **{name: value})
 
 
-def test_clipping_and_averages_are_those_of_the_big_batch(rng):
+def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
     network, data = Towers(), pairs(rng)
     trained = network.trainable_params()
-    start = [each.asnumpy().copy() for each in trained]
+    start = [parameter.asnumpy().copy() for parameter in trained]
 
     def left(network, loss_fn, data, mini_steps, clip_norm):
         restore(trained, start)
@@ -375,8 +375,8 @@ def test_clipping_and_averages_are_those_of_the_big_batch(rng):
         model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), clip_norm=clip_norm, ema=ema, check="off")
         model.train_process(2, data, mini_steps, report=(), ckpt_path=None)
         with ema.applied():
-            averages = [each.asnumpy().copy() for each in trained]
-        return [*averages, *(each.asnumpy().copy() for each in trained)]
+            averages = [parameter.asnumpy().copy() for parameter in trained]
+        return [*averages, *(parameter.asnumpy().copy() for parameter in trained)]
 
     expected = left(Whole(network, info_nce), None, [joined(data)], 1, 0.1)
     assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, 0.1), expected) < 1
@@ -384,7 +384,7 @@ def test_clipping_and_averages_are_those_of_the_big_batch(rng):
 
 
 @pytest.mark.modes
-def test_a_loss_scale_changes_nothing(rng):
+def test_loss_scale_does_not_change_gradients(rng):
     network, micro_batches = Towers(), pairs(rng)
     trained = network.trainable_params()
     expected, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained)

@@ -1,4 +1,4 @@
-"""Is the average of the weights the one that its definition says, on the update clock?"""
+"""Does the average of the weights follow its definition, once per update?"""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).ran
 def expected(weights, decay, warm_up=0):
     """The average of the weights after each update, by its definition."""
     average = None
-    for number, each in enumerate(np.asarray(weights, np.float64), 1):
+    for number, weight in enumerate(np.asarray(weights, np.float64), 1):
         factor = min(decay, (number - 1) / number) if number <= max(warm_up, 1) else decay
-        average = each if average is None else factor * average + (1 - factor) * each
+        average = weight if average is None else factor * average + (1 - factor) * weight
     return average
 
 
@@ -42,20 +42,20 @@ def trained(way, ema, window=2, data=DATA, network=None, **options):
 @pytest.mark.modes
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("decay", "warm_up"), [(0.75, 0), (0.9, 4), (0.5, 100), (0.0, 0)])
-def test_the_average_is_that_of_the_updates(way, decay, warm_up):
+def test_average_follows_its_definition(way, decay, warm_up):
     seen, average = trained(way, Ema(decay, warm_up))
     assert len(seen) == 7
     assert miss([average], [expected(seen, decay, warm_up)], 1e-6, 1e-7) <= 1
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_average_in_graph_mode(way):
-    test_the_average_is_that_of_the_updates(way, 0.9, 4)
+def test_average_in_graph_mode(way):
+    test_average_follows_its_definition(way, 0.9, 4)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_an_average_on_the_micro_batch_clock_is_noticed(way, monkeypatch):
+def test_average_updated_twice_per_window_is_detected(way, monkeypatch):
     step = Ema.after_window
     monkeypatch.setattr(Ema, "after_window", lambda self, updated: (step(self, updated), step(self, updated))[0])
     seen, average = trained(way, Ema(0.9))
@@ -64,14 +64,14 @@ def test_an_average_on_the_micro_batch_clock_is_noticed(way, monkeypatch):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_windows_of_one_are_averaged(way):
+def test_average_with_windows_of_one(way):
     seen, average = trained(way, Ema(0.75), window=1)
     assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
 
 
 @pytest.mark.modes
 @pytest.mark.parametrize("way", WAYS)
-def test_a_skipped_window_changes_nothing(way):
+def test_skipped_window_does_not_change_average(way):
     bad = [micro_batch(np.nan, 1.0)] * 2
     ema = Ema(0.75)
     seen, average = trained(way, ema, data=[*bad, *DATA[:6], *bad])
@@ -80,7 +80,7 @@ def test_a_skipped_window_changes_nothing(way):
 
 
 @pytest.mark.both
-def test_it_is_applied_and_taken_back():
+def test_applied_sets_and_restores_weights():
     ema = Ema(0.75)
     run = Trained("driver", Slope(2), lr=0.25, ema=ema).train(DATA)
     before, average = run.weights, ema.state["of.w"].asnumpy()
@@ -98,7 +98,7 @@ def test_it_is_applied_and_taken_back():
 
 
 @pytest.mark.host
-def test_weights_that_are_loaded_before_the_first_update_are_averaged():
+def test_weights_loaded_before_first_update_are_averaged():
     ema = Ema(0.5)
     run = Trained("accumulator", Slope(2), lr=0.25, ema=ema)
     ops.assign(run.network.w, run.network.w + 100)
@@ -106,8 +106,8 @@ def test_weights_that_are_loaded_before_the_first_update_are_averaged():
     assert ema.state["of.w"].asnumpy().tolist() == run.weights.tolist()
 
 
-class Looks(Callback):
-    """Keeps the weights that an evaluation sees."""
+class WeightsInEvaluation(Callback):
+    """Records the weights in evaluations."""
 
     def __init__(self, network):
         self.network, self.seen = network, []
@@ -117,7 +117,7 @@ class Looks(Callback):
 
 
 class Thrice(nn.Cell):
-    """The loss as loss, output and label: what `Model` wants of a network for an evaluation."""
+    """The loss as loss, output and label: `Model` requires three outputs for an evaluation."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
@@ -129,23 +129,29 @@ class Thrice(nn.Cell):
 
 
 @pytest.mark.both
-def test_evaluations_use_the_average():
+def test_driver_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
-    model, looks = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema), Looks(network)
-    model.train_process(2, DATA, 2, callbacks=looks, valid_dataset=DATA[:1], report=(), ckpt_path=None)
+    model, recorder = (
+        GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema),
+        WeightsInEvaluation(network),
+    )
+    model.train_process(2, DATA, 2, callbacks=recorder, valid_dataset=DATA[:1], report=(), ckpt_path=None)
     assert (
-        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+        len(recorder.seen) == 2
+        and recorder.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
     )
 
 
 @pytest.mark.both
-def test_so_do_those_of_model():
+def test_model_fit_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
-    model, looks = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"}), Looks(network)
-    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), looks], dataset_sink_mode=False)
+    model = Model(step, eval_network=Thrice(network), eval_indexes=[0, 1, 2], metrics={"loss"})
+    recorder = WeightsInEvaluation(network)
+    model.fit(2, dataset(DATA), dataset(DATA[:1]), callbacks=[FlushTail(), recorder], dataset_sink_mode=False)
     assert (
-        len(looks.seen) == 2 and looks.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
+        len(recorder.seen) == 2
+        and recorder.seen[1] == ema.state["of.w"].asnumpy().tolist() != network.w.asnumpy().tolist()
     )
 
 
@@ -192,7 +198,7 @@ def monitored(*, tail_first=True, own=True, epochs=2, data=DATA, **how):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("tail_first", [True, False])
-def test_a_callback_that_evaluates_by_itself_gets_the_average(tail_first):
+def test_evaluation_in_callback_uses_average(tail_first):
     callback, step, plain = monitored(tail_first=tail_first)
     average = step.ema.state["of.w"].asnumpy()
     assert callback.saved[1] == average.tolist() != plain.tolist()
@@ -202,20 +208,20 @@ def test_a_callback_that_evaluates_by_itself_gets_the_average(tail_first):
 
 
 @pytest.mark.host
-def test_training_goes_on_with_the_weights_after_each_evaluation():
+def test_training_continues_with_weights_after_evaluation():
     callback, step, plain = monitored(every_step=True)
     assert len(callback.saved) == 14 and step.network.w.asnumpy().tolist() == plain.tolist()
 
 
 @pytest.mark.host
-def test_an_evaluation_without_the_average_is_said_once():
+def test_evaluation_without_average_warns_once():
     with pytest.warns(RuntimeWarning, match="evaluated weights that are not averaged.*step.eval_network") as caught:
         callback, _, plain = monitored(own=False, epochs=3)
     assert len(caught) == 1 and callback.saved[2] == plain.tolist()
 
 
 @pytest.mark.host
-def test_an_error_after_an_evaluation_restores_the_weights():
+def test_error_after_evaluation_restores_weights():
     class Fails(Callback):
         def on_train_epoch_end(self, run_context):
             self.model.eval(dataset(DATA[:1]))
@@ -235,7 +241,7 @@ def test_an_error_after_an_evaluation_restores_the_weights():
 
 @pytest.mark.host
 @pytest.mark.parametrize("states_last", [True, False])
-def test_a_training_state_has_the_weights_themselves(states_last, tmp_path):
+def test_training_state_contains_weights_not_averages(states_last, tmp_path):
     network, ema = Slope(2), Ema(0.75)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
     rows, callback = dataset(DATA), Monitor(dataset(DATA[:1]))
@@ -250,7 +256,7 @@ def test_a_training_state_has_the_weights_themselves(states_last, tmp_path):
     assert again.w.asnumpy().tolist() == trained_to != callback.saved[0]
 
 
-def test_the_network_of_a_step_is_not_another_cell_of_it():
+def test_step_has_no_duplicate_parameters():
     network = Slope(2)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=Ema(0.75))
     assert step.network is network
@@ -259,8 +265,8 @@ def test_the_network_of_a_step_is_not_another_cell_of_it():
 
 
 @pytest.mark.host
-def test_what_is_trained_are_the_weights_themselves():
-    """What is learned with the averages in their place would be lost at the end of the block."""
+def test_training_with_applied_average_is_rejected():
+    """What is trained while the averages are applied would be lost at the end of the block."""
     ema, network = Ema(0.75), Slope(2)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.25), ema=ema)
     model.train_process(1, DATA, 2, report=(), ckpt_path=None)
@@ -276,14 +282,14 @@ def test_what_is_trained_are_the_weights_themselves():
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
-def test_nor_is_an_open_window_flushed_there(way):
+def test_flush_with_applied_average_is_rejected(way):
     ema = Ema(0.75)
     run = Trained(way, Slope(2), 3, lr=0.25, ema=ema, **({"tail": "carry"} if way == "driver" else {}))
-    monkeypatched_flush = run.system.flush
+    original_flush = run.system.flush
     if way != "driver":  # its epochs would end with a flush
         run.system.flush = lambda: False
     run.train(DATA[:4])
-    run.system.flush = monkeypatched_flush
+    run.system.flush = original_flush
     before = run.weights
     with ema.applied():
         with pytest.raises(RuntimeError, match="For 'flush', the averages of 'ema' are applied. Leave that block"):
@@ -297,7 +303,7 @@ def test_nor_is_an_open_window_flushed_there(way):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("way", ["cells", "step", "accumulator"])
-def test_updates_that_the_end_of_the_block_discards_are_said(way):
+def test_updates_inside_applied_block_raise(way):
     """A compiled step can't see that the averages are applied."""
     ema = Ema(0.75)
     run = Trained(way, Slope(2), 2, lr=0.25, ema=ema).train(DATA[:4])
@@ -334,19 +340,19 @@ def resumed(folder, stop):
 
 @pytest.mark.both
 @pytest.mark.parametrize("stop", [3, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 9))])
-def test_a_resumed_run_has_the_same(tmp_path, stop):
+def test_resumed_run_has_same_average(tmp_path, stop):
     found, expected = resumed(tmp_path, stop)
     assert all((one == other).all() for one, other in zip(found, expected))
 
 
-def test_an_average_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+def test_unsaved_average_is_detected(tmp_path, monkeypatch):
     monkeypatch.setattr(Collaborators, "state", property(lambda self: {}))
     found, expected = resumed(tmp_path, 9)
     assert not all((one == other).all() for one, other in zip(found, expected))
 
 
 @pytest.mark.host
-def test_parameters_of_float16_are_averaged_in_float32():
+def test_float16_parameters_are_averaged_in_float32():
     ema = Ema(0.999)
     run = Trained("driver", Slope(2, ms.float16), lr=0.25, ema=ema).train(DATA)
     assert ema.state["of.w"].dtype == ms.float32 and run.updates == 7
@@ -366,13 +372,13 @@ def test_parameters_of_float16_are_averaged_in_float32():
         ((0.9, 1.5), ValueError, "'warm_up' must be an int >= 0, but got 1.5"),
     ],
 )
-def test_refused(arguments, error, message):
+def test_invalid_arguments_are_rejected(arguments, error, message):
     with pytest.raises(error, match=message):
         Ema(*arguments)
 
 
 @pytest.mark.host
-def test_it_serves_one_optimizer():
+def test_ema_belongs_to_one_optimizer():
     ema = Ema(0.9)
     with pytest.raises(RuntimeError, match="'applied' needs averages"), ema.applied():
         pass

@@ -1,4 +1,4 @@
-"""Do windows end where a brute-force count says they do?"""
+"""Do windows end where a brute-force reference ends them?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_updates_per_epoch(tail):
     for size in SIZES:
         for window in WINDOWS:
             made, _ = windows(size, window, EPOCHS, tail)
-            expected = [sum(each.epoch == epoch for each in made) for epoch in range(1, EPOCHS + 1)]
+            expected = [sum(ended.epoch == epoch for ended in made) for epoch in range(1, EPOCHS + 1)]
             assert [updates_per_epoch(size, window, tail, epoch=e) for e in range(1, EPOCHS + 1)] == expected
 
 
@@ -44,12 +44,12 @@ def test_updates_per_epoch_of_mnist():
         ((4, 2, "keep"), ValueError, "'tail' must be one of 'flush', 'carry', 'drop', but got 'keep'"),
     ],
 )
-def test_updates_per_epoch_refuses(arguments, error, match):
+def test_updates_per_epoch_rejects_invalid_arguments(arguments, error, match):
     with pytest.raises(error, match=f"For 'updates_per_epoch', {match}"):
         updates_per_epoch(*arguments)
 
 
-def test_an_epoch_from_which_updates_are_asked_is_checked():
+def test_updates_per_epoch_rejects_invalid_epoch():
     with pytest.raises(ValueError, match="'epoch' must be an int >= 1, but got 0"):
         updates_per_epoch(4, 2, "carry", epoch=0)
 
@@ -57,19 +57,19 @@ def test_an_epoch_from_which_updates_are_asked_is_checked():
 def test_mark_ends():
     for size in SIZES:
         for window in WINDOWS:
-            for held in range(window):
-                ends = [number for number, end in mark_ends(range(size), window, held) if end]
-                made, _ = windows(held + size, window, 1, "drop")
-                assert ends == [each.micro_batches[-1] - held for each in made]
+            for pending in range(window):
+                ends = [number for number, end in mark_ends(range(size), window, pending) if end]
+                made, _ = windows(pending + size, window, 1, "drop")
+                assert ends == [ended.micro_batches[-1] - pending for ended in made]
 
 
-def test_the_rule_says_the_same_of_tensors():
+def test_is_full_gives_same_result_for_tensors():
     for count in range(1, 4):
         assert bool(is_full(Tensor(count), Tensor(2))) is is_full(count, 2)
 
 
 class CountingCells:
-    """Stands for the Cells of the driver: keeps the numbers that the micro-batches carry."""
+    """Replaces the Cells of the driver, and records the numbers in the micro-batches."""
 
     made: list = []
 
@@ -77,7 +77,7 @@ class CountingCells:
         self.clear()
 
     def add(self, micro_batch, weight):
-        self.held.append(int(micro_batch[0].asnumpy()[0, 0]))
+        self.numbers.append(int(micro_batch[0].asnumpy()[0, 0]))
         return Tensor(0.0)
 
     def run_waiting(self): ...
@@ -85,12 +85,12 @@ class CountingCells:
     def finish(self): ...
 
     def end(self, *figures):
-        self.made.append(tuple(self.held))
+        self.made.append(tuple(self.numbers))
         self.clear()
         return 0.0, Tensor(True), Tensor(0.0)
 
     def clear(self):
-        self.held = []
+        self.numbers = []
 
 
 class Numbered:
@@ -126,7 +126,7 @@ def driver_windows(monkeypatch):
         assert recorder.planned == len(made) == model.updates
         found = [(record.epoch, numbers) for record, numbers in zip(recorder.records, made)]
         assert [record.update for record in recorder.records] == list(range(1, len(made) + 1))
-        return found, list(model._window._runner.held)
+        return found, list(model._window._runner.numbers)
 
     return drive
 
@@ -134,7 +134,7 @@ def driver_windows(monkeypatch):
 @pytest.mark.parametrize(
     "tail", [tail if tail == "carry" else pytest.param(tail, marks=pytest.mark.slow) for tail in TAILS]
 )
-def test_the_driver_ends_windows_there(driver_windows, tail):
+def test_driver_ends_windows_as_reference(driver_windows, tail):
     for size in SIZES:
         for window in WINDOWS:
             for epochs in range(1, EPOCHS + 1):
@@ -146,7 +146,7 @@ def test_the_driver_ends_windows_there(driver_windows, tail):
                         driver_windows(size, window, epochs, tail)
 
 
-def test_a_boundary_off_by_one_is_noticed(driver_windows, monkeypatch):
+def test_driver_boundary_off_by_one_is_detected(driver_windows, monkeypatch):
     mutate(monkeypatch, "one late")
     with pytest.raises(AssertionError):
         assert driver_windows(8, 4, 1, "carry") == windows(8, 4, 1, "carry")
@@ -172,27 +172,27 @@ class CountedSteps:
         self.step = step
 
     def windows(self, size, epochs, tail):
-        made, held, number = [], [], 0
+        made, pending, number = [], [], 0
         for epoch in range(1, epochs + 1):
             for _ in range(size):
-                held.append(number)
+                pending.append(number)
                 number += 1
                 if self.step(self.one).asnumpy():
-                    made.append((epoch, tuple(held)))
-                    held = []
+                    made.append((epoch, tuple(pending)))
+                    pending = []
             if tail == "flush" and self.accumulator.flush():
-                made.append((epoch, tuple(held)))
+                made.append((epoch, tuple(pending)))
             if tail == "drop":
                 self.accumulator.clear()
-            held = [] if tail != "carry" else held
-        assert self.accumulator.micro_batches == len(held)
+            pending = [] if tail != "carry" else pending
+        assert self.accumulator.micro_batches == len(pending)
         self.accumulator.clear()
-        return made, held
+        return made, pending
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_accumulator_ends_windows_there(window):
+def test_accumulator_ends_windows_as_reference(window):
     steps = CountedSteps(window)
     for tail in TAILS:
         for size in SIZES:
@@ -200,12 +200,12 @@ def test_the_accumulator_ends_windows_there(window):
             assert steps.windows(size, EPOCHS, tail) == windows(size, window, EPOCHS, tail), (size, tail)
 
 
-def test_the_accumulator_off_by_one_is_noticed(monkeypatch):
+def test_accumulator_boundary_off_by_one_is_detected(monkeypatch):
     mutate(monkeypatch, "one late")
     assert CountedSteps(2).windows(6, 1, "carry") != windows(6, 2, 1, "carry")
 
 
-def test_split_batch_cuts_every_column():
+def test_split_batch_splits_every_column():
     images, labels = np.arange(20).reshape(10, 2), np.arange(10)
     pieces = list(split_batch((images, labels), 4))
     assert [len(rows) for _, rows in pieces] == [4, 4, 2]
@@ -219,7 +219,7 @@ def test_split_batch_of_one_tensor(rows, size, expected):
 
 
 @pytest.mark.parametrize(
-    ("batch", "error", "said"),
+    ("batch", "error", "message"),
     [
         (
             {"x": np.zeros(4)},
@@ -235,19 +235,19 @@ def test_split_batch_of_one_tensor(rows, size, expected):
     ],
     ids=["dict", "lists", "a number beside", "None", "number", "tensor of a number", "nothing"],
 )
-def test_what_is_no_batch_of_tensors_is_refused_in_our_words(batch, error, said):
+def test_split_batch_rejects_what_is_no_batch_of_tensors(batch, error, message):
     with pytest.raises(error) as caught:
         split_batch(batch, 2)
-    assert str(caught.value) == f"For 'split_batch', 'batch' {said}"
+    assert str(caught.value) == f"For 'split_batch', 'batch' {message}"
 
 
-def test_split_batch_refuses():
+def test_split_batch_rejects_invalid_sizes():
     with pytest.raises(ValueError, match="'micro_batch_size' must be an int >= 1, but got 0"):
         next(split_batch(np.zeros(4), 0))
     with pytest.raises(ValueError, match=r"'batch' must be tensors with the same number of rows, but got \[3, 4\]"):
         next(split_batch((np.zeros(4), np.zeros(3)), 2))
 
 
-def test_each_batch_is_a_window_of_its_micro_batches():
+def test_mark_batch_ends():
     ends = [(len(rows), end) for (rows,), end in mark_batch_ends([np.zeros(5), np.zeros(2)], micro_batch_size=2)]
     assert ends == [(2, False), (2, False), (1, True), (2, True)]

@@ -1,4 +1,4 @@
-"""Is the loss scaled without changing what is learned, and lowered where it overflows?"""
+"""Does the loss scale leave training unchanged, and is it lowered after an overflow?"""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def weights(way, micro_batches=None, **options):
     ("way", "kind", "clip"),
     [*((way, "a number", clip) for way in WAYS for clip in (None, 0.5)), *(("cells", kind, None) for kind in FIXED)],
 )
-def test_a_constant_scale_changes_nothing(way, kind, clip):
+def test_constant_scale_does_not_change_training(way, kind, clip):
     assert weights(way, loss_scale=FIXED[kind](), clip_norm=clip).tolist() == weights(way, clip_norm=clip).tolist()
 
 
 @pytest.mark.parametrize(
     "way", [way if way == "accumulator" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
 )
-def test_nor_in_graphs(way):
+def test_scale_does_not_change_training_in_graphs(way):
     data = inputs([(*values, 2) for *values, _ in ROWS])  # one shape is one graph
     expected = weights(way, data, clip_norm=0.5)
     assert weights(way, data, clip_norm=0.5, loss_scale=64).tolist() == expected.tolist()
@@ -60,7 +60,7 @@ def test_nor_in_graphs(way):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_a_scale_that_is_not_divided_by_is_noticed(way, monkeypatch):
+def test_missing_division_by_scale_is_detected(way, monkeypatch):
     expected = weights(way)
     unscaled = boundary.Boundary._gradients
 
@@ -73,16 +73,16 @@ def test_a_scale_that_is_not_divided_by_is_noticed(way, monkeypatch):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_windows_of_one_are_scaled_too(way):
+def test_scale_with_windows_of_one(way):
     assert weights(way, window=1, loss_scale=256).tolist() == weights(way, window=1).tolist()
 
 
 def expected_scales(finite, scale, window):
-    """What MindSpore's own DynamicLossScaler makes of it."""
+    """Return the scales of MindSpore's own DynamicLossScaler."""
     scaler = amp.DynamicLossScaler(scale, 2, window)
     scales = []
-    for each in finite:
-        scaler.adjust(Tensor(each))
+    for is_finite in finite:
+        scaler.adjust(Tensor(is_finite))
         scales.append(float(scaler.scale_value.asnumpy()))
     return scales
 
@@ -90,7 +90,7 @@ def expected_scales(finite, scale, window):
 @pytest.mark.modes
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", DYNAMIC.values(), ids=DYNAMIC)
-def test_it_is_lowered_until_nothing_overflows(way, make):
+def test_dynamic_scale_is_lowered_until_nothing_overflows(way, make):
     # In float16 a scale of 65536 overflows with gradients of 1, and 32768 does not.
     trained = Trained(way, Half(), window=2, loss_scale=make(2.0**18, 3))
     ones = [micro_batch(1.0, 1.0)] * 2
@@ -110,7 +110,7 @@ def test_it_is_lowered_until_nothing_overflows(way, make):
 
 
 @pytest.mark.host
-def test_the_users_scaler_is_the_one_that_changes():
+def test_scaler_object_of_user_is_updated():
     scaler = amp.DynamicLossScaler(2.0**18, 2, 5)
     Trained("driver", Half(), loss_scale=scaler).train([micro_batch(1.0, 1.0)] * 4)
     assert float(scaler.scale_value.asnumpy()) == 2.0**16
@@ -119,7 +119,7 @@ def test_the_users_scaler_is_the_one_that_changes():
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "cells", "step"])
 @pytest.mark.parametrize("window", [1, 2])
-def test_nan_in_the_data_does_not_lower_it(way, window):
+def test_nan_in_data_does_not_lower_scale(way, window):
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     trained = Trained(way, Half(), window=window, loss_scale=scaler)
     trained.train([micro_batch(1.0, 1.0), micro_batch(np.nan, 1.0), micro_batch(1.0, 1.0), micro_batch(1.0, 1.0)])
@@ -127,7 +127,7 @@ def test_nan_in_the_data_does_not_lower_it(way, window):
 
 
 @pytest.mark.host
-def test_a_window_in_which_nothing_counts_does_not_lower_it():
+def test_window_of_weight_0_does_not_lower_scale():
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     model = GradientAccumulation(
         network := Half(), None, nn.SGD([network.w], 1.0), weight=lambda x: 0.0, loss_scale=scaler
@@ -137,7 +137,7 @@ def test_a_window_in_which_nothing_counts_does_not_lower_it():
 
 
 @pytest.mark.host
-def test_overflows_do_not_end_a_run_and_are_counted_apart():
+def test_overflows_do_not_end_run_and_are_counted_separately():
     trained = Trained("driver", Half(), window=1, loss_scale=amp.DynamicLossScaler(2.0**30, 2, 500))
     trained.train([micro_batch(1.0, 1.0)] * 20)
     records, model = trained.recorder.records, trained.system
@@ -149,7 +149,7 @@ def test_overflows_do_not_end_a_run_and_are_counted_apart():
 
 
 @pytest.mark.host
-def test_at_1_there_is_nothing_to_lower():
+def test_scale_of_1_is_not_lowered():
     trained = Trained("driver", Root(), window=1, loss_scale=amp.DynamicLossScaler(4.0, 2, 500))
     with pytest.raises(RuntimeError, match="10 windows in a row were not finite"):
         trained.train([micro_batch(0.0, 1.0)] * 30)  # the loss is finite
@@ -157,7 +157,7 @@ def test_at_1_there_is_nothing_to_lower():
 
 
 @pytest.mark.host
-def test_it_is_constant_inside_a_window():
+def test_dynamic_scale_is_constant_inside_window():
     scaler = amp.DynamicLossScaler(8.0, 2, 1)  # grows after each update
     trained, seen = Trained("step", Half(), window=3, loss_scale=scaler), []
     for _ in range(7):
@@ -183,9 +183,9 @@ class Run:
 
     @property
     def left(self):
-        held = (self.network.w, *self.optimizer.moments, self.scaler.scale_value)
+        parameters = (self.network.w, *self.optimizer.moments, self.scaler.scale_value)
         counts = (self.model.updates, self.model.skipped, self.model.overflows)
-        return [each.asnumpy().tolist() for each in held], counts
+        return [parameter.asnumpy().tolist() for parameter in parameters], counts
 
 
 def resumed(folder, stop):
@@ -196,19 +196,19 @@ def resumed(folder, stop):
 
 @pytest.mark.host
 @pytest.mark.parametrize("stop", [1, 2, 3, 7, 12])
-def test_a_resumed_run_is_the_same(tmp_path, stop):
+def test_resumed_run_is_the_same(tmp_path, stop):
     assert resumed(tmp_path, stop).left == Run().train().left
 
 
 @pytest.mark.host
-def test_a_scale_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+def test_unsaved_scale_is_detected(tmp_path, monkeypatch):
     expected = Run().train().left
     monkeypatch.setattr(Collaborators, "state", property(lambda self: {}))
     assert resumed(tmp_path, 7).left != expected
 
 
 @pytest.mark.host
-def test_another_scale_is_another_setting(tmp_path):
+def test_resuming_with_other_scale_is_rejected(tmp_path):
     with pytest.raises(Stopped):
         Run().train(Checkpointer(tmp_path, stop=stop_after(2)))
     plain = Run()
@@ -232,14 +232,14 @@ def test_another_scale_is_another_setting(tmp_path):
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_refused(way, scale, error, message):
+def test_invalid_scale_is_rejected(way, scale, error, message):
     with pytest.raises(error, match=message):
         Trained(way, Half(), loss_scale=scale)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_not_with_the_scale_of_an_optimizer(way):
+def test_optimizer_with_own_loss_scale_is_rejected(way):
     def make(parameters):
         return nn.SGD(parameters, 1.0, loss_scale=64.0)
 
@@ -248,7 +248,7 @@ def test_not_with_the_scale_of_an_optimizer(way):
 
 
 @pytest.mark.host
-def test_cells_must_have_the_same():
+def test_cells_must_have_same_scale():
     network = Half()
     optimizer = nn.SGD([network.w], 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
@@ -258,7 +258,7 @@ def test_cells_must_have_the_same():
 
 
 @pytest.mark.host
-def test_an_accumulator_that_is_not_told_the_loss_takes_nan_for_an_overflow():
+def test_accumulator_without_loss_counts_nan_as_overflow():
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     trained = Trained("accumulator", Half(), loss_scale=scaler).train([micro_batch(np.nan, 1.0)] * 2)
     assert (float(scaler.scale_value.asnumpy()), trained.system.overflows) == (32.0, 1)
@@ -266,7 +266,7 @@ def test_an_accumulator_that_is_not_told_the_loss_takes_nan_for_an_overflow():
 
 
 @pytest.mark.host
-def test_two_optimizers_do_not_share_one():
+def test_scale_shared_by_two_optimizers_is_rejected():
     """The first to end a window would change it inside the other's window."""
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     first = Trained("driver", Half(), loss_scale=scaler)
@@ -284,7 +284,7 @@ def first_value(x):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "step"])
-def test_a_window_of_one_that_does_not_count_does_not_lower_it(way):
+def test_window_of_one_with_weight_0_does_not_lower_scale(way):
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
     trained = Trained(way, Half(), window=1, loss_scale=scaler, weight=first_value)
     trained.train([micro_batch(1.0, 1.0), micro_batch(0.0, 1.0), micro_batch(2.0, 1.0)])
@@ -293,7 +293,7 @@ def test_a_window_of_one_that_does_not_count_does_not_lower_it(way):
 
 
 @pytest.mark.host
-def test_a_new_scale_begins_where_the_change_is_allowed(tmp_path):
+def test_resume_with_allowed_change_starts_new_scale(tmp_path):
     def stopped(folder, run):
         with pytest.raises(Stopped):
             run.train(Checkpointer(folder, stop=stop_after(4)))
@@ -312,7 +312,7 @@ def test_a_new_scale_begins_where_the_change_is_allowed(tmp_path):
 
 
 @pytest.mark.host
-def test_scales_of_several_runs_have_names_of_their_own():
+def test_scales_have_unique_parameter_names():
     made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
-    names = [each.system._window.collaborators.dynamic.value.name for each in made]
+    names = [run.system._window.collaborators.dynamic.value.name for run in made]
     assert len(set(names)) == 2

@@ -1,4 +1,4 @@
-"""Is the estimate of the gradient noise scale the known one where that is known?"""
+"""Does the estimate of the gradient noise scale match the known value?"""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def estimate(rows, window, noise=None, summing=False, scaled=1.0, **options):
 def by_numpy(rows, window, decay=0.9999, unbiased=True):
     """The estimate from the gradients of a window's first micro-batch and of the window, which are known at 0."""
     variance = square = 0.0
-    given = data(rows)
+    micro_batches = data(rows)
     for begin in range(0, len(rows), window):
-        gradients = [-(x.asnumpy() * y.asnumpy()).astype(np.float64) for x, y in given[begin : begin + window]]
+        gradients = [-(x.asnumpy() * y.asnumpy()).astype(np.float64) for x, y in micro_batches[begin : begin + window]]
         few, many = len(gradients[0]), sum(map(len, gradients))
-        small, large = (np.sum(np.mean(each, axis=0) ** 2) for each in (gradients[0], np.concatenate(gradients)))
+        small, large = (np.sum(np.mean(rows, axis=0) ** 2) for rows in (gradients[0], np.concatenate(gradients)))
         variance = decay * variance + (small - large) / (1 / few - 1 / many)
         square = decay * square + ((many * large - few * small) / (many - few) if unbiased else large)
     return variance / square
 
 
 @pytest.mark.parametrize("rows", [[4] * 4, [2, 7, 3]], ids=["even", "uneven"])
-def test_the_formula_gives_that_of_linear_regression(rows):
+def test_formula_gives_known_noise_scale_of_linear_regression(rows):
     """And the plain ratio, which is the mutant, does not."""
     assert by_numpy(rows * 1500, len(rows)) == pytest.approx(KNOWN, rel=0.1)
     assert abs(by_numpy(rows * 1500, len(rows), unbiased=False) - KNOWN) > 0.3 * KNOWN
@@ -89,7 +89,7 @@ def test_the_formula_gives_that_of_linear_regression(rows):
 @pytest.mark.host
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"summing": True}], ids=["mean", "sum"])
-def test_it_is_that_of_linear_regression(options):
+def test_estimate_matches_known_noise_scale_of_linear_regression(options):
     noise = estimate([4] * 4 * 1500, 4, **options)
     assert noise.samples == 1500 and noise.rows == pytest.approx(KNOWN, rel=0.1)
 
@@ -99,30 +99,30 @@ def test_it_is_that_of_linear_regression(options):
                                      {"loss_scale": amp.DynamicLossScaler(8.0, 2, 50)}, {"nonfinite": "skip_micro"},
                                      {"scaled": 32.0}],
                          ids=["mean", "sum", "scaled", "clipped", "dynamic", "skipping", "by optimizer"])  # fmt: skip
-def test_it_is_the_formula(options):
+def test_estimate_matches_formula(options):
     noise = estimate([4] * 4 * 30, 4, **options)
     assert noise.samples == 30 and noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4)
 
 
 @pytest.mark.host
-def test_uneven_micro_batches():
+def test_estimate_with_uneven_micro_batches():
     assert estimate([2, 7, 3] * 30, 3).rows == pytest.approx(by_numpy([2, 7, 3] * 30, 3), rel=1e-4)
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["together", "one by one"])
-def test_in_graphs_up_to_eight_micro_batches_are_run_together(wait):
+def test_estimate_in_graph_mode(wait):
     noise = estimate([4] * 4 * 30, 4, wait=wait)
     assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4) and noise.samples == 30
 
 
 @pytest.mark.host
-def test_every_so_many_windows_are_sampled():
-    assert [estimate([4] * 40, 4, NoiseScale(every=each)).samples for each in (1, 3, 10, 99)] == [10, 4, 1, 1]
+def test_number_of_sampled_windows():
+    assert [estimate([4] * 40, 4, NoiseScale(every=every)).samples for every in (1, 3, 10, 99)] == [10, 4, 1, 1]
     assert estimate([4] * 40, 1, NoiseScale(every=1)).samples == 0
 
 
 @pytest.mark.host
-def test_training_is_the_same():
+def test_estimating_does_not_change_training():
     def weights(noise):
         network, recorder = Linear(), Recorder()
         model = GradientAccumulation(network, None, nn.Momentum([network.w], 0.01, 0.9), check="off", noise_scale=noise)
@@ -133,7 +133,7 @@ def test_training_is_the_same():
 
 
 @pytest.mark.host
-def test_a_window_that_is_skipped_does_not_count():
+def test_skipped_window_is_not_sampled():
     rows = data([4] * 8)
     rows[1] = (Tensor(np.full((4, D), np.nan, np.float32)), rows[1][1])
     noise, network = NoiseScale(every=1), Linear()
@@ -144,7 +144,7 @@ def test_a_window_that_is_skipped_does_not_count():
 
 @pytest.mark.host
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loop_of_ones_own(reduction):
+def test_estimate_in_custom_loop(reduction):
     noise, network, rows = NoiseScale(every=1, decay=0.9999), Linear(), data([4] * 4 * 30)
     optimizer = nn.SGD([network.w], 1e-9)
     accumulator = Accumulator(optimizer, 4, reduction=reduction, loss_scale=8)
@@ -176,7 +176,7 @@ def observed(rows, reduction):
     grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
     for x, y in rows:
         grads = grad_fn(x, y)[1]
-        accumulator(tuple(each / 4 for each in grads)) if reduction == "sum" else accumulator(grads, 4)
+        accumulator(tuple(gradient / 4 for gradient in grads)) if reduction == "sum" else accumulator(grads, 4)
         noise.observe(accumulator, 4)
     return noise
 
@@ -184,7 +184,7 @@ def observed(rows, reduction):
 @pytest.mark.host
 @pytest.mark.parametrize("numbers", [(0, 3), *(pytest.param((at,), marks=pytest.mark.slow) for at in (0, 2, 3))])
 @pytest.mark.parametrize("way", ["mean", "sum", "Model", "driver"])
-def test_a_window_with_a_micro_batch_that_was_left_out_is_no_sample(way, numbers):
+def test_window_with_left_out_micro_batch_is_not_sampled(way, numbers):
     rows, network = bad_at(*numbers), Linear()
     noise = NoiseScale(every=1, decay=0.9999)
     options = {"check": "off", "nonfinite": "skip_micro"}
@@ -205,7 +205,7 @@ def test_a_window_with_a_micro_batch_that_was_left_out_is_no_sample(way, numbers
 
 
 @pytest.mark.host
-def test_model():
+def test_estimate_as_callback_of_model():
     noise, network = NoiseScale(every=1, decay=0.9999), Linear()
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 1e-9), 4, check="off")
     Model(step).train(1, dataset(data([4] * 4 * 30)), callbacks=[FlushTail(), noise], dataset_sink_mode=False)
@@ -215,7 +215,7 @@ def test_model():
         Model(network, optimizer=nn.SGD([network.w], 1e-9)).train(1, dataset(data([4])), callbacks=noise)
 
 
-# Resumed: the advice is that of the run that was never stopped
+# A resumed run gives the same advice as an uninterrupted one
 
 
 UNEVEN = [2, 7, 3, 4, 4, 5, 1, 6, 3, 4, 2]  # windows of 3 and a tail; every second one is sampled
@@ -285,7 +285,7 @@ def stopped_and_resumed(make, folder, *stops):
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
 @pytest.mark.parametrize("make", [ByDriver, ByModel, ByHand])
 @pytest.mark.parametrize("stops", [(7, 16), pytest.param(range(1, 2 * len(UNEVEN)), marks=pytest.mark.slow)], ids=str)
-def test_a_resumed_estimate_is_the_same(make, stops, tmp_path):
+def test_resumed_estimate_is_the_same(make, stops, tmp_path):
     expected = make().train(tmp_path / "never stopped")
     assert expected.samples >= 3 and expected.state["variance"]
     for stop in stops:
@@ -296,15 +296,15 @@ def test_a_resumed_estimate_is_the_same(make, stops, tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize("forgotten", ["variance", "square", "samples", "windows", "first"])
-def test_what_a_state_must_hold(forgotten, tmp_path, monkeypatch):
+def test_missing_part_of_state_is_detected(forgotten, tmp_path, monkeypatch):
     """After micro-batch 7, the first of a window that is sampled."""
     expected, load, anew = ByDriver().train(tmp_path / "never stopped"), NoiseScale.load, NoiseScale(every=2).state
-    monkeypatch.setattr(NoiseScale, "load", lambda self, held: load(self, {**held, forgotten: anew[forgotten]}))
+    monkeypatch.setattr(NoiseScale, "load", lambda self, saved: load(self, {**saved, forgotten: anew[forgotten]}))
     assert stopped_and_resumed(ByDriver, tmp_path / "stopped", 7).state != expected.state
 
 
 @pytest.mark.host
-def test_other_settings_are_refused_or_begin_anew(tmp_path):
+def test_other_settings_are_rejected_or_restart_estimate(tmp_path):
     with pytest.raises(Stopped):
         ByDriver().train(tmp_path, stop=stop_after(8))
     for other in (NoiseScale(every=3, decay=0.5), None):
@@ -319,7 +319,7 @@ def test_other_settings_are_refused_or_begin_anew(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before the end of epoch")
-def test_a_model_without_a_saved_estimate_says_so(tmp_path):
+def test_resume_without_saved_estimate_warns(tmp_path):
     with pytest.raises(Stopped):
         ByModel(noise=False).train(tmp_path, stop=stop_after(8))
     with pytest.warns(RuntimeWarning, match="The noise scale restarts in a resumed run: the training state has none"):
@@ -334,7 +334,7 @@ def test_a_model_without_a_saved_estimate_says_so(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "accumulator"])
-def test_a_first_micro_batch_that_does_not_count_is_not_sampled(way):
+def test_first_micro_batch_of_weight_0_is_not_sampled(way):
     """The estimate divided by its weight, 0."""
     noise, network, rows = NoiseScale(every=1), Linear(), data([4] * 8)
     weights = iter([0.0, 1.0, 1.0, 1.0] * 2)
@@ -352,7 +352,7 @@ def test_a_first_micro_batch_that_does_not_count_is_not_sampled(way):
 
 
 @pytest.mark.host
-def test_the_advice():
+def test_advice():
     assert NoiseScale().advice.startswith("no estimate: no window with several")
     noise = estimate([4] * 4 * 30, 4)
     assert noise.advice.startswith(f"about {noise.rows:,.0f} rows (windows had 16 rows)")
@@ -362,7 +362,7 @@ def test_the_advice():
 
 @pytest.mark.host
 @pytest.mark.parametrize("arguments", [(0,), (1.5,), (1, 1.0), (1, -0.1), (1, "0.9")])
-def test_refused(arguments):
+def test_invalid_arguments_are_rejected(arguments):
     with pytest.raises((TypeError, ValueError), match="For 'NoiseScale', '(every|decay)' must be"):
         NoiseScale(*arguments)
     with pytest.raises(TypeError, match="'noise_scale' must be a NoiseScale, but got int"):

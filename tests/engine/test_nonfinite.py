@@ -1,4 +1,4 @@
-"""Does a micro-batch that is not finite stay out of its window, and is it named?"""
+"""Is a micro-batch whose gradient is not finite left out of its window, and is it listed?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver
+from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver, values
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.engine import nonfinite
@@ -55,7 +55,7 @@ def weights(way, network, micro_batches, window, **options):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bad", [BAD, NO_GRADIENT], ids=["loss", "gradient"])
-def test_a_window_is_that_of_its_good_micro_batches(way, reduction, bad):
+def test_window_equals_that_of_its_finite_micro_batches(way, reduction, bad):
     expected = weights(way, Root(), GOOD, 3, lr=0.1, reduction=reduction)
     mixed = [GOOD[0], bad, *GOOD[1:]]
     found = weights(way, Root(), mixed, 4, lr=0.1, reduction=reduction, nonfinite="skip_micro")
@@ -65,7 +65,7 @@ def test_a_window_is_that_of_its_good_micro_batches(way, reduction, bad):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "step", "cells"])
-def test_a_weight_that_stays_is_noticed(way, monkeypatch):
+def test_weight_of_left_out_micro_batch_is_detected(way, monkeypatch):
     expected = weights(way, Root(), GOOD, 3, lr=0.1)
     skip = nonfinite.SkipMicro.__call__
 
@@ -82,32 +82,31 @@ def test_a_weight_that_stays_is_noticed(way, monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_without_a_good_one_is_skipped(way, reduction, window):
+def test_window_without_finite_micro_batch_is_skipped(way, reduction, window):
     def make(parameters):
         return nn.Momentum(parameters, 0.1, 0.9)  # a gradient of 0 would still move the weights
 
     trained = Trained(way, Root(), window, reduction=reduction, make=make, nonfinite="skip_micro")
     trained.train(GOOD[:window])
-    before = [each.asnumpy().copy() for each in trained.optimizer.get_parameters()]
+    before = [array.tolist() for array in values(trained.optimizer.get_parameters())]
     trained.train([BAD] * window)
-    assert [each.asnumpy().tolist() for each in trained.optimizer.get_parameters()] == [b.tolist() for b in before]
+    assert [array.tolist() for array in values(trained.optimizer.get_parameters())] == before
     assert trained.updates == 1
 
 
 @pytest.mark.modes
-def test_the_accumulators_never_hold_a_nan():
+def test_accumulators_never_contain_nan():
     trained = Trained("cells", Root(), 3, nonfinite="skip_micro")
     for number, columns in enumerate([GOOD[0], BAD, NO_GRADIENT]):
         loss = trained.add(*columns)
-        held = np.concatenate(
-            [each.asnumpy() for each in (*trained.add.window.grad_sum, trained.add.window.weight_sum[0].reshape(1))]
-        )
-        assert np.isfinite(held).all() and np.isfinite(loss.asnumpy()) == (number == 0)
-    assert held.tolist()[-1] == 2
+        window = trained.add.window
+        sums = np.concatenate(values([*window.grad_sum, window.weight_sum[0].reshape(1)]))
+        assert np.isfinite(sums).all() and np.isfinite(loss.asnumpy()) == (number == 0)
+    assert sums.tolist()[-1] == 2
 
 
 @pytest.mark.host
-def test_they_are_counted_and_named():
+def test_left_out_micro_batches_are_counted_and_listed():
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")
     trained.train([GOOD[0], BAD, GOOD[1], GOOD[2], NO_GRADIENT, BAD, GOOD[0]])
     assert [record.bad for record in trained.recorder.records] == [(2,), (), (5, 6), ()]
@@ -118,13 +117,13 @@ def test_they_are_counted_and_named():
 
 
 @pytest.mark.host
-def test_a_skipped_window_names_them_too():
+def test_record_of_skipped_window_lists_nonfinite_micro_batches():
     recorder = Trained("driver", Root(), 2, lr=0.1).train([GOOD[0], BAD, GOOD[1], GOOD[2]]).recorder
     assert [(record.skipped, record.bad) for record in recorder.records] == [(True, (2,)), (False, ())]
 
 
 @pytest.mark.host
-def test_in_split_batches_they_are_numbered_in_the_batch():
+def test_numbers_of_bad_micro_batches_in_split_batches():
     model = slope_driver(nonfinite="skip_micro")
     columns = np.concatenate([np.ones((4, 1)), [[np.nan]], np.ones((1, 1))]).astype(np.float32)
     records = []
@@ -143,7 +142,7 @@ def test_in_split_batches_they_are_numbered_in_the_batch():
 
 
 @pytest.mark.host
-def test_metrics_have_what_is_special_only(tmp_path):
+def test_metrics_contain_bad_micro_batches_only_if_any(tmp_path):
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")
     file = MetricsFile(str(tmp_path / "metrics.jsonl"))
     data = [GOOD[0], BAD, GOOD[1], GOOD[2]]
@@ -153,7 +152,7 @@ def test_metrics_have_what_is_special_only(tmp_path):
 
 
 @pytest.mark.host
-def test_raise_names_the_micro_batch():
+def test_raise_names_micro_batch():
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise")
     message = r"the gradient of window 2 in epoch 1 \(micro-batch 4\) is not finite. nonfinite='skip_micro' leaves"
     with pytest.raises(FloatingPointError, match=message):
@@ -162,14 +161,14 @@ def test_raise_names_the_micro_batch():
 
 
 @pytest.mark.host
-def test_raise_lets_a_loss_scale_be_lowered():
+def test_raise_allows_overflows_of_dynamic_scale():
     scaler = amp.DynamicLossScaler(2.0**18, 2, 500)
     trained = Trained("driver", Half(), 2, nonfinite="raise", loss_scale=scaler)
     assert trained.train([micro_batch(1.0, 1.0)] * 10).updates == 2
 
 
 @pytest.mark.host
-def test_a_scale_is_lowered_for_micro_batches_that_are_left_out():
+def test_left_out_micro_batches_lower_dynamic_scale():
     scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
     large = micro_batch(4.0, 4.0)
     trained = Trained("driver", Half(), 2, nonfinite="skip_micro", loss_scale=scaler)
@@ -180,7 +179,7 @@ def test_a_scale_is_lowered_for_micro_batches_that_are_left_out():
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "cells", "step"])
-def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
+def test_nonfinite_loss_with_finite_gradient_is_left_out(way):
     trained = Trained(way, Endless(), 2, lr=0.1, nonfinite="skip_micro").train([GOOD[0], micro_batch(99.0, 1.0)])
     alone = Trained(way, Endless(), 2, lr=0.1).train([GOOD[0]])
     assert trained.weights.tolist() == alone.weights.tolist() and trained.updates == 1
@@ -188,14 +187,14 @@ def test_a_loss_that_is_not_finite_is_left_out_although_its_gradient_is(way):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_sparse_gradients_are_refused(way):
+def test_sparse_gradients_are_rejected(way):
     message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
     with pytest.raises(ValueError, match=message):
         Trained(way, Looked(), make=lambda parameters: nn.Adam(parameters, 0.1), nonfinite="skip_micro")
 
 
 @pytest.mark.host
-def test_a_flush_raises_too():
+def test_flush_raises_for_nonfinite_window():
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise", tail="carry")
     trained.train([*GOOD[:2], BAD])
     with pytest.raises(FloatingPointError, match="the gradient of the open window is not finite"):
@@ -203,7 +202,7 @@ def test_a_flush_raises_too():
 
 
 @pytest.mark.host
-def test_a_flush_of_what_does_not_count_does_not_raise():
+def test_flush_of_weight_0_does_not_raise():
     network = Root()
     options = {"weight": _first_value, "nonfinite": "raise", "tail": "carry", "check": "off"}
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), **options)
@@ -225,7 +224,7 @@ def first_value(x):
 
 
 @pytest.mark.host
-def test_flush_tail_does_not_raise_for_a_window_in_which_nothing_counts():
+def test_flush_tail_does_not_raise_for_window_of_weight_0():
     network, options = Root(), {"nonfinite": "raise", "weight": first_value, "check": "off"}
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.1), 2, **options)
     data = dataset([GOOD[0], GOOD[1], micro_batch(0.0, 1.0), micro_batch(0.0, 1.0)])
@@ -268,9 +267,9 @@ def _first_value(x):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_a_micro_batch_of_weight_0_is_not_bad(way, window):
+def test_micro_batch_of_weight_0_is_not_left_out(way, window):
     """Not left out, not counted, and nothing warns of a gradient that is not finite."""
-    data = [each for good in GOOD for each in (good, ZERO[0], ZERO[1])]
+    data = [columns for good in GOOD for columns in (good, ZERO[0], ZERO[1])]
     found, system = weighed(way, data, window, nonfinite="skip_micro")
     expected = weighed("driver", GOOD, 1)[0]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -279,7 +278,7 @@ def test_a_micro_batch_of_weight_0_is_not_bad(way, window):
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["step", "accumulator"])
-def test_a_policy_without_the_weight_is_noticed(way, monkeypatch):
+def test_ignored_weight_is_detected(way, monkeypatch):
     skip = nonfinite.SkipMicro.__call__
     monkeypatch.setattr(
         nonfinite.SkipMicro, "__call__", lambda self, grads, loss=None, weight=None: skip(self, grads, loss)
@@ -290,35 +289,35 @@ def test_a_policy_without_the_weight_is_noticed(way, monkeypatch):
 @pytest.mark.host
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("window", [2, 4])
-def test_windows_in_which_nothing_counts_are_not_said_to_be_bad(window):
+def test_windows_of_weight_0_are_not_counted_as_nonfinite(window):
     """The tail, too, that `FlushTail` flushes."""
     system = weighed("step", [*GOOD, *ZERO, *ZERO, ZERO[0]][: window + 4], window, nonfinite="skip_micro")[1]
     assert system.left_out == 0 and system.counts[1] == 0 and system.skipped > 0
 
 
 @pytest.mark.host
-def test_what_is_left_out_beside_is_counted():
+def test_left_out_micro_batches_next_to_weight_0_are_counted():
     with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped: their gradients were not finite"):
         system = weighed("step", [GOOD[0], ZERO[0], ZERO[1], micro_batch(1.0, -1.0)], 2, nonfinite="skip_micro")[1]
     assert (system.updates, system.skipped, system.left_out) == (1, 1, 1)
 
 
 @pytest.mark.host
-def test_flush_tail_raises():
+def test_flush_tail_raises_for_nonfinite_gradient():
     step, model, data = model_of("raise")
     with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
         model.train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
     assert step.updates == 0
 
 
-def test_model_leaves_them_out():
+def test_model_leaves_out_nonfinite_micro_batches():
     step, model, data = model_of("skip_micro")
     model.train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
     assert (step.updates, step.left_out, step.skipped) == (2, 1, 0)
 
 
 @pytest.mark.host
-def test_a_compiled_step_can_not_raise():
+def test_raise_in_compiled_step_is_rejected():
     network = Slope()
     with pytest.raises(ValueError, match="'nonfinite' must be 'skip_window' or 'skip_micro', but got 'raise'"):
         Accumulator(nn.SGD([network.w], 1.0), 2, nonfinite="raise")
@@ -344,7 +343,7 @@ def resumed(folder, stop, data):
 
 @pytest.mark.host
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
-def test_a_resumed_run_is_the_same(tmp_path, stop):
+def test_resumed_run_is_the_same(tmp_path, stop):
     again, expected = resumed(tmp_path, stop, [GOOD[0], BAD, GOOD[1], NO_GRADIENT, GOOD[2], GOOD[0]])
     assert again.weights.tolist() == expected.weights.tolist()
     assert again.system.left_out == expected.system.left_out == 2
@@ -355,7 +354,7 @@ def test_a_resumed_run_is_the_same(tmp_path, stop):
 
 
 @pytest.mark.host
-def test_they_are_saved_on_demand(tmp_path):
+def test_bad_batches_are_saved_on_request(tmp_path):
     buffer = np.ones((2, 1), np.float32)
 
     def reused():
@@ -372,7 +371,7 @@ def test_they_are_saved_on_demand(tmp_path):
 
 
 @pytest.mark.host
-def test_a_window_whose_losses_are_finite_is_saved_as_a_whole(tmp_path):
+def test_window_with_finite_losses_is_saved_completely(tmp_path):
     trained = Trained("driver", Root(), 2, save_bad_batches=tmp_path / "bad")
     trained.train([GOOD[0], NO_GRADIENT, GOOD[1], GOOD[2]])
     names = sorted(path.name for path in (tmp_path / "bad").iterdir())
@@ -381,7 +380,7 @@ def test_a_window_whose_losses_are_finite_is_saved_as_a_whole(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_an_overflow_of_a_dynamic_scale_is_no_bad_batch(dynamic, tmp_path):
+def test_overflow_of_dynamic_scale_is_not_saved_as_bad_batch(dynamic, tmp_path):
     """With a fixed scale it is one: nothing is lowered that caused it."""
     scale = amp.DynamicLossScaler(2.0**17, 2, 1000) if dynamic else 2.0**17
     trained = Trained("driver", Half(), 2, loss_scale=scale, save_bad_batches=tmp_path / "bad")
@@ -390,7 +389,7 @@ def test_an_overflow_of_a_dynamic_scale_is_no_bad_batch(dynamic, tmp_path):
 
 
 @pytest.mark.host
-def test_no_file_is_replaced_and_no_folder_is_made_for_nothing(tmp_path):
+def test_no_file_is_overwritten_and_no_empty_folder_is_created(tmp_path):
     for _ in range(2):
         Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "bad").train([BAD, GOOD[0]])
     assert len(list((tmp_path / "bad").iterdir())) == 2
@@ -399,7 +398,7 @@ def test_no_file_is_replaced_and_no_folder_is_made_for_nothing(tmp_path):
 
 
 @pytest.mark.host
-def test_a_folder_that_can_not_be_written_does_not_end_the_run(tmp_path):
+def test_unwritable_folder_does_not_end_run(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="'save_bad_batches' must be a folder, but got the file"):
         slope_driver(save_bad_batches=tmp_path / "file")
@@ -410,14 +409,14 @@ def test_a_folder_that_can_not_be_written_does_not_end_the_run(tmp_path):
 
 
 @pytest.mark.host
-def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
+def test_number_of_files_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(bad_batches, "MOST", 3)
-    data = [each for _ in range(5) for each in (BAD, GOOD[0])]
+    data = [columns for _ in range(5) for columns in (BAD, GOOD[0])]
     Trained("driver", Root(), 1, save_bad_batches=tmp_path / "bad").train(data)
     assert len(list((tmp_path / "bad").iterdir())) == 3
 
 
-def test_the_driver_of_two_columns_leaves_out_in_graphs():
+def test_driver_leaves_out_micro_batches_in_graphs():
     ms.set_seed(1)
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
     model = GradientAccumulation(

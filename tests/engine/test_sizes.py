@@ -16,15 +16,15 @@ STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
 DATA = [micro_batch(float(number)) for number in range(1, 17)]
 
 
-def ends_of(size_of, count=16, held=0, tail="flush"):
+def ends_of(size_of, count=16, pending=0, tail="flush"):
     """The numbers of the micro-batches with which windows end, one after the other."""
     ends, update = [], 0
     for number in range(1, count + 1):
-        held += 1
-        if held >= size_of(update):
+        pending += 1
+        if pending >= size_of(update):
             ends.append(number)
-            held, update = 0, update + 1
-    return ends + [count] * (held > 0 and tail == "flush")
+            pending, update = 0, update + 1
+    return ends + [count] * (pending > 0 and tail == "flush")
 
 
 def by_function(update):
@@ -48,7 +48,7 @@ class Dropping(Recorder):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("sizes", [STEPS, by_function], ids=["dict", "function"])
-def test_the_driver(sizes):
+def test_driver_changes_sizes_at_window_ends(sizes):
     model = slope_driver()
     recorder = Dropping(model._network)
     model.train_process(1, DATA, sizes, report=recorder, ckpt_path=None)
@@ -60,7 +60,7 @@ def test_the_driver(sizes):
 
 @pytest.mark.host
 @pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
-def test_tails(tail):
+def test_tails_with_changing_sizes(tail):
     model = slope_driver(tail=tail)
     recorder = Recorder()
     model.train_process(1, DATA[:11], STEPS, report=recorder, ckpt_path=None)
@@ -76,20 +76,20 @@ def test_tails(tail):
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
 @pytest.mark.parametrize("count", [3, 5, 16])
-def test_windows_are_planned(epochs, tail, count):
+def test_planned_windows_equal_executed_windows(epochs, tail, count):
     model, recorder = slope_driver(tail=tail), Recorder()
     model.train_process(epochs, DATA[:count], STEPS, report=recorder, ckpt_path=None)
     assert recorder.planned == len(recorder.records)
 
 
 @pytest.mark.host
-def test_windows_that_outgrow_an_epoch_are_refused_where_tails_are_dropped():
+def test_windows_larger_than_epoch_with_drop_are_rejected():
     """From the second epoch on nothing would be learned, and nothing said."""
     with pytest.raises(ValueError, match="No window would ever fill; use a smaller one, or tail='flush'"):
         slope_driver(tail="drop").train_process(3, DATA[:4], {0: 2, 1: 6}, report=(), ckpt_path=None)
 
 
-def test_nothing_compiles_anew(compiles):
+def test_changing_size_does_not_recompile(compiles):
     model = slope_driver(wait=False)
     model.train_process(1, DATA, {0: 2, 1: 3}, report=(), ckpt_path=None)
     before = len(compiles)
@@ -109,20 +109,20 @@ def in_graph(updates):
 
 
 @pytest.mark.parametrize("sizes", [STEPS, in_graph], ids=["dict", "function"])
-def test_the_accumulator(sizes, compiles):
+def test_accumulator_changes_sizes_at_window_ends(sizes, compiles):
     _, accumulator, step = functional(sizes)
-    ends, held = [], []
+    ends, sizes_seen = [], []
     before = None
     for number, (x, y) in enumerate(batches(np.random.RandomState(1), [4] * 16), 1):
         step(x, y)
         ends += [number] * accumulator.updated
-        held.append(accumulator.accumulate_step)
+        sizes_seen.append(accumulator.accumulate_step)
         before = before or len(compiles)
     assert ends == [1, 2, 5, 7, 9, 13] and accumulator.micro_batches == 3
-    assert held == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
+    assert sizes_seen == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
 
 
-def test_the_step():
+def test_step_changes_sizes_at_window_ends():
     ms.set_seed(1)
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
     optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -134,7 +134,7 @@ def test_the_step():
 
 
 @pytest.mark.host
-def test_a_skipped_window_keeps_its_size():
+def test_skipped_window_keeps_its_size():
     data = [micro_batch(np.nan), *DATA]
     model, recorder = slope_driver(), Recorder()
     model.train_process(1, data, {0: 1, 1: 4}, report=recorder, ckpt_path=None)
@@ -161,19 +161,19 @@ def resumed(folder, stop, sizes=STEPS):
 
 @pytest.mark.host
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6, 10, 11, 16, 17, 19])
-def test_a_resumed_run_is_the_same(tmp_path, stop):
+def test_resumed_run_is_the_same(tmp_path, stop):
     assert resumed(tmp_path, stop)[0]
 
 
 @pytest.mark.host
-def test_other_sizes_are_another_setting(tmp_path):
+def test_resuming_with_other_sizes_is_rejected(tmp_path):
     _, train, make = resumed(tmp_path, 3)
     with pytest.raises(ValueError, match="mini_steps"):
         train(make()[0], {0: 1, 2: 4}, checkpointer=Checkpointer(tmp_path, resume="auto"))
 
 
 @pytest.mark.host
-def test_a_resumed_loop_has_the_same_sizes():
+def test_settings_and_constant_size():
     sizes = Sizes("Accumulator", "accumulate_step", STEPS)
     assert sizes.settings == {"0": 1, "2": 3, "3": 2, "5": 4} and sizes.constant is None
     assert Sizes("x", "y", by_function).settings == "by_function"
@@ -189,19 +189,19 @@ def test_a_resumed_loop_has_the_same_sizes():
     [({}, ValueError), ({1: 2}, ValueError), ({0: 0}, ValueError), ({0: 2.5}, TypeError), ({-1: 2, 0: 1}, ValueError),
      ({0: 1, "2": 3}, ValueError), (0, ValueError), ("4", TypeError), (True, TypeError)],
 )  # fmt: skip
-def test_refused(make, sizes, error):
+def test_invalid_sizes_are_rejected(make, sizes, error):
     with pytest.raises(error, match="'(mini_steps|accumulate_step)' must be"):
         make(sizes)
 
 
 @pytest.mark.host
-def test_a_function_that_returns_nonsense_is_refused():
+def test_function_that_returns_invalid_size_is_rejected():
     with pytest.raises(ValueError, match="'mini_steps' must be an int >= 1, but got 0"):
         slope_driver().train_process(1, DATA, lambda update: 2 - update, report=(), ckpt_path=None)
 
 
 @pytest.mark.host
-def test_sizes_that_were_given_can_not_be_set():
+def test_changing_sizes_can_not_be_set():
     accumulator = Accumulator(nn.SGD([Slope().w], 1.0), STEPS)
     with pytest.raises(ValueError, match="'accumulate_step' can't be set: it is defined by the update"):
         accumulator.accumulate_step = 3
@@ -211,7 +211,7 @@ def test_sizes_that_were_given_can_not_be_set():
 @pytest.mark.parametrize(
     ("first", "last", "samples", "rows"), [(1, 4, 1000, 50), (2, 9, 100, 8), (3, 3, 10, 1), (1, 2, 1, 64)]
 )
-def test_a_ramp_is_linear_in_the_samples(first, last, samples, rows):
+def test_ramp_up_is_linear_in_samples(first, last, samples, rows):
     sizes = ramp_up(first, last, samples, micro_batch_size=rows)
     seen, update = 0, 0
     size_of = Sizes("x", "y", sizes).of
@@ -223,7 +223,7 @@ def test_a_ramp_is_linear_in_the_samples(first, last, samples, rows):
 
 
 @pytest.mark.host
-def test_a_ramp_is_checked():
+def test_ramp_up_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="For 'ramp_up', 'last' must be >= 4, the size of the first window, but got 2"):
         ramp_up(4, 2, 100, micro_batch_size=8)
     with pytest.raises(ValueError, match="'samples' must be an int >= 1"):
@@ -231,7 +231,7 @@ def test_a_ramp_is_checked():
 
 
 @pytest.mark.host
-def test_windows_of_micro_batches():
+def test_windows_until():
     assert windows_until(16, by_function, 0) == (6, 3)
     assert windows_until(3, by_function, 0, held=1) == (2, 2)
     assert isinstance(Tensor(1), Tensor)

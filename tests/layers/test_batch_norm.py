@@ -1,4 +1,4 @@
-"""Does BatchNorm break the equality, and are users told?"""
+"""Does BatchNorm make accumulation differ from the large batch, and is there a warning?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def driver_of(network):
     return GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 1.0))
 
 
-def misses_the_big_batch(network, rng):
-    """Return by how much a window's gradient misses that of the same rows in one batch."""
+def difference_from_large_batch(network, rng):
+    """Return by how much a window's gradient differs from that of the same rows in one batch."""
     window = batches(rng, [8, 8, 8])
     parameters = network.trainable_params()
     network.set_train()
@@ -37,16 +37,16 @@ def misses_the_big_batch(network, rng):
 
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
-def test_accumulation_does_not_equal_the_big_batch_with_batch_norm(rng):
-    assert misses_the_big_batch(network_with(nn.BatchNorm1d(8)), rng) >= 100
+def test_batch_norm_differs_from_large_batch(rng):
+    assert difference_from_large_batch(network_with(nn.BatchNorm1d(8)), rng) >= 100
 
 
-def test_it_does_with_layer_norm(rng):
-    assert misses_the_big_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
+def test_layer_norm_equals_large_batch(rng):
+    assert difference_from_large_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_warning_says_so_once_a_run(epochs, rng):
+def test_warning_once_per_run(epochs, rng):
     model, data = driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8, 8])
     with pytest.warns(
         UserWarning, match=r"BatchNorm layers \(1, the first is '1'\) normalize each micro-batch"
@@ -56,26 +56,26 @@ def test_a_warning_says_so_once_a_run(epochs, rng):
     assert seen[0].filename == run.__code__.co_filename  # whoever called train_process
 
 
-def test_whole_batches_are_warned_about_too(rng):
+def test_warning_for_split_batches(rng):
     with pytest.warns(UserWarning, match="BatchNorm layers"):
         run(driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8]), micro_batch_size=4)
 
 
 @pytest.mark.parametrize(("norm", "window"), [(nn.BatchNorm1d(8), 1), (nn.LayerNorm((8,)), 2)])
-def test_no_warning_where_there_is_no_reason(norm, window, rng):
+def test_no_warning_without_difference(norm, window, rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(driver_of(network_with(norm)), batches(rng, [8, 8]), window)
 
 
-def test_batch_norm_of_mint_is_found_too():
+def test_warning_for_mint_batch_norm():
     with pytest.warns(UserWarning, match="BatchNorm layers"):
         warn_about_batch_norm(nn.SequentialCell(mint.nn.BatchNorm1d(2)).set_train())
 
 
 @pytest.mark.host
-def test_one_that_is_frozen_is_left_alone():
-    """As it normalizes by what it has learned. One that always takes what it sees is not frozen by its mode."""
+def test_no_warning_for_frozen_batch_norm():
+    """It uses its running statistics. With use_batch_statistics=True it does not, even in evaluation mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2)).set_train(False))

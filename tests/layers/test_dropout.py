@@ -1,4 +1,4 @@
-"""Does Dropout with a counter draw good masks, the right ones, and the same ones in a run that is resumed?"""
+"""Does CountedDropout draw random masks by its formula, and the same ones in a resumed run?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import runs
 from helpers import values
 from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
 from ms_accum.layers import dropout
-from ms_accum.layers.dropout import Place
+from ms_accum.layers.dropout import MaskKey
 from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
 from reference import gradient_miss
@@ -46,17 +46,17 @@ def expected_numbers(seed, layer, rank, count, rows, columns):
 
 
 class Numbers(nn.Cell):
-    def __init__(self, place):
+    def __init__(self, mask_key):
         super().__init__()
-        self.place = place
+        self.mask_key = mask_key
 
     def construct(self, count):
-        return dropout.numbers(self.place, count, SHAPE)
+        return dropout.numbers(self.mask_key, count, SHAPE)
 
 
 @pytest.mark.both
-def test_numbers_are_those_of_the_formula():
-    found = Numbers(Place(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
+def test_numbers_follow_formula():
+    found = Numbers(MaskKey(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
     assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
     # A state of today must resume in any later version.
     assert found[0, 0, :2].tolist() == [1685089215648427193, 457778867325695673]
@@ -64,25 +64,25 @@ def test_numbers_are_those_of_the_formula():
 
 # Are they random?
 
-PLACE = Place(1, 0, 0)
+KEY = MaskKey(1, 0, 0)
 
 
-def drawn(place=PLACE, count=1, shape=(512, 512)):
+def drawn(mask_key=KEY, count=1, shape=(512, 512)):
     """Uniform numbers in [0, 1), of 32 bits."""
-    return (dropout.numbers(place, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
+    return (dropout.numbers(mask_key, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
 
 
 def deviations(draw):
     """Return what should be standard normal, by name, of counts, layers, ranks and seeds."""
     counts = np.stack([draw(count=count) for count in range(1, 9)])
-    others = np.stack([draw(place=Place(*place)) for place in itertools.product((0, 1), repeat=3)])
+    others = np.stack([draw(mask_key=MaskKey(*mask_key)) for mask_key in itertools.product((0, 1), repeat=3)])
     signs = np.where(counts < 0.5, -1.0, 1.0)
     square = signs[:, :-1, :-1] * signs[:, 1:, :-1] * signs[:, :-1, 1:] * signs[:, 1:, 1:]
     pairs = {
         "rows": (counts[:, 1:], counts[:, :-1]),
         "columns": (counts[..., 1:], counts[..., :-1]),
         "counts": (counts[1:], counts[:-1]),
-        "places": (others[1:], others[:-1]),
+        "keys": (others[1:], others[:-1]),
     }
     found = {name: ((a - 0.5) * (b - 0.5)).mean() * 12 * np.sqrt(a.size) for name, (a, b) in pairs.items()}
     joint = {name: uniform(np.floor(a * 16) * 16 + np.floor(b * 16), 256) for name, (a, b) in pairs.items()}
@@ -103,34 +103,34 @@ def uniform(numbers, kinds):
     return (((seen - mean) ** 2 / mean).sum() - (kinds - 1)) / np.sqrt(2 * (kinds - 1))
 
 
-def test_the_usual_tests_of_randomness_pass():
+def test_numbers_pass_randomness_tests():
     found = deviations(drawn)
     assert max(map(abs, found.values())) < 4.5, found
 
 
-def same_count(place=PLACE, count=1, shape=(512, 512)):
-    return drawn(place, 1, shape)
+def same_count(mask_key=KEY, count=1, shape=(512, 512)):
+    return drawn(mask_key, 1, shape)
 
 
-def sums(place=PLACE, count=1, shape=(512, 512)):
+def sums(mask_key=KEY, count=1, shape=(512, 512)):
     """Sums of random numbers for products: each row's mask is another's, shifted."""
-    rows, columns = (each.asnumpy() for each in dropout._starts(*place, shape))
+    rows, columns = (tensor.asnumpy() for tensor in dropout._starts(*mask_key, shape))
     return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
 
 
-def weak(place=PLACE, count=1, shape=(512, 512)):
+def weak(mask_key=KEY, count=1, shape=(512, 512)):
     """A generator with one multiplication for each element, by its index."""
     index = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape) + np.uint64(count)
     return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) / 2.0**32
 
 
 @pytest.mark.parametrize(("draw", "name"), [(same_count, "counts"), (sums, "squares"), (weak, "joint columns")])
-def test_numbers_that_are_not_random_are_noticed(draw, name):
+def test_numbers_that_are_not_random_are_detected(draw, name):
     assert abs(deviations(draw)[name]) > 450
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_p_says_and_the_mean_stays(p):
+def test_dropped_fraction_and_scale(p):
     made = CountedDropout(p, seed=3).set_train()(ops.ones((256, 512), ms.float32)).asnumpy()
     assert np.unique(made).tolist() == [0.0, np.float32(1 / (1 - p))]
     dropped = (made == 0).mean()
@@ -141,14 +141,14 @@ def test_as_many_are_dropped_as_p_says_and_the_mean_stays(p):
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
-def test_without_training_or_dropping_nothing_happens(p, training):
+def test_input_is_returned_in_evaluation_or_with_p_0(p, training):
     layer, x = CountedDropout(p).set_train(training), Tensor(np.ones(4), ms.float32)
     assert layer(x) is x
     assert layer.dropout_counter.asnumpy() == 0
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
-def test_the_type_is_that_of_the_input(dtype):
+def test_output_has_type_of_input(dtype):
     assert CountedDropout(0.5).set_train()(ops.ones((4, 4), dtype)).dtype == dtype
 
 
@@ -163,7 +163,7 @@ def test_the_type_is_that_of_the_input(dtype):
         ({"layer": 2**31}, ValueError, "'layer' must be an int >= 0"),
     ],
 )
-def test_wrong_arguments(arguments, error, rule):
+def test_invalid_arguments_are_rejected(arguments, error, rule):
     with pytest.raises(error, match=rule):
         CountedDropout(**arguments)
 
@@ -190,7 +190,7 @@ def masks(counts):
 
 
 @pytest.mark.graph
-def test_a_gradient_has_the_mask_of_its_forward_also_at_two_places():
+def test_gradient_uses_masks_of_forward_for_shared_layer():
     network = Drop(CountedDropout(0.5, seed=3))
     step = ms.value_and_grad(network, 0, ms.ParameterTuple([network.w]))
     ops.assign(network.w, ONES)
@@ -211,7 +211,7 @@ def window_gradient(layer):
 
 
 @pytest.mark.graph
-def test_micro_batches_of_one_call_have_masks_of_their_own():
+def test_micro_batches_of_one_call_have_different_masks():
     assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
     assert gradient_miss([5 * np.sum(masks([1, 2]), 0)], [np.sum(masks(range(1, 11)), 0)]) >= 100
 
@@ -236,7 +236,7 @@ def network_with_many():
     return nn.SequentialCell(nn.Dropout(p=0.5), Block(nn.Dropout(p=0.2)), nn.SequentialCell(nn.Dropout(p=0.0)))
 
 
-def test_all_are_replaced_in_place_and_numbered():
+def test_all_layers_are_replaced_in_place_and_numbered():
     network = network_with_many().set_train()
     before = [parameter.name for parameter in network.get_parameters()]
     assert replace_dropout(network, seed=9) is network
@@ -258,7 +258,7 @@ def test_all_are_replaced_in_place_and_numbered():
 
 
 @pytest.mark.parametrize(("kept", "seed"), [(5, 5), (None, 0)])
-def test_the_seed_is_that_of_mindspore(kept, seed, monkeypatch):
+def test_default_seed_is_that_of_mindspore(kept, seed, monkeypatch):
     monkeypatch.setattr(ms, "get_seed", lambda: kept)
     assert replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)))[0].seed == seed
 
@@ -276,13 +276,13 @@ def test_the_seed_is_that_of_mindspore(kept, seed, monkeypatch):
         (lambda: 3, TypeError, "'network' must be a Cell, but got int"),
     ],
 )
-def test_networks_in_which_nothing_can_be_replaced(network, error, rule):
+def test_networks_without_replaceable_layers_are_rejected(network, error, rule):
     with pytest.raises(error, match=f"For 'replace_dropout', .*{rule}"):
         replace_dropout(network())
 
 
 @pytest.mark.graph
-def test_a_compiled_network_is_compiled_again():
+def test_compiled_network_is_recompiled():
     network, ones = nn.SequentialCell(nn.Dropout(p=0.5)).set_train(), Tensor(np.ones((2, 64)), ms.float32)
     network(ones)
     replace_dropout(network, seed=3)
@@ -290,7 +290,7 @@ def test_a_compiled_network_is_compiled_again():
 
 
 @pytest.mark.both
-def test_each_rank_draws_masks_of_its_own_that_no_parameter_contains():
+def test_each_rank_draws_different_masks():
     made = []
     for ranks in ((0,), (2,), (2, 2), (1, 2)):
         network = replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)), seed=3).set_train()
@@ -313,7 +313,7 @@ def network_of(change):
 
 
 def lost(network):
-    """A layer whose counter is in no state: the mutant."""
+    """A layer whose counter is in no training state: the planted fault."""
     replace_dropout(network)
     counter = network[2].dropout_counter
     network[2]._params.pop("dropout_counter")
@@ -329,7 +329,7 @@ def left_by(folder, change, monkeypatch, stops):
 
 @pytest.mark.both
 @pytest.mark.parametrize("stops", [[4], pytest.param([6, 5], marks=pytest.mark.slow)])
-def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkeypatch, stops):
+def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops):
     expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
     runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
 
@@ -337,14 +337,14 @@ def test_a_resumed_run_draws_the_masks_that_it_would_have_drawn(tmp_path, monkey
 @pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
 @pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
-def test_a_resumed_run_that_draws_others_is_noticed(tmp_path, monkeypatch, broken):
+def test_resumed_run_with_other_masks_is_detected(tmp_path, monkeypatch, broken):
     expected = left_by(tmp_path / "one", broken, monkeypatch, [])
     found = left_by(tmp_path / "two", broken, monkeypatch, [4])
     assert found[0] != expected[0]
     assert abs(np.array(found[3]) / expected[3] - 1).max() > 1e-4
 
 
-def test_a_model_of_another_kind_of_dropout_is_explained(tmp_path):
+def test_loading_model_with_other_kind_of_dropout_explains_error(tmp_path):
     plain, counted = network_of(lambda network: network), network_of(replace_dropout)
     save_model(plain, tmp_path / "plain.ckpt")
     save_model(counted, tmp_path / "counted.ckpt")

@@ -24,8 +24,8 @@ def network_of(change):
     return network
 
 
-def misses_the_big_batch(network, rng):
-    """Return by how much an uneven window's gradient misses that of the same rows in one batch."""
+def difference_from_large_batch(network, rng):
+    """Return by how much an uneven window's gradient differs from that of the same rows in one batch."""
     window, parameters = batches(rng, [8, 3, 5]), network.trainable_params()
     network.set_train()
     grad_fn = ms.value_and_grad(forward_of(network, cross_entropy()), None, ms.ParameterTuple(parameters))
@@ -37,32 +37,32 @@ def misses_the_big_batch(network, rng):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("change", [freeze_batch_norm, batch_to_group_norm])
-def test_accumulation_equals_the_big_batch(change, rng):
+def test_accumulation_equals_large_batch(change, rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert misses_the_big_batch(network_of(change), rng) <= 1
+        assert difference_from_large_batch(network_of(change), rng) <= 1
 
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
-def test_it_does_not_where_nothing_is_changed(rng):
-    assert misses_the_big_batch(network_of(lambda network: None), rng) >= 100
+def test_unchanged_batch_norm_differs_from_large_batch(rng):
+    assert difference_from_large_batch(network_of(lambda network: None), rng) >= 100
 
 
 KINDS = [(nn.BatchNorm1d, (6,)), (nn.BatchNorm1d, (6, 5)), (nn.BatchNorm2d, (6, 4, 4)), (nn.BatchNorm3d, (6, 2, 4, 4))]
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_frozen_layers_use_and_keep_their_statistics(kind, shape, rng):
+def test_frozen_layers_use_and_keep_running_statistics(kind, shape, rng):
     network, x = freeze_batch_norm(nn.SequentialCell(kind(6)).set_train()), Tensor(rng.randn(5, *shape), ms.float32)
     before = values(network.get_parameters())
     trained = network(x).asnumpy()
     assert np.array_equal(network.set_train(False)(x).asnumpy(), trained)
     assert all(np.array_equal(*pair) for pair in zip(before, values(network.get_parameters())))
-    assert [each.name.rpartition(".")[2] for each in network.trainable_params()] == ["gamma", "beta"]
+    assert [parameter.name.rpartition(".")[2] for parameter in network.trainable_params()] == ["gamma", "beta"]
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_rows_are_normalized_each_by_itself(kind, shape, rng):
+def test_group_norm_normalizes_each_row_separately(kind, shape, rng):
     network = nn.SequentialCell(kind(6)).set_train()
     gamma, beta = network.trainable_params()
     gamma.set_data(Tensor(np.arange(1, 7), ms.float32))
@@ -79,14 +79,14 @@ def test_rows_are_normalized_each_by_itself(kind, shape, rng):
 @pytest.mark.parametrize(
     ("channels", "groups", "made"), [(64, 32, 32), (48, 32, 24), (7, 32, 7), (13, 4, 1), (16, 5, 4)]
 )
-def test_groups_divide_the_channels(channels, groups, made):
+def test_number_of_groups_divides_channels(channels, groups, made):
     network = batch_to_group_norm(nn.SequentialCell(nn.BatchNorm2d(channels, eps=1e-3)), groups)
     assert (network[0].num_groups, network[0].eps) == (made, 1e-3)
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize("change", [freeze_batch_norm, batch_to_group_norm])
-def test_a_compiled_network_is_compiled_again(change, rng):
+def test_compiled_network_is_recompiled(change, rng):
     network, x = nn.SequentialCell(nn.BatchNorm1d(6)).set_train(), Tensor(rng.randn(5, 6) + 3, ms.float32)
     before = network(x).asnumpy()
     assert not np.allclose(change(network)(x).asnumpy(), before)
@@ -103,12 +103,12 @@ def test_a_compiled_network_is_compiled_again(change, rng):
         (lambda: freeze_batch_norm(None), TypeError, "'network' must be a Cell, but got NoneType"),
     ],
 )
-def test_networks_in_which_nothing_can_be_changed(call, error, rule):
+def test_invalid_networks_are_rejected(call, error, rule):
     with pytest.raises(error, match=rule):
         call()
 
 
-def test_a_layer_that_would_give_zeros_is_refused_before_anything_is_replaced():
+def test_batch_norm_1d_of_one_channel_is_rejected_before_any_change():
     network = nn.SequentialCell(nn.BatchNorm2d(4), nn.BatchNorm1d(1))
     with pytest.raises(
         ValueError, match="must be without a BatchNorm1d of one channel, but got '1'. It would give zeros"

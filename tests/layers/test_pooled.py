@@ -1,4 +1,4 @@
-"""Are running statistics those of the big batch, although no micro-batch has seen it?"""
+"""Are pooled running statistics those of the large batch?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def after(network, inputs, pooled=None, updated=True):
     return statistics(network)
 
 
-def of_the_big_batch(kind, windows):
+def of_large_batch(kind, windows):
     network = one_layer(kind)
     for window in windows:
         network(ops.cat(window))
@@ -63,12 +63,12 @@ def of_the_big_batch(kind, windows):
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_statistics_are_those_of_the_big_batch(kind, shape, rng):
+def test_statistics_equal_those_of_large_batch(kind, shape, rng):
     network, windows = one_layer(kind), [micro_batches(rng, shape), micro_batches(rng, shape, (3, 6))]
     pooled = pool_batch_norm(network)
     for window in windows:
         found = after(network, window, pooled)
-    assert miss(found, of_the_big_batch(kind, windows), 1e-5) <= 1
+    assert miss(found, of_large_batch(kind, windows), 1e-5) <= 1
 
 
 def mean_of_means(inputs):
@@ -77,15 +77,15 @@ def mean_of_means(inputs):
     return [0.2 * np.mean(means, 0), 0.8 + 0.2 * np.mean(variances, 0)]
 
 
-def test_other_ways_to_average_miss_them(rng):
+def test_other_averages_differ_from_large_batch(rng):
     kind, window = nn.BatchNorm1d, micro_batches(rng, (3,))
-    expected = of_the_big_batch(kind, [window])
+    expected = of_large_batch(kind, [window])
     assert miss(after(one_layer(kind), window), expected, 1e-5) >= 100
     assert miss(mean_of_means(window), expected, 1e-5) >= 100
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_a_large_mean_costs_no_precision_once_it_is_known(offset, rng):
+def test_large_mean_keeps_precision_of_variance(offset, rng):
     """Sums of squares of what is far from zero would lose the variance."""
     network, window = one_layer(nn.BatchNorm1d), [x + offset for x in micro_batches(rng, (3,))]
     pooled = pool_batch_norm(network)
@@ -105,7 +105,7 @@ class Loss(nn.Cell):
 
 
 @pytest.mark.graph
-def test_micro_batches_of_one_call_are_each_counted_once(rng):
+def test_each_micro_batch_of_one_call_is_counted_once(rng):
     """In graph mode, differentiated, in a loop, in two layers: and the gradients are those of BatchNorm."""
     inputs = [Tensor(rng.randn(4, 3) + k, ms.float32) for k in range(3)]
     labels = Tensor(np.zeros((3, 4)), ms.int32)
@@ -125,7 +125,7 @@ def test_micro_batches_of_one_call_are_each_counted_once(rng):
                 End(pooled)(Tensor(True))
                 assert not network[0].window_sums.asnumpy().any()
         found.append((statistics(network), values(grad_sum)))
-    assert miss(found[0][0], of_the_big_batch(nn.BatchNorm1d, [inputs] * 2), 1e-5) <= 1
+    assert miss(found[0][0], of_large_batch(nn.BatchNorm1d, [inputs] * 2), 1e-5) <= 1
     assert miss(found[1][0], found[0][0], 1e-5) >= 100
     assert miss(found[0][1], found[1][1], 1e-6) <= 1
 
@@ -159,8 +159,8 @@ def loaded(network):
     )
 
 
-def missed_in_a_branch(rng, touch):
-    """Return by how much statistics miss the big batch's if others are loaded between two windows."""
+def difference_in_branch(rng, touch):
+    """Return by how much statistics differ from the large batch's if others are loaded between two windows."""
     network, big = one_layer(nn.BatchNorm1d), one_layer(nn.BatchNorm1d)
     pooled = pool_batch_norm(network)
     step = Step(network, pooled, pooled.parameters if touch else ())
@@ -176,28 +176,28 @@ def missed_in_a_branch(rng, touch):
 
 
 @pytest.mark.graph
-def test_statistics_that_are_loaded_count_in_a_branch_too(rng):
-    assert missed_in_a_branch(rng, touch=True) <= 1
+def test_loaded_statistics_are_used_in_branch(rng):
+    assert difference_in_branch(rng, touch=True) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.graph
-def test_a_branch_that_does_not_depend_on_them_is_noticed(rng):
-    assert missed_in_a_branch(rng, touch=False) >= 100
+def test_branch_without_dependency_on_statistics_is_detected(rng):
+    assert difference_in_branch(rng, touch=False) >= 100
 
 
 @pytest.mark.modes
-def test_a_skipped_window_changes_nothing_and_is_forgotten(rng):
+def test_skipped_window_is_discarded(rng):
     network, (first, *others) = one_layer(nn.BatchNorm1d), micro_batches(rng, (3,))
     pooled = pool_batch_norm(network)
     before = statistics(network)
     assert all(np.array_equal(*pair) for pair in zip(after(network, [first], pooled, updated=False), before))
-    assert miss(after(network, others, pooled), of_the_big_batch(nn.BatchNorm1d, [others]), 1e-5) <= 1
+    assert miss(after(network, others, pooled), of_large_batch(nn.BatchNorm1d, [others]), 1e-5) <= 1
 
 
 @pytest.mark.modes
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_does_not_stay(bad, rng):
+def test_nonfinite_statistics_are_discarded(bad, rng):
     network, inputs = one_layer(nn.BatchNorm1d), micro_batches(rng, (3,))
     pooled = pool_batch_norm(network)
     spoilt = inputs[0].asnumpy().copy()
@@ -205,18 +205,18 @@ def test_what_is_not_finite_does_not_stay(bad, rng):
     found = after(network, [Tensor(spoilt)], pooled)
     assert np.isfinite(found).all()
     assert [array[1] for array in found] == [0, 1]
-    expected = of_the_big_batch(nn.BatchNorm1d, [inputs])
+    expected = of_large_batch(nn.BatchNorm1d, [inputs])
     assert miss([array[1] for array in after(network, inputs, pooled)], [array[1] for array in expected], 1e-5) <= 1
 
 
-def test_micro_batches_of_one_value_are_pooled(rng):
+def test_micro_batches_of_one_row_are_pooled(rng):
     """Their own variance is 0/0."""
     network, rows = one_layer(nn.BatchNorm1d), [Tensor(rng.randn(1, 3), ms.float32) for _ in range(4)]
     pooled = pool_batch_norm(network)
-    assert miss(after(network, rows, pooled), of_the_big_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
+    assert miss(after(network, rows, pooled), of_large_batch(nn.BatchNorm1d, [rows]), 1e-5) <= 1
 
 
-def test_a_window_in_which_no_layer_ran_changes_nothing():
+def test_window_without_forward_changes_nothing():
     network = one_layer(nn.BatchNorm1d)
     pooled = pool_batch_norm(network)
     before = statistics(network)
@@ -224,7 +224,7 @@ def test_a_window_in_which_no_layer_ran_changes_nothing():
 
 
 @pytest.mark.parametrize(("kind", "shape"), KINDS)
-def test_evaluation_and_gradients_are_those_of_batch_norm(kind, shape, rng):
+def test_evaluation_and_gradients_equal_those_of_batch_norm(kind, shape, rng):
     x, weights = Tensor(rng.randn(5, *shape), ms.float32), Tensor(rng.randn(5, *shape), ms.float32)
     found = []
     for pool in (True, False):
@@ -234,7 +234,7 @@ def test_evaluation_and_gradients_are_those_of_batch_norm(kind, shape, rng):
         parameters = ms.ParameterTuple(network.trainable_params())
         step = ms.value_and_grad(lambda x, network=network: ops.reduce_sum(network(x) * weights), 0, parameters)
         value, (to_x, to_parameters) = step(x)
-        found.append([each.asnumpy() for each in (value, to_x, *to_parameters, one_layer(kind).set_train(False)(x))])
+        found.append(values([value, to_x, *to_parameters, one_layer(kind).set_train(False)(x)]))
     assert all(np.array_equal(*pair) for pair in zip(*found))
 
 
@@ -253,7 +253,7 @@ def test_layers_are_replaced_in_place_with_their_parameters():
         pool_batch_norm(nn.BatchNorm2d(3))
 
 
-def test_gradients_still_differ_and_the_warning_says_so():
+def test_warning_for_pooled_batch_norm():
     network = one_layer(nn.BatchNorm2d)
     pool_batch_norm(network)
     with pytest.warns(UserWarning, match=r"BatchNorm layers \(1, the first is '0'\)"):
@@ -261,7 +261,7 @@ def test_gradients_still_differ_and_the_warning_says_so():
 
 
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
-def test_a_trial_run_leaves_no_sums(rng):
+def test_trial_run_leaves_no_sums(rng):
     """The driver may run a micro-batch to look at the loss, and restores the network."""
     network = nn.SequentialCell(nn.BatchNorm1d(3, momentum=0.9), nn.Dense(3, 2))
     pool_batch_norm(network)
@@ -275,7 +275,7 @@ def test_a_trial_run_leaves_no_sums(rng):
     assert not network[0].window_sums.asnumpy().any()
 
 
-def test_a_model_without_the_sums_is_explained(tmp_path):
+def test_loading_model_without_sums_explains_error(tmp_path):
     plain, other = one_layer(nn.BatchNorm2d), one_layer(nn.BatchNorm2d)
     pool_batch_norm(other)
     save_model(plain, tmp_path / "plain.ckpt")

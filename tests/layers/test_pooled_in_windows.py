@@ -17,7 +17,7 @@ from reference import miss
 from runs import stop_after
 from ways import WAYS, Trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")  # said to users of pooled ones too
+pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")  # also shown for pooled layers
 ROWS = [4, 2, 7, 3, 3, 5]
 BAD = [micro_batch(np.nan, 1.0, rows=3)] * 3
 
@@ -32,7 +32,7 @@ class Normed(nn.Cell):
             parameter.requires_grad = trains
         self.w = Parameter(Tensor(np.ones(2), ms.float32), name="w")
         if pools:
-            pool_batch_norm(self)  # what it returns is not kept: the layers are found
+            pool_batch_norm(self)  # the returned object is not needed: the layers are found
 
     def construct(self, x):
         return ops.mean(ops.sum(self.bn(x) * self.w, 1))
@@ -47,7 +47,7 @@ def data():
     return [(Tensor(rng.randn(n, 2) * n + 3 * k, ms.float32),) for k, n in enumerate(ROWS)]
 
 
-def of_big_batches(windows):
+def of_large_batches(windows):
     network = Normed(pools=False).set_train()
     for window in windows:
         network(ops.cat([columns[0] for columns in window]))
@@ -61,40 +61,40 @@ def trained(way, micro_batches, window=3, **options):
 
 @pytest.mark.modes
 @pytest.mark.parametrize("way", WAYS)
-def test_statistics_are_those_of_the_big_batch(way):
-    assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+def test_statistics_equal_those_of_large_batch(way):
+    assert miss(trained(way, data()), of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "step"])
-def test_layers_of_a_part_that_is_not_trained_are_found(way):
+def test_layers_with_frozen_parameters_are_found(way):
     network = Normed(trains=False)
     Trained(way, network.set_train(), 3, lr=0.1).train(data())
-    assert miss(network.statistics, of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+    assert miss(network.statistics, of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_windows_of_one(way):
-    assert miss(trained(way, data(), 1), of_big_batches([[each] for each in data()]), 1e-5, 1e-6) <= 1
+def test_statistics_with_windows_of_one(way):
+    assert miss(trained(way, data(), 1), of_large_batches([[columns] for columns in data()]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_without_the_end_of_the_window_they_are_missed(way, monkeypatch):
+def test_missing_end_of_window_is_detected(way, monkeypatch):
     monkeypatch.setattr(batch_norm.PooledStatistics, "after_window", lambda self, updated: updated)
-    assert miss(trained(way, data()), of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) >= 100
+    assert miss(trained(way, data()), of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) >= 100
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
-def test_a_skipped_window_leaves_them(way):
-    assert miss(trained(way, [*BAD, *data()[:3], *BAD]), of_big_batches([data()[:3]]), 1e-5, 1e-6) <= 1
+def test_skipped_window_does_not_change_statistics(way):
+    assert miss(trained(way, [*BAD, *data()[:3], *BAD]), of_large_batches([data()[:3]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "accumulator"])
-def test_a_discarded_window_is_not_in_them(way):
+def test_discarded_window_does_not_change_statistics(way):
     run = Trained(way, Normed().set_train(), 3, lr=0.1, **({"tail": "drop"} if way == "driver" else {}))
     if way == "driver":
         run.train(data()[:5])
@@ -103,17 +103,17 @@ def test_a_discarded_window_is_not_in_them(way):
             run.system(run.grad_fn(*columns)[1], columns[0].shape[0])
         run.system.clear()
     run.train(data()[3:])
-    assert miss(run.network.statistics, of_big_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
+    assert miss(run.network.statistics, of_large_batches([data()[:3], data()[3:]]), 1e-5, 1e-6) <= 1
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("stop", [2, 3, 4])
-def test_a_resumed_run_is_the_same(tmp_path, stop):
+def test_resumed_run_is_the_same(tmp_path, stop):
     def run(**options):
         made = Trained("driver", Normed().set_train(), 3, lr=0.1)
         states = Checkpointer(tmp_path, **options) if options else None
         made.system.train_process(1, data(), 3, report=(), ckpt_path=None, checkpointer=states)
-        return [each.tolist() for each in made.network.statistics]
+        return [array.tolist() for array in made.network.statistics]
 
     with pytest.raises(Stopped):
         run(stop=stop_after(stop))
@@ -121,7 +121,7 @@ def test_a_resumed_run_is_the_same(tmp_path, stop):
 
 
 @pytest.mark.host
-def test_statistics_end_with_their_network():
+def test_statistics_are_freed_with_their_network():
     network = Normed()
     statistics = weakref.ref(batch_norm.pooled_of(network.trainable_params())[0])
     del network

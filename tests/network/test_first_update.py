@@ -1,4 +1,4 @@
-"""Is an optimizer that trains nothing noticed, and one that has little to do left alone?"""
+"""Is there a warning about an optimizer that trains nothing, and none about one whose update is tiny?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.host
 
 
 class Idle(nn.SGD):
-    """Counts its updates, and makes none."""
+    """An optimizer that does not change its parameters."""
 
     def construct(self, gradients):
         return gradients
@@ -27,10 +27,10 @@ def driver(make):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_an_optimizer_that_moves_nothing_is_noticed_once(window):
+def test_optimizer_that_changes_nothing_warns_once(window):
     model = driver(lambda parameters: Idle(parameters, 0.5))
-    said = "'Idle' changed no parameter in an update with learning rate 0.5 and a gradient of norm 1. If this is not"
-    with pytest.warns(RuntimeWarning, match=said) as seen:
+    message = "'Idle' changed no parameter in an update with learning rate 0.5 and a gradient of norm 1. If this is not"
+    with pytest.warns(RuntimeWarning, match=message) as seen:
         run(model, [micro_batch(1.0)] * 4 * window, window)
     assert len(seen) == 1 and seen[0].filename == run.__code__.co_filename
 
@@ -38,20 +38,20 @@ def test_an_optimizer_that_moves_nothing_is_noticed_once(window):
 @pytest.mark.parametrize(
     ("rate", "gradient"), [(0.0, 1.0), (1e-30, 1.0), (0.5, 0.0)], ids=["rate 0", "tiny rate", "no gradient"]
 )
-def test_what_should_not_move_need_not(rate, gradient):
+def test_no_warning_if_nothing_should_change(rate, gradient):
     model = driver(lambda parameters: nn.SGD(parameters, rate))
     model._network.w.set_data(ms.Tensor([1.0], ms.float32))
     run(model, [micro_batch(gradient)] * 8, 2)
     assert model.updates == 4
 
 
-def test_large_networks_are_not_looked_at(monkeypatch):
+def test_large_networks_are_not_checked(monkeypatch):
     monkeypatch.setattr(optimizers, "_LARGEST_CHECKED", 3)
     run(driver(lambda parameters: Idle(parameters, 0.5)), [micro_batch(1.0)] * 4, 2)
 
 
 @pytest.mark.parametrize("make", [mint.optim.SGD, mint.optim.Adam])
-def test_those_that_mindspore_does_not_run_are_refused(make):
+def test_mint_optimizers_in_pynative_mode_are_rejected(make):
     """The reason: without the check they count updates and leave the weights as they are."""
     for build in (lambda: driver(lambda p: make(p, 0.5)), lambda: Accumulator(make([Slope().w], 0.5), 2)):
         with pytest.raises(ValueError, match=f"one that trains, but got mint.optim.{make.__name__} in PyNative mode"):
@@ -59,7 +59,7 @@ def test_those_that_mindspore_does_not_run_are_refused(make):
 
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam])
-def test_what_is_recommended_trains(make):
+def test_recommended_optimizers_train(make):
     model = driver(lambda parameters: make(parameters, 0.5))
     run(model, [micro_batch(1.0)] * 2, 2)
     assert model._network.w.asnumpy()[0] == pytest.approx(-0.5)

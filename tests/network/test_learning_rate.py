@@ -1,4 +1,4 @@
-"""Is the learning rate that is shown the one that is used?"""
+"""Is the learning rate in the records the one that is used?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_learning_rate(kind):
     optimizer = OPTIMIZERS[kind]()
     rate = LearningRate(optimizer)
     assert rate() == 0.5
-    assert rate() == 0.5  # to look is no update
+    assert rate() == 0.5  # reading is no update
     optimizer((Tensor(np.ones(2), ms.float32),) * 2)
     assert rate() == (0.25 if kind in ("list", "schedule", "groups of lists") else 0.5)
 
@@ -82,7 +82,7 @@ def assigned(optimizer, rate):
 @pytest.mark.modes
 @pytest.mark.parametrize("how", [replaced, replaced_by_a_parameter, assigned])
 @pytest.mark.parametrize("window", [1, 2])
-def test_what_is_recorded_was_used(how, window):
+def test_recorded_rate_is_the_one_used(how, window):
     """The gradient is 1, so that each update moves by the rate."""
     network = Slope()
     optimizer = optim.SGD([network.w], lr=0.5)
@@ -95,13 +95,13 @@ def test_what_is_recorded_was_used(how, window):
     assert [record.lr for record in reporter.records] == pytest.approx(used.tolist())
 
 
-def test_an_optimizer_that_sets_its_own_has_none_to_show():
+def test_rate_is_nan_if_optimizer_computes_its_own():
     network = Slope(4)
     assert math.isnan(LearningRate(nn.AdaFactor([network.w]))())
     assert LearningRate(nn.AdaFactor([network.w], 0.5, relative_step=False))() == 0.5
 
 
-def test_the_first_group_is_the_users():
+def test_rate_is_that_of_first_group_given_by_user():
     first, second = parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.1}, {"order_params": [second, first]}]
     assert LearningRate(nn.SGD(groups, 0.2))() == 0.5
@@ -109,7 +109,7 @@ def test_the_first_group_is_the_users():
 
 @pytest.mark.host
 @pytest.mark.parametrize("kind", [nn.SGD, nn.AdamWeightDecay])
-def test_groups_in_another_order(kind):
+def test_rate_of_groups_with_order_params(kind):
     """As MindCV and MindFormers make them. Only optimizers that keep their groups show the rate of the first one."""
     first, second = parameters()
     order = {"order_params": [second, first]}
@@ -166,7 +166,7 @@ def grouped_in_order(network, kind, rates):
     ("kind", "rates"),
     [(kind, rates) for kind in WITH_GROUPS for rates in (False, True) if (kind, rates) != ("FTRL", True)],
 )
-def test_each_optimizer_trains_groups_in_another_order(kind, rates):
+def test_every_optimizer_trains_groups_with_order_params(kind, rates):
     inputs = [micro_batch(1.0, 2.0, rows=3), micro_batch(-1.0, 0.5, rows=1)]
     left = []
     for accumulates in (True, False):
@@ -216,7 +216,7 @@ def trained_to_the_end(way, window):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_schedule_that_get_lr_advances_runs_on_the_clock_of_updates(way, window):
+def test_schedule_advanced_by_get_lr_steps_once_per_update(way, window):
     trained = trained_to_the_end(way, window)
     assert trained.weights.tolist() == [-sum(RATES)]
     assert trained.optimizer.global_step.asnumpy().tolist() == [len(RATES)]
@@ -225,7 +225,7 @@ def test_a_schedule_that_get_lr_advances_runs_on_the_clock_of_updates(way, windo
 
 
 @pytest.mark.host
-def test_a_rate_that_is_only_read_is_noticed(monkeypatch):
+def test_unrestored_get_lr_is_detected(monkeypatch):
     """The mutant: what the user's `get_lr` changes stays."""
     monkeypatch.setattr(optimizers, "_computes_without_effects", lambda optimizer: True)
     try:
@@ -273,10 +273,10 @@ class CountsItself(nn.SGD):
 
 
 def state_of(optimizer):
-    held = {parameter.name: parameter.asnumpy().tolist() for parameter in optimizer.get_parameters()}
+    arrays = {parameter.name: parameter.asnumpy().tolist() for parameter in optimizer.get_parameters()}
     own = ("number", "known", "by_name", "new")
     cells = [cell for _, cell in optimizer.cells_and_names()]
-    return held, [{name: repr(getattr(cell, name, None)) for name in own} for cell in cells]
+    return arrays, [{name: repr(getattr(cell, name, None)) for name in own} for cell in cells]
 
 
 WITH_EFFECTS = {
@@ -289,7 +289,7 @@ WITH_EFFECTS = {
 
 @pytest.mark.host
 @pytest.mark.parametrize("kind", WITH_EFFECTS)
-def test_reading_changes_nothing(kind):
+def test_reading_rate_changes_nothing(kind):
     optimizer = WITH_EFFECTS[kind][0]()
     before = state_of(optimizer)
     rate = LearningRate(optimizer)
@@ -298,7 +298,7 @@ def test_reading_changes_nothing(kind):
 
 
 @pytest.mark.host
-def test_reading_that_fails_changes_nothing():
+def test_failed_reading_changes_nothing():
     optimizer = Advances(RATES, parameters())
 
     def fails():
@@ -312,5 +312,5 @@ def test_reading_that_fails_changes_nothing():
 
 
 @pytest.mark.host
-def test_lars_shows_the_rate_of_its_optimizer():
+def test_lars_returns_rate_of_its_optimizer():
     assert LearningRate(nn.LARS(nn.Momentum(parameters(), 0.5, 0.9)))() == 0.5

@@ -1,4 +1,4 @@
-"""Is want of memory told from other errors, and what is advised?"""
+"""Are out-of-memory errors recognized, and which settings are advised?"""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", MEMORY, ids=str)
-def test_memory_is_recognized(error):
+def test_out_of_memory_errors_are_recognized(error):
     assert is_out_of_memory(error)
 
 
-def test_that_of_numpy_is_too():
+def test_numpy_memory_error_is_recognized():
     with pytest.raises(MemoryError) as caught:
         np.ones(2**60, np.int8)
     assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=str)
-def test_another_error_is_not(error):
+def test_other_errors_are_not_recognized(error):
     assert not is_out_of_memory(error) and memory_advice(error, 32, 4) is None
 
 
 @pytest.mark.parametrize(("rows", "window", "half", "doubled"), [(32, 4, 16, 8), (33, 1, 16, 3), (2, 5, 1, 10)])
-def test_the_advice_keeps_the_effective_batch(rows, window, half, doubled):
+def test_advice_keeps_effective_batch(rows, window, half, doubled):
     advice = memory_advice(MemoryError(), rows, window)
     assert f"use micro-batches of {half} and 'mini_steps' {doubled}," in advice
     assert f"--batch_size auto --effective_batch {rows * window} --memory_budget SIZE)" in advice and "\n" not in advice
 
 
-def test_a_row_cannot_be_halved():
+def test_advice_for_micro_batch_of_one_row():
     assert "can't be smaller" in memory_advice(MemoryError(), 1, 8)

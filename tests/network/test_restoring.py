@@ -1,4 +1,4 @@
-"""Does a trial leave the network and the loss as it found them?"""
+"""Does a trial restore the network and the loss?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.host
 
 
 class Counts(nn.Cell):
-    """Counts its calls in Python and in a Parameter, and passes its input on."""
+    """Counts its calls in Python and in a Parameter, and returns its input."""
 
     def __init__(self):
         super().__init__()
@@ -56,20 +56,20 @@ def trained(check):
     return network[0].both, loss_fn.both
 
 
-def test_each_micro_batch_is_run_once():
-    """The check of the first one runs it more often, and undoes that."""
+def test_first_check_is_undone():
+    """The check of the first one runs it more often, and restores what that changes."""
     assert trained("first") == trained("off") == ((2, 2), (2, 2))
 
 
 @pytest.mark.parametrize("broken", ["restore", "number_attributes"])
-def test_what_is_not_restored_is_counted(broken, monkeypatch):
+def test_missing_restore_is_detected(broken, monkeypatch):
     """The mutants."""
     monkeypatch.setattr(restoring, broken, lambda values: [])
     assert trained("first") != trained("off")
 
 
 @pytest.mark.parametrize("trial", ["verify", "memory_report"])
-def test_a_trial_counts_nothing(trial):
+def test_trial_leaves_counters_unchanged(trial):
     network, loss_fn = counting()
     if trial == "verify":
         assert verify(network, loss_fn, rows(8), 2).ok

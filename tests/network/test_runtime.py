@@ -1,4 +1,4 @@
-"""Is the CPU runtime told what pays, and nothing that the user has decided himself?"""
+"""Is the CPU runtime made fast, and are settings of the user kept?"""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    """An AVX-512 machine whose user has set nothing; what a test sets is taken back."""
+    """An AVX-512 machine without settings of the user; what a test sets is reset."""
     for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.setenv(name, "restored after the test")
         monkeypatch.delenv(name)
     monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
@@ -37,38 +37,38 @@ def machine(monkeypatch):
     monkeypatch.setattr(runtime, "_logged", set())
 
 
-def test_convolutions_get_both_settings_and_the_environment_has_them():
+def test_convolutions_get_both_settings():
     settings = tune_cpu(LeNet5())
     assert settings == {KERNELS: "AVX2", HOST: "1"}
     assert {name: os.environ[name] for name in settings} == settings
 
 
-def test_matrix_products_keep_their_kernels():
+def test_network_without_convolutions_keeps_its_kernels():
     assert tune_cpu(MLP()) == {HOST: "1"}
     assert KERNELS not in os.environ
 
 
 @pytest.mark.parametrize(("name", "other"), [(KERNELS, HOST), (HOST, KERNELS)])
-def test_what_the_user_set_stays(monkeypatch, name, other):
-    monkeypatch.setenv(name, "his own")
+def test_settings_of_user_are_kept(monkeypatch, name, other):
+    monkeypatch.setenv(name, "of the user")
     assert list(tune_cpu(LeNet5())) == [other]
-    assert os.environ[name] == "his own"
+    assert os.environ[name] == "of the user"
 
 
-def test_a_machine_without_avx512_needs_no_cap(monkeypatch):
+def test_machine_without_avx512_keeps_its_kernels(monkeypatch):
     monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
     assert tune_cpu(LeNet5()) == {HOST: "1"}
 
 
-def test_too_late_is_said(monkeypatch):
-    """Where oneDNN has kernels of AVX-512 in use it does not listen any more; nothing is set that is not heard."""
+def test_warning_if_too_late(monkeypatch):
+    """Once oneDNN uses AVX-512 kernels it ignores the variable, so it is not set."""
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
     with pytest.warns(RuntimeWarning, match="'tune_cpu', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2: a network has"):
         assert tune_cpu(LeNet5()) == {HOST: "1"}
     assert KERNELS not in os.environ
 
 
-SAYS_DEFAULT = f"""
+PRINT_DEFAULT = f"""
 import os
 os.environ["{KERNELS}"] = "DEFAULT"
 from ms_accum.network.runtime import _has_avx512, _uses_avx512
@@ -76,16 +76,16 @@ print(_has_avx512() == _uses_avx512())
 """
 
 
-@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
-def test_the_default_that_is_kept_is_onednns():
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
+def test_default_equals_that_of_onednn():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", SAYS_DEFAULT], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", PRINT_DEFAULT], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout == "True\n"
 
 
-SAYS_ISA = """
+PRINT_ISA = """
 import ctypes, os, sys
 from pathlib import Path
 import numpy as np
@@ -99,29 +99,29 @@ print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_g
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which nobody asks")
-def test_what_onednn_says_is_what_it_has_read():
-    """SSE41, which every machine has, in the place of AVX2."""
-    said = {}
+@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
+def test_onednn_reports_the_instruction_set_it_has_read():
+    """With SSE41 instead of AVX2, because every machine has it."""
+    reported = {}
     for moment in ("early", "late"):
-        done = subprocess.run([sys.executable, "-c", SAYS_ISA, moment], capture_output=True, text=True, check=True)
-        said[moment] = int(done.stdout)
-    assert said["early"] == 1 < said["late"]
+        done = subprocess.run([sys.executable, "-c", PRINT_ISA, moment], capture_output=True, text=True, check=True)
+        reported[moment] = int(done.stdout)
+    assert reported["early"] == 1 < reported["late"]
 
 
 @pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])
-def test_older_versions_need_less(monkeypatch, version, names):
+def test_older_versions_get_fewer_settings(monkeypatch, version, names):
     monkeypatch.setattr(ms, "__version__", version)
     assert list(tune_cpu(LeNet5())) == names
 
 
-def test_other_devices_are_left_alone(monkeypatch):
+def test_other_devices_get_no_settings(monkeypatch):
     monkeypatch.setattr(ms, "get_context", lambda name: "Ascend")
     assert tune_cpu(LeNet5()) == {}
 
 
 @pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
-def test_convolutions_are_found_inside(cell, found):
+def test_nested_convolutions_are_found(cell, found):
     assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
 
 
@@ -146,14 +146,14 @@ TUNING = {
 
 
 @pytest.mark.parametrize("owner", TUNING)
-def test_constructors_set_the_same_and_log_it_once(owner, caplog):
+def test_constructors_set_variables_and_log_once(owner, caplog):
     network = LeNet5()
     with caplog.at_level(logging.INFO, "ms_accum"):
         TUNING[owner](network)
         TUNING["Accumulator"](network)
     assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
-    (said,) = caplog.messages
-    assert said.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
+    (message,) = caplog.messages
+    assert message.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
 
 
 def test_constructors_print_nothing(capfd):
@@ -162,15 +162,15 @@ def test_constructors_print_nothing(capfd):
 
 
 @pytest.mark.parametrize("owner", TUNING)
-def test_constructors_leave_what_the_user_set(owner, monkeypatch, caplog):
+def test_constructors_keep_settings_of_user(owner, monkeypatch, caplog):
     for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "his own")
+        monkeypatch.setenv(name, "of the user")
     with caplog.at_level(logging.INFO, "ms_accum"):
         TUNING[owner](LeNet5())
-    assert os.environ[KERNELS] == os.environ[HOST] == "his own" and not caplog.messages
+    assert os.environ[KERNELS] == os.environ[HOST] == "of the user" and not caplog.messages
 
 
-def test_an_accumulator_does_not_see_a_frozen_convolution():
+def test_accumulator_does_not_find_frozen_convolution():
     network = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Dense(8, 2))
     for parameter in network[0].get_parameters():
         parameter.requires_grad = False
@@ -179,25 +179,25 @@ def test_an_accumulator_does_not_see_a_frozen_convolution():
     assert tune_cpu(network) == {KERNELS: "AVX2"}
 
 
-def test_constructors_log_once_that_it_is_too_late(monkeypatch, caplog):
+def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
     for _ in range(2):
         TUNING["GradientAccumulation"](LeNet5())
-    (said,) = [record for record in caplog.records if record.name == "ms_accum"]
-    assert said.levelno == logging.WARNING
-    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in said.getMessage()
+    (record,) = [entry for entry in caplog.records if entry.name == "ms_accum"]
+    assert record.levelno == logging.WARNING
+    assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in record.getMessage()
     assert KERNELS not in os.environ
 
 
-def test_defaults_that_are_kept_are_kept_from_constructors(monkeypatch):
-    monkeypatch.setenv(HOST, "his own")
+def test_keep_cpu_defaults_applies_to_constructors(monkeypatch):
+    monkeypatch.setenv(HOST, "of the user")
     assert runtime.keep_cpu_defaults() == {}
     TUNING["GradientAccumulation"](LeNet5())
-    assert (os.environ[HOST], os.environ[KERNELS]) == ("his own", "DEFAULT")
+    assert (os.environ[HOST], os.environ[KERNELS]) == ("of the user", "DEFAULT")
 
 
 @pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])
-def test_train_py_chooses(choice, kept):
+def test_runtime_flag_of_train_py(choice, kept):
     training.build(settings_of(f"--runtime={choice}"))
     assert (os.environ[HOST], os.environ[KERNELS]) == kept
 

@@ -1,4 +1,4 @@
-"""Are gradients of looked-up rows accumulated as those of all rows?"""
+"""Are sparse gradients accumulated like dense ones?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 10
 
 
 class Words(nn.Cell):
-    """An embedding before or behind another layer: there MindSpore makes other graphs of it."""
+    """An embedding before or after another layer: MindSpore compiles these into different graphs."""
 
     def __init__(self, make, late):
         super().__init__()
@@ -52,7 +52,7 @@ def trained(make, late, window, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("late", [False, True])
-def test_the_driver_trains_as_with_all_rows(window, late):
+def test_driver_trains_as_with_dense_gradients(window, late):
     found, expected = trained(nn.EmbeddingLookup, late, window), trained(nn.Embedding, late, window)
     for sparse, dense in zip(found, expected):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
@@ -60,7 +60,7 @@ def test_the_driver_trains_as_with_all_rows(window, late):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("late", "window"), [(True, 2), (False, 2), (True, 1)])
-def test_a_step_of_ones_own_does_too(late, window):
+def test_custom_step_trains_as_with_dense_gradients(late, window):
     left = []
     for make in (nn.EmbeddingLookup, nn.Embedding):
         network = Words(make, late)
@@ -77,7 +77,7 @@ def test_a_step_of_ones_own_does_too(late, window):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-def test_without_the_network_they_are_refused_where_it_matters(late):
+def test_accumulator_without_network_rejects_sparse_gradients(late):
     network = Words(nn.EmbeddingLookup, late)
     optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
     step = compiled_step(network, nn.MSELoss(), Accumulator(optimizer, 2, reduction="mean"), optimizer)
@@ -86,7 +86,7 @@ def test_without_the_network_they_are_refused_where_it_matters(late):
 
 
 @pytest.mark.slow
-def test_without_it_nothing_is_trained(monkeypatch):
+def test_without_conversion_to_dense_training_fails(monkeypatch):
     """The mutant."""
 
     def left_alone(gradients, parameters):
@@ -98,7 +98,7 @@ def test_without_it_nothing_is_trained(monkeypatch):
 
 
 @pytest.mark.host
-def test_outside_a_graph_their_rows_are_not_known():
+def test_sparse_gradients_outside_graphs_are_rejected():
     with pytest.raises(ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use graph mode, or nn.Emb"):
         trained(nn.EmbeddingLookup, True, 3)
 
@@ -166,7 +166,7 @@ OTHER = {
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", OTHER)
-def test_an_optimizer_with_another_rule_for_rows_is_refused(kind, way):
+def test_optimizer_with_own_sparse_rule_is_rejected(kind, way):
     make, named = OTHER[kind]
     message = f"'optimizer' must be one that updates equally with the sparse .*, but got {named}. Use nn.Embedding, or"
     for window in (1, 2):
@@ -175,7 +175,7 @@ def test_an_optimizer_with_another_rule_for_rows_is_refused(kind, way):
 
 
 @pytest.mark.host
-def test_sharded_it_is_refused_too():
+def test_sharded_optimizer_with_own_sparse_rule_is_rejected():
     def sharded(parameters):
         return ZeroOptimizer(lambda parts: nn.FTRL(parts, learning_rate=0.1), parameters, group=None)
 
@@ -185,7 +185,7 @@ def test_sharded_it_is_refused_too():
 
 @pytest.mark.host
 @pytest.mark.parametrize("make", [lambda p: nn.FTRL(p, learning_rate=0.1), lambda p: nn.Adam(p, 0.1, weight_decay=0.1)])
-def test_with_dense_gradients_it_is_not(make):
+def test_optimizer_with_own_sparse_rule_accepts_dense_gradients(make):
     network = Words(nn.Embedding, False)
     assert trained_once(network, make(network.trainable_params())).updates == 1
 
@@ -207,14 +207,14 @@ def by_mindspore(make, words):
         loss, grads = grad_fn(x)
         return ops.depend(loss, optimizer(grads))
 
-    for each in words:
-        step(Tensor(each, ms.float32))
+    for indices in words:
+        step(Tensor(indices, ms.float32))
     return values(network.trainable_params())[0]
 
 
 def accumulated(make, words):
     network = Table()
-    Trained("driver", network, 1, make=make).train([(Tensor(each, ms.float32),) for each in words])
+    Trained("driver", network, 1, make=make).train([(Tensor(indices, ms.float32),) for indices in words])
     return values(network.trainable_params())[0]
 
 
@@ -223,7 +223,7 @@ WORDS = {True: ([0, 1, 2], [2, 3, 0], [3, 1, 4]), False: ([0, 1, 1], [2, 1, 0], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EQUAL)
-def test_the_others_train_as_in_mindspore(kind):
+def test_accepted_optimizers_train_as_in_mindspore(kind):
     """With windows of 1; the last row is never looked up."""
     make, distinct = EQUAL[kind]
     expected = by_mindspore(make, WORDS[distinct])
@@ -232,7 +232,7 @@ def test_the_others_train_as_in_mindspore(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHER)
-def test_what_is_refused_would_be_trained_otherwise(kind, monkeypatch):
+def test_rejected_optimizers_would_train_differently(kind, monkeypatch):
     """The mutant: without the check, it is wrong even with windows of 1."""
     monkeypatch.setattr(optimizers, "_other_rule", lambda optimizer, looked_up: "")
     make, words = OTHER[kind][0], WORDS[False]
@@ -240,7 +240,7 @@ def test_what_is_refused_would_be_trained_otherwise(kind, monkeypatch):
 
 
 @pytest.mark.slow
-def test_words_that_come_twice_are_summed_before_adam_squares():
+def test_gradients_of_repeated_words_are_summed_before_adam():
     """MindSpore's default on CPU squares each of them: a fault that docs/limits.md names."""
     make, words = EQUAL["Adam"][0], WORDS[False]
     found = accumulated(make, words)

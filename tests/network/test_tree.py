@@ -37,21 +37,21 @@ def in_a_graph(function, total):
 
 
 def test_add(rng):
-    held, gradients = arrays(rng), arrays(rng)
-    total = totals(held)
+    initial, gradients = arrays(rng), arrays(rng)
+    total = totals(initial)
     in_a_graph(tree.add, total)(tensors(gradients))
-    assert miss(values(total), [a + b for a, b in zip(held, gradients)], 1e-7) == 0
+    assert miss(values(total), [a + b for a, b in zip(initial, gradients)], 1e-7) == 0
 
 
 def test_add_weighted(rng):
-    held, gradients = arrays(rng), arrays(rng)
-    total = totals(held)
+    initial, gradients = arrays(rng), arrays(rng)
+    total = totals(initial)
     in_a_graph(tree.add_weighted, total)(tensors(gradients), Tensor(3.0, ms.float32))
-    assert miss(values(total), [a + 3 * b for a, b in zip(held, gradients)], 1e-6, 1e-6) <= 1
+    assert miss(values(total), [a + 3 * b for a, b in zip(initial, gradients)], 1e-6, 1e-6) <= 1
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16])
-def test_add_takes_half_precision(dtype, rng):
+def test_add_of_half_precision_gradients(dtype, rng):
     gradients = tensors(arrays(rng), dtype)
     total = totals([np.zeros(shape, np.float32) for shape in SHAPES])
     in_a_graph(tree.add, total)(gradients)
@@ -69,8 +69,8 @@ def test_clear(poison):
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("elements", [4, 2**17])
-def test_the_accumulators_themselves_change(elements, compiled, mode):
-    """Small or large, in a graph or outside: MindSpore's own in-place methods leave them as they were outside."""
+def test_accumulators_change_in_place(elements, compiled, mode):
+    """Small or large, in a graph or outside. There MindSpore's in-place methods leave them unchanged."""
     ms.set_context(mode=mode)
     total = (Parameter(Tensor(np.ones(elements), ms.float32), name="t", requires_grad=False),)
     gradients = (Tensor(np.full(elements, 3.0), ms.float32),)
@@ -99,14 +99,14 @@ def test_the_accumulators_themselves_change(elements, compiled, mode):
 
 
 @pytest.mark.parametrize("devices", [tree._IN_PLACE_ON, ("Ascend",)], ids=["kernels in place", "neutral operators"])
-def test_a_device_without_kernels_in_place_computes_the_same(devices, rng, monkeypatch):
+def test_device_without_in_place_kernels_gets_same_results(devices, rng, monkeypatch):
     """Which of them a graph gets is decided by its device; the neutral ones run here, too."""
     monkeypatch.setattr(tree, "_IN_PLACE_ON", devices)
     assert tree._has_in_place() == (tree._WRITES and "CPU" in devices)
-    held = [*arrays(rng), np.full(3, np.nan, np.float32)]
-    total = totals(held)
+    initial = [*arrays(rng), np.full(3, np.nan, np.float32)]
+    total = totals(initial)
     in_a_graph(tree.multiply_in_place, total)(Tensor(0.25, ms.float32))
-    assert all(np.array_equal(value, array / 4, equal_nan=True) for value, array in zip(values(total), held))
+    assert all(np.array_equal(value, array / 4, equal_nan=True) for value, array in zip(values(total), initial))
     in_a_graph(tree.clear, total)()
     assert not any(value.any() for value in values(total))
 
@@ -134,20 +134,20 @@ LONG = tree._LONGEST_ROW
 
 
 @pytest.mark.parametrize("shape", [(), (2, LONG), (2, LONG + 1), (LONG + 1,), (3, 2, LONG)], ids=str)
-def test_the_norm_of_other_shapes(shape, rng):
+def test_global_norm_of_other_shapes(shape, rng):
     gradient = np.abs(rng.randn(*shape)) + 1
     norm = ms.jit(tree.global_norm)((Tensor(gradient, ms.float32),))
     assert float(norm.asnumpy()) == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
 
 
-def test_a_norm_that_sums_a_long_row_at_once_is_noticed(monkeypatch, rng):
+def test_rounding_error_of_long_rows_is_detected(monkeypatch, rng):
     monkeypatch.setattr(tree, "_LONGEST_ROW", 2**30)
     gradient = np.abs(rng.randn(10**7)) + 1
     norm = ms.jit(tree.global_norm)((Tensor(gradient, ms.float32),))
     assert float(norm.asnumpy()) != pytest.approx(np.linalg.norm(gradient), rel=1e-5)
 
 
-def test_the_norm_on_other_devices(monkeypatch, rng):
+def test_global_norm_on_other_devices(monkeypatch, rng):
     monkeypatch.setattr(tree, "_on_cpu", ops.constexpr(lambda: False))
     gradients = [rng.randn(*shape) for shape in (*SHAPES, (2, 3, 4))]
     norm = ms.jit(tree.global_norm)(tensors(gradients))
@@ -155,14 +155,14 @@ def test_the_norm_on_other_devices(monkeypatch, rng):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_one_element_makes_the_norm_not_finite(poison, rng):
+def test_global_norm_of_nonfinite_element(poison, rng):
     gradients = arrays(rng)
     gradients[1][3] = poison
     assert not np.isfinite(ms.jit(tree.global_norm)(tensors(gradients)).asnumpy())
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (0, 5), (2, 6)])
-def test_columns_are_a_slice_and_a_full_range_is_not_sliced(start, stop):
+def test_columns_slice_partial_ranges_only(start, stop):
     row = Tensor(np.arange(6, dtype=np.float32))
     rows = Tensor(np.arange(12, dtype=np.float32).reshape(2, 6))
     for tensor in (row, rows):
