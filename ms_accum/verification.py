@@ -113,8 +113,8 @@ def verify(
         >>> from mindspore import Tensor, nn
         >>> from ms_accum import verify
         >>> x, y = np.random.RandomState(1).randn(24, 6).astype(np.float32), np.arange(24) % 3
-        >>> found = verify(nn.Dense(6, 3), nn.CrossEntropyLoss(), (Tensor(x), Tensor(y, ms.int32)), 4)
-        >>> print(found.ok, found.diagnosis)
+        >>> result = verify(nn.Dense(6, 3), nn.CrossEntropyLoss(), (Tensor(x), Tensor(y, ms.int32)), 4)
+        >>> print(result.ok, result.diagnosis)
         True The gradients agree.
     """
     steps = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
@@ -159,12 +159,12 @@ class _Trial:
         expected = self._gradient([self._batch])
         try:
             self._run_outside_graphs()
-            found = self._gradient(self._pieces)
+            accumulated = self._gradient(self._pieces)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             return self._only_large(expected, error)
-        table = _differences(self._trained, expected, found)
-        ok = self._agree(expected, found, rtol)
-        return Verification(ok, "The gradients agree." if ok else self._cause(expected, found, rtol), table)
+        table = _differences(self._trained, expected, accumulated)
+        ok = self._agree(expected, accumulated, rtol)
+        return Verification(ok, "The gradients agree." if ok else self._cause(expected, accumulated, rtol), table)
 
     def _run_outside_graphs(self) -> None:
         """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
@@ -209,17 +209,18 @@ class _Trial:
             return [np.full(parameter.shape, np.nan) for parameter in self._trained]
         return [as_array(moment).astype(np.float64) for moment in optimizer.moments]
 
-    def _agree(self, expected: Gradient, found: Gradient, rtol: float) -> bool:
-        return all(difference <= rtol for _, _, difference in _differences(self._trained, expected, found))
+    def _agree(self, expected: Gradient, accumulated: Gradient, rtol: float) -> bool:
+        return all(difference <= rtol for _, _, difference in _differences(self._trained, expected, accumulated))
 
     def _both(self, off: Sequence[nn.Cell] = ()) -> tuple[Gradient, Gradient]:
         return self._gradient([self._batch], off), self._gradient(self._pieces, off)
 
-    def _cause(self, expected: Gradient, found: Gradient, rtol: float) -> str:
-        if not all(np.isfinite(gradient).all() for gradient in (*expected, *found)):
+    def _cause(self, expected: Gradient, accumulated: Gradient, rtol: float) -> str:
+        if not all(np.isfinite(gradient).all() for gradient in (*expected, *accumulated)):
             return "A gradient is not finite: look for NaN in the data, or lower the loss scale."
         # A kink of the network may move a gradient more than rounding does, but far less than the layers do.
-        limit = max(rtol, 0.01 * max(difference for _, _, difference in _differences(self._trained, expected, found)))
+        differences = [difference for _, _, difference in _differences(self._trained, expected, accumulated)]
+        limit = max(rtol, 0.01 * max(differences))
         random, normalizing = self._layers()
         for off, diagnosis in (
             (normalizing, _BATCH_NORM),
@@ -230,10 +231,10 @@ class _Trial:
                 return diagnosis
         if random:
             self._random = random
-            expected, found = self._both()
+            expected, accumulated = self._both()
         if not self._agree(expected, self._gradient([self._batch]), rtol):
             return "The gradient of one batch differs from run to run: the network or the loss is random."
-        return self._of_weights(expected, found, rtol)
+        return self._of_weights(expected, accumulated, rtol)
 
     def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:
         """Return the layers that may be the cause: those that draw random numbers, and those that normalize batches."""
@@ -242,13 +243,13 @@ class _Trial:
         random = [cells[name] for name in (*random_layers(self._network), *names)]
         return random, [cell for cell in cells.values() if takes_statistics(cell, training=True)]
 
-    def _of_weights(self, expected: Gradient, found: Gradient, rtol: float) -> str:
+    def _of_weights(self, expected: Gradient, accumulated: Gradient, rtol: float) -> str:
         """Return the diagnosis from what the micro-batches count for in the large batch's gradient."""
         of_pieces, losses = self._gradients_and_losses(self._pieces)
         of_batch, rows = _flat(expected), np.array([piece[0].shape[0] for piece in self._pieces])
         shares = rows / rows.sum()
         is_close = _IsClose(of_batch, rtol)
-        factor = float(of_batch @ _flat(found) / (of_batch @ of_batch))
+        factor = float(of_batch @ _flat(accumulated) / (of_batch @ of_batch))
         wants_mean, is_mean = self._options["reduction"] == "mean", is_close(of_pieces @ shares)
         if is_close(of_pieces.sum(1)) and wants_mean and not is_mean:
             loss = self._gradients_and_losses([self._batch])[1][0]
@@ -376,11 +377,13 @@ def _flat(gradient: Gradient) -> np.ndarray:
     return np.concatenate([array.ravel() for array in gradient])
 
 
-def _differences(parameters: Sequence[Any], expected: Gradient, found: Gradient) -> list[tuple[str, float, float]]:
+def _differences(
+    parameters: Sequence[Any], expected: Gradient, accumulated: Gradient
+) -> list[tuple[str, float, float]]:
     """Return a row of the table for each parameter; differences are relative, but to 1e-3 of the largest at least."""
     largest = [float(np.abs(gradient).max(initial=0.0)) for gradient in expected]
     floor = max(1e-3 * max(largest), 1e-30)
-    errors = [float(np.abs(of_batch - accumulated).max(initial=0.0)) for of_batch, accumulated in zip(expected, found)]
+    errors = [float(np.abs(left - right).max(initial=0.0)) for left, right in zip(expected, accumulated)]
     norms = [float(np.linalg.norm(gradient)) for gradient in expected]
     return [
         (parameter.name, norm, error / max(size, floor))

@@ -129,15 +129,15 @@ class Data:
             with restoring_generators():
                 deque(next(passes)(), maxlen=0)
         for begin in passes:
-            yield _started(begin, skip, at)
+            yield _start_epoch(begin, skip, at)
             skip = 0
 
 
 class _Columns:
     """Converts each batch to a tuple of Tensors; dicts in the key order of the first batch."""
 
-    def __init__(self, data: _check.Argument) -> None:
-        self._data = data
+    def __init__(self, argument: _check.Argument) -> None:
+        self._argument = argument
         self._names: tuple | None = None
 
     def __call__(self, batch: Any) -> tuple:
@@ -145,25 +145,25 @@ class _Columns:
             self._names = self._names or tuple(batch)
             if set(batch) != set(self._names):
                 keys = ", ".join(map(repr, self._names))
-                _raise_not_yielding(self._data, f"dicts with the keys {keys}", f"one with {sorted(batch)}")
+                _raise_not_yielding(self._argument, f"dicts with the keys {keys}", f"one with {sorted(batch)}")
             batch = tuple(batch[name] for name in self._names)
         columns = batch if isinstance(batch, (tuple, list)) else (batch,)
-        return tuple(_as_tensor(column, self._data) for column in columns)
+        return tuple(_as_tensor(column, self._argument) for column in columns)
 
 
-def _as_tensor(column: Any, data: _check.Argument) -> Tensor:
+def _as_tensor(column: Any, argument: _check.Argument) -> Tensor:
     if not isinstance(column, Tensor):
         array = _as_array(column)
         if array is None:
-            _raise_not_yielding(data, "batches of numbers", "a column of rows that differ in size")
+            _raise_not_yielding(argument, "batches of numbers", "a column of rows that differ in size")
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
-            _raise_not_yielding(data, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
+            _raise_not_yielding(argument, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
         column = Tensor(column if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     if column.dtype == ms.string:
-        _raise_not_yielding(data, "batches of numbers", "a column of strings")
+        _raise_not_yielding(argument, "batches of numbers", "a column of strings")
     if not column.ndim:
         _raise_not_yielding(
-            data, "columns with one row per sample", "a column that is one number", "Batch the dataset."
+            argument, "columns with one row per sample", "a column that is one number", "Batch the dataset."
         )
     return column
 
@@ -176,8 +176,8 @@ def _as_array(column: Any) -> np.ndarray | None:
         return None
 
 
-def _raise_not_yielding(data: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
-    data.raise_invalid(ValueError, f"one that yields {rule}", value, remedy)
+def _raise_not_yielding(argument: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
+    argument.raise_invalid(ValueError, f"one that yields {rule}", value, remedy)
 
 
 def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[], Iterator[tuple]]]:
@@ -203,7 +203,7 @@ def _in_one_pass(dataset: Any) -> Iterator[Any]:
     return islice(dataset, len(dataset))
 
 
-def _started(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
+def _start_epoch(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
     """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""
     if not skip:
         at.random = random_state()

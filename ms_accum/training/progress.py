@@ -28,7 +28,7 @@ def callbacks_of_run(owner: str, report: Any, callbacks: Any, *, shows: bool) ->
 
 
 def progress(every: int | None = None) -> Callback:
-    """Return a bar if stdout, or the launcher's, is a terminal, else lines, one for `every` so many windows."""
+    """Return a bar if stdout, or the launcher's, is a terminal; else lines, one per `every` windows."""
     if sys.stdout.isatty():
         return Bar()
     columns = os.environ.get(COLUMNS, "")
@@ -50,7 +50,7 @@ class Speed:
 
     @property
     def rows(self) -> float:
-        """float, the rows a second; 0 if there is no window to go by."""
+        """float, the rows a second; 0 if it is not known yet."""
         return median(self._last) if self._last else 0.0
 
 
@@ -161,7 +161,7 @@ def _evaluation_line(args: Any) -> str:
 
 
 def _windows_per_line(windows: int) -> int:
-    """Return the windows from one line to the next, in epochs of so many."""
+    """Return the number of windows per line, for epochs with this number of windows."""
     return _LINES_IN_AN_EPOCH if windows == UNKNOWN else math.ceil(windows / _LINES_IN_AN_EPOCH)
 
 
