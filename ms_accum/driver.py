@@ -187,9 +187,9 @@ class GradientAccumulation:
             initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
             ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
                 Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
-            checkpointer (Optional[Checkpointer]): saves training states, also after an error, and resumes a run. A run
-                that ``nonfinite="raise"`` ended resumes after the window that was not finite; with a `ZeroOptimizer` on
-                several ranks, which saves nothing after an error, from the last saved state. Default: ``None``.
+            checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
+                ``nonfinite="raise"`` ended resumes after the window that was not finite; with a `ZeroOptimizer` on
+                several ranks, from the last state saved before. Default: ``None``.
 
         Raises:
             TypeError: If an argument has the wrong type.

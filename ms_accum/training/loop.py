@@ -128,7 +128,7 @@ class ResumableLoop:
     def __exit__(self, kind: Any, *error: Any) -> None:
         try:
             if kind is None:
-                self._states.save_at_the_end(self._state)
+                self._states.save_at_the_end(self._capture)
         finally:
             self._states.__exit__(kind, *error)
 
@@ -173,7 +173,7 @@ class ResumableLoop:
         if self._window.rank_status is not None:
             self._after_micro_batch_of_ranks(self._window.rank_status, in_window, requests)
         else:
-            self._states.after_micro_batch(self._updates, in_window, self._state, requests)
+            self._states.after_micro_batch(self._updates, in_window, self._capture, requests)
 
     def _after_micro_batch_of_ranks(self, rank_status: RankStatus, in_window: bool, requests: Sequence[float]) -> None:
         """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
@@ -183,7 +183,7 @@ class ResumableLoop:
         rank_status.request(requests)
         summed = None if in_window else rank_status.requests()
         if summed is not None:
-            self._states.after_micro_batch(self._updates, False, self._state, summed)
+            self._states.after_micro_batch(self._updates, False, self._capture, summed)
             rank_status.request((requests[0], 0.0))  # what was late may have been saved
 
     @property
@@ -196,7 +196,7 @@ class ResumableLoop:
         trained = trained_parameters(self._network, self._accumulator.optimizer)
         return {**trained, **window_parameters, f"{SETTING}.accumulate_step": size}
 
-    def _state(self) -> TrainingState:
+    def _capture(self) -> TrainingState:
         window = self._window
         metadata = {
             "at": asdict(self._at),
