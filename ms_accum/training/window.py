@@ -379,7 +379,7 @@ def _layout(columns: tuple) -> list[tuple]:
 class _WaitingLoss(NamedTuple):
     """The loss of a collected micro-batch; read it after the window has ended."""
 
-    among: _Waiting
+    waiting: _Waiting
     number: int
 
     def asnumpy(self) -> np.ndarray:
