@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 Record = TypeVar("Record", bound=type)
 _INSIDE = ("ms_accum", "contextlib")
-_LONGEST = 200
+_MAX_LENGTH = 200
 _HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
 LINE = 2000
 """int, the most characters of a complete line; paths are at most this long, or are cut."""
@@ -32,11 +32,11 @@ def visible(text: str, kept: str = "\n\t") -> str:
     """
     if text.isprintable():
         return text
-    shown = (letter if _is_seen(letter) or letter in kept else _escaped(letter) for letter in text)
+    shown = (character if _is_visible(character) or character in kept else _escaped(character) for character in text)
     return "".join(shown)
 
 
-def one_line(value: object, most: int = _LONGEST) -> str:
+def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """Return a value as one line of visible text, which is cut after `most` characters.
 
     Args:
@@ -56,12 +56,12 @@ def first_words(text: str) -> str:
     return next((line for line in lines if line.strip("- ") and not _HEADING.match(line)), "")
 
 
-def _is_seen(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"  # blanks of other widths
+def _is_visible(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # blanks of other widths
 
 
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
@@ -140,8 +140,8 @@ def documented(record: Record) -> Record:
     import inspect  # takes as long as all other imports together
 
     with contextlib.suppress(OSError, SyntaxError):  # its source is missing
-        (found,) = ast.parse(inspect.getsource(record)).body
-        lines: list[Any] = getattr(found, "body", [])
+        (definition,) = ast.parse(inspect.getsource(record)).body
+        lines: list[Any] = getattr(definition, "body", [])
         for field, text in zip(lines, lines[1:]):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                 getattr(record, ast.unparse(field.target)).__doc__ = ast.literal_eval(text.value)

@@ -23,6 +23,7 @@ from .ranks.agreement import agree_and_broadcast, facts_of
 from .ranks.group import AUTO
 
 _OWNER = "Accumulator"
+_SIZE = _check.Argument(_OWNER, "accumulate_step")
 
 
 @ms.jit_class
@@ -55,7 +56,8 @@ class Accumulator:
             `scale`; the window's gradient is divided by it. A dynamic scale is lowered when a window's gradient is not
             finite. Default: ``None``, no scaling.
         nonfinite (str): ``"skip_window"`` skips a window whose gradient is not finite; ``"skip_micro"`` leaves out only
-            the micro-batch, with its weight. Default: ``"skip_window"``.
+            the micro-batch, with its weight, which for windows of 1 on one device is the same. Default:
+            ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
 
     The counters are numbers for the host. Inside the compiled step read the Parameters of `window` instead, such as
@@ -118,8 +120,8 @@ class Accumulator:
         nonfinite: Any = SKIP_WINDOW,
         ema: Ema | None = None,
     ):
-        sizes = sizes_of(_OWNER, "accumulate_step", accumulate_step)
-        check_compiles(sizes.function, "accumulate_step", _OWNER)
+        sizes = sizes_of(*_SIZE, accumulate_step)
+        check_compiles(sizes.function, _SIZE.name, _OWNER)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         collaborators = resolve(
             _OWNER,
@@ -141,15 +143,15 @@ class Accumulator:
                 _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
             settings = {"'accumulate_step'": sizes.settings, "'reduction'": reduction}
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
-            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
-            agree_and_broadcast(_OWNER, collaborators.group, facts, optimizer, network)
+            equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
+            agree_and_broadcast(_OWNER, collaborators.group, equal_on_ranks, optimizer, network)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         self.dense_only = network is None and (collaborators.skips is not None or may_have_sparse_rule(optimizer))
         """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
-        self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes)
+        self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
@@ -197,7 +199,7 @@ class Accumulator:
             RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
         updated = self.window.flush()
-        self.window.check_drift(_OWNER)
+        self.window.check_drift()
         return updated
 
     def clear(self) -> None:
@@ -211,7 +213,7 @@ class Accumulator:
 
     @accumulate_step.setter
     def accumulate_step(self, value: int) -> None:
-        self.window.resize(_check.positive_int(_OWNER, "accumulate_step", value))
+        self.window.resize(_check.positive_int(*_SIZE, value))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
 from .engine.nonfinite import SKIP_WINDOW
-from .network.optimizers import check_optimizer, check_scheduler, kind_of
+from .network.optimizers import check_scheduler, kind_of
 from .network.runtime import tune
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
 from .ranks.group import AUTO, check_together, group_of, is_first, total
@@ -24,9 +24,9 @@ from .saving.model_file import check_path
 from .training.bad_batches import BadBatches
 from .training.data import Data
 from .training.evaluation import evaluation_of
-from .training.progress import called_in
-from .training.record import raise_not_finite
-from .training.run import SAME_ON_ALL, Plan, Run, epochs_of, given_facts, windows_facts
+from .training.progress import callbacks_of_run
+from .training.record import is_not_finite, raise_not_finite
+from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of, windows_equal_on_ranks
 from .training.window import OpenWindow
 
 _OWNER = "GradientAccumulation"
@@ -64,7 +64,8 @@ class GradientAccumulation:
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
             an object of `mindspore.amp`. A dynamic one is lowered after an overflow (`overflows`). Default: ``None``.
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves out
-            the micro-batch, with its weight; ``"raise"`` ends the run with an error. Default: ``"skip_window"``.
+            the micro-batch, with its weight, which for windows of 1 on one device is the same; ``"raise"`` ends the run
+            with an error. Default: ``"skip_window"``.
         save_bad_batches (Optional[str]): the folder in which to save non-finite micro-batches. Default: ``None``.
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
         noise_scale (Optional[NoiseScale]): estimates the useful window size. Default: ``None``.
@@ -113,8 +114,8 @@ class GradientAccumulation:
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         _check.instance(_OWNER, "wait", wait, bool, "a bool")
         tune(_OWNER, network.get_parameters())
-        check_optimizer(_OWNER, optimizer)
-        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
+        group = group_of(_OWNER, group)
+        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group)
         check_network(_OWNER, objective.forward)
         collaborators = resolve(
             _OWNER,
@@ -130,15 +131,15 @@ class GradientAccumulation:
             noise_scale=noise_scale,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
-        own = {"reduction": reduction, "tail": tail}
-        self._settings = {**own, **collaborators.settings, "optimizer": kind_of(optimizer)}
+        settings = {"reduction": reduction, "tail": tail}
+        self._settings = {**settings, **collaborators.settings, "optimizer": kind_of(optimizer)}
         self._group = collaborators.group
         if self._group is not None:
-            facts = {f"'{name}'": value for name, value in own.items()} | collaborators.equal_on_ranks
-            facts |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
-            facts |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
-            facts |= facts_of(optimizer, objective.forward, scheduler)
-            agree_and_broadcast(_OWNER, self._group, facts, optimizer, objective.forward)
+            equal_on_ranks = {f"'{name}'": value for name, value in settings.items()} | collaborators.equal_on_ranks
+            equal_on_ranks |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
+            equal_on_ranks |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
+            equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
+            agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
         self._window = OpenWindow(objective, collaborators, scheduler=scheduler, wait=wait)
         self._bad_batches = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
 
@@ -186,7 +187,9 @@ class GradientAccumulation:
             initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
             ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
                 Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
-            checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. Default: ``None``.
+            checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
+                ``nonfinite="raise"`` ended resumes after the window that was not finite; with a `ZeroOptimizer` on
+                several ranks, from the last state saved before. Default: ``None``.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -200,27 +203,27 @@ class GradientAccumulation:
         epochs = epochs_of(epoch, initial_epoch)
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
-        windows = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
+        updates = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
         in_step = window.collaborators.summing.of_micro_batch is not None
-        check_together("train_process", self._group, windows, splits_in_step=in_step and sizes is None)
+        check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")
         check_path("train_process", ckpt_path, self._network)
         saved_at = None if ckpt_path is None else absolute(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
-            given = given_facts(valid_dataset, metrics, eval_every, checkpointer, callbacks)
-            batches, held, updates = Data(train_dataset).batches, window.micro_batches, window.updates
-            facts = windows_facts(window, epochs, batches, sizes, self._tail, held=held, updates=updates)
-            agree("train_process", self._group, {**facts, **given}, dict.fromkeys(given, SAME_ON_ALL))
+            arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
+            batches, now = Data(train_dataset).batches, {"held": window.micro_batches, "updates": window.updates}
+            windows = windows_equal_on_ranks(window, epochs, batches, sizes, self._tail, **now)
+            agree("train_process", self._group, {**windows, **arguments}, dict.fromkeys(arguments, SAME_ON_ALL))
         plan = Plan(
             epochs=epochs,
-            before=initial_epoch,
+            initial_epoch=initial_epoch,
             data=Data(train_dataset, self._group.size if self._group else 1),
             sizes=sizes,
             ends=ends,
             micro_batch_size=micro_batch_size,
             tail=self._tail,
             settings=self._settings,
-            callbacks=called_in("train_process", report, callbacks, shows=is_first(self._group)),
+            callbacks=callbacks_of_run("train_process", report, callbacks, shows=is_first(self._group)),
             states=checkpointer,
             evaluate=evaluation_of(window.objective, valid_dataset, metrics, eval_every, self._group, self.ema),
             bad_batches=self._bad_batches,
@@ -254,8 +257,7 @@ class GradientAccumulation:
             return False
         check_not_applied("flush", self.ema)
         ended = self._window.end(NO_REQUESTS)
-        skipped = not (ended.updated or ended.overflow) and ended.samples > 0  # else all weights are 0
-        if self._window.raises and skipped:
+        if self._window.raises and is_not_finite(ended.updated, ended.overflow, ended.samples):
             raise_not_finite("the open window")
         return ended.updated
 

@@ -21,7 +21,6 @@ from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
 from .network import tree
-from .network.optimizers import check_optimizer
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
@@ -29,6 +28,7 @@ from .ranks.group import AUTO, group_of, total
 from .training.record import SKIPPED_IN_A_ROW
 
 _OWNER = "AccumulatedTrainStep"
+_SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
 
 
 class AccumulatedTrainStep(nn.Cell):
@@ -61,8 +61,8 @@ class AccumulatedTrainStep(nn.Cell):
             an object of `mindspore.amp`. A dynamic one is lowered after an overflow; that window is skipped and counted
             in `overflows`. Default: ``None``, no scaling.
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
-            ``"skip_micro"`` leaves out the micro-batch, with its weight; with ``"raise"`` `FlushTail` ends the run with
-            an error. Default: ``"skip_window"``.
+            ``"skip_micro"`` leaves out the micro-batch, with its weight, which for windows of 1 on one device is the
+            same; with ``"raise"`` `FlushTail` ends the run with an error. Default: ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
             and `eval_network` in all evaluations. Default: ``None``.
 
@@ -113,13 +113,13 @@ class AccumulatedTrainStep(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
-        sizes = sizes_of(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
+        sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         check_compiles(weight, "weight", _OWNER)
-        check_compiles(sizes.function, "gradient_accumulation_steps", _OWNER)
+        check_compiles(sizes.function, _SIZE.name, _OWNER)
         if ms.get_context("mode") == ms.GRAPH_MODE:
             check_compiles(loss_fn, owner=_OWNER)
-        check_optimizer(_OWNER, optimizer)
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group_of(_OWNER, group))
+        group = group_of(_OWNER, group)
+        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group)
         forward = self._objective.forward
         check_network(_OWNER, forward)
         collaborators = resolve(
@@ -141,25 +141,25 @@ class AccumulatedTrainStep(nn.Cell):
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'reduction'": reduction}
             settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
-            facts = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
-            agree_and_broadcast(_OWNER, self.group, facts, optimizer, forward)
+            equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
+            agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
         self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
         name = unique_name("train_step")
-        self.window = GraphWindow(name, collaborators, sizes)
+        self.window = GraphWindow(name, collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
         self.mean = collaborators.weighted
         self.summing = self._objective.summing
         # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
         # tuples, so that they are not saved with the model.
         self.loss_sums = untracked(state(f"{name}.loss_sums", [0.0, 0.0, 0.0], ms.float32))
-        self.left = untracked(state(f"{name}.left", 0, ms.int32))  # micro-batches of the epoch
+        self.micro_batches_left = untracked(state(f"{name}.left", 0, ms.int32))  # in the epoch
         self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
         self.average = _AverageInEvaluations(ema)
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
-        self._evaluates = (_Evaluate(network, loss_fn, self.average),)
+        self._eval_network = (_Evaluate(network, loss_fn, self.average),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
@@ -182,10 +182,10 @@ class AccumulatedTrainStep(nn.Cell):
         elif self.may_be_empty:  # a loss over no labels is 0/0
             kept = ops.cast(weight > 0, ms.float32)
             grads, term = tree.multiply_no_nan(grads, kept), tree.no_nan(term, kept)
-        now = self.left[0] - 1
-        ops.assign(self.left[0], now)
+        micro_batches_left = self.micro_batches_left[0] - 1
+        ops.assign(self.micro_batches_left[0], micro_batches_left)
         sums = self.loss_sums[0] + ops.stack((term, counted, weight))
-        ended, sums = window.add_with(sums, grads, counted if self.mean else None, now == 0)
+        ended, sums = window.add_with(sums, grads, counted if self.mean else None, micro_batches_left == 0)
         ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
         if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
             ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))
@@ -193,7 +193,7 @@ class AccumulatedTrainStep(nn.Cell):
 
     def epoch_begins(self, micro_batches: int) -> None:
         """Set the number of micro-batches after which the window ends even if it is not full."""
-        ops.assign(self.left[0], Tensor(micro_batches, ms.int32))
+        ops.assign(self.micro_batches_left[0], Tensor(micro_batches, ms.int32))
 
     def clear(self) -> None:
         """Discard an open window, unless it has just been loaded from a training state."""
@@ -225,7 +225,7 @@ class AccumulatedTrainStep(nn.Cell):
 
     def check_drift(self) -> None:
         """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
-        self.window.check_drift(_OWNER)
+        self.window.check_drift()
 
     def check_micro_batch(self, micro_batch: tuple) -> None:
         """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
@@ -244,7 +244,7 @@ class AccumulatedTrainStep(nn.Cell):
         a run with `FlushTail` the average stays applied until the next training step, so that a callback saves as the
         best weights those that it has evaluated.
         """
-        return self._evaluates[0]
+        return self._eval_network[0]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -414,22 +414,26 @@ class FlushTail(Callback):
         self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
-        self._together = None if self._step.group is None else _StopTogether(run_context, self._step)
+        self._stop_together = None if self._step.group is None else _StopTogether(run_context, self._step)
         self._flushed = False
-        if self._together is not None:
-            facts = {"number of micro-batches in an epoch": args["batch_num"], "number of epochs": args["epoch_num"]}
-            saves = any(type(each).__name__ == "SaveStates" for each in args.get("list_callback") or ())
-            facts |= {"'SaveStates' among the callbacks": saves, **rate_facts(self._step.optimizer)}
-            agree("AccumulatedTrainStep", self._step.group, facts)
+        if self._stop_together is not None:
+            kinds = {type(callback).__name__ for callback in args.get("list_callback") or ()}
+            equal_on_ranks = {
+                "number of micro-batches in an epoch": args["batch_num"],
+                "number of epochs": args["epoch_num"],
+                "'SaveStates' among the callbacks": "SaveStates" in kinds,
+                **rate_facts(self._step.optimizer),
+            }
+            agree("AccumulatedTrainStep", self._step.group, equal_on_ranks)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._flushed = False
-        done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
-        self._step.epoch_begins(args["batch_num"] - done)
+        batches_done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
+        self._step.epoch_begins(args["batch_num"] - batches_done)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        self._continue()
+        self._end_evaluation()
         micro_batch = run_context.original_args().get("train_dataset_element")
         if micro_batch is not None:  # in sink mode the host does not have it
             self._step.check_micro_batch(tuple(micro_batch))
@@ -455,25 +459,25 @@ class FlushTail(Callback):
         self._flush(run_context)
         self._raise_if_skipped(run_context, at_once=self._step.raises)
         self._counts = self._step.counts
-        if self._together is not None:
-            self._together.epoch_ends()
+        if self._stop_together is not None:
+            self._stop_together.epoch_ends()
 
     def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
         """Warn of windows that were skipped in this epoch, or raise an error."""
         updated, skipped = (now - then for now, then in zip(self._step.counts, self._counts))
-        epoch, who = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
+        epoch, prefix = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
         if skipped > 0 and at_once:
-            raise FloatingPointError(f"{who}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
+            raise FloatingPointError(f"{prefix}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
         if skipped > 0:
-            _check.warn(f"{who}, {skipped} windows of epoch {epoch} were skipped: their gradients were not finite.")
+            _check.warn(f"{prefix}, {skipped} windows of epoch {epoch} were skipped: their gradients were not finite.")
         if skipped >= SKIPPED_IN_A_ROW and not updated:
             raise RuntimeError(
-                f"{who}, the gradients of all {skipped} windows of an epoch were not finite. "
+                f"{prefix}, the gradients of all {skipped} windows of an epoch were not finite. "
                 "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
             )
 
     def on_train_end(self, run_context: RunContext) -> None:
-        self._continue()
+        self._end_evaluation()
         self._step.average.end_run()
         self._flush(run_context)
 
@@ -481,7 +485,7 @@ class FlushTail(Callback):
         if kind is not None and hasattr(self, "_step"):  # `Model` also exits callbacks after each evaluation
             self._step.average.end_run()
 
-    def _continue(self) -> None:
+    def _end_evaluation(self) -> None:
         """Restore the weights after an evaluation; warn if it did not use their average."""
         self._step.average.restore()
         ema = self._step.ema
@@ -499,13 +503,14 @@ class FlushTail(Callback):
         """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
         if not hasattr(self, "_step"):
             return
-        if self._together is not None:  # once in an epoch, as ranks flush together
-            flushed, self._flushed = self._flushed, True
-            kept = flushed
+        if self._stop_together is not None:  # once in an epoch, as ranks flush together
+            already_flushed, self._flushed = self._flushed, True
+            flushes = not already_flushed
         else:
-            kept = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
-        if not kept:
-            if self._together is not None or self._step.micro_batches:  # ranks flush together, also without any
+            is_saved_open = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+            flushes = not is_saved_open
+        if flushes:
+            if self._stop_together is not None or self._step.micro_batches:  # ranks flush together, also without any
                 self._step.average.restore()
             self._step.flush()
 
@@ -521,33 +526,33 @@ class _StopTogether:
     """
 
     def __init__(self, run_context: RunContext, step: AccumulatedTrainStep):
-        self._step, self._wanted = step, bool(run_context.get_stop_requested())
-        self._over = self._stopping = False
+        self._step, self._is_requested = step, bool(run_context.get_stop_requested())
+        self._epoch_has_ended = self._stopping = False
         context: Any = run_context
         context.request_stop, context.get_stop_requested = self._request, self._requested
 
     def epoch_ends(self) -> None:
         """Let the ranks agree when `Model` asks next."""
-        self._over = True
+        self._epoch_has_ended = True
 
     def _request(self) -> None:
-        self._wanted = True
+        self._is_requested = True
 
     def _requested(self) -> bool:
-        if self._over:
-            self._over = False
+        if self._epoch_has_ended:
+            self._epoch_has_ended = False
             self._step.average.restore()  # the weights are compared
-            self._stopping = total([self._wanted], self._step.group) != [0]
+            self._stopping = total([self._is_requested], self._step.group) != [0]
             self._step.check_drift()
         return self._stopping
 
 
 def step_of(args: Any) -> AccumulatedTrainStep:
     """Return the train step of a run of `Model`."""
-    found = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
-    alone = found and args.get("optimizer") in (None, found[0].optimizer) and args.get("loss_fn") is None
-    if not alone:
-        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if found else "")
+    steps = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
+    is_valid = steps and args.get("optimizer") in (None, steps[0].optimizer) and args.get("loss_fn") is None
+    if not is_valid:
+        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if steps else "")
         remedy = "Use Model(AccumulatedTrainStep(...)) without loss_fn and optimizer; the driver needs no FlushTail."
         _check.raise_invalid(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
-    return found[0]
+    return steps[0]

@@ -44,7 +44,7 @@ _UNCLEAR = (
     "The loss is neither a mean nor a sum over rows. The network has too few parameters to say more: if the loss "
     "averages over something else, give 'weight'; if it couples the rows of a batch, use CoupledLoss."
 )
-_LEAST = 0.02  # weights above this, in parts of 1, are not noise
+_NEGLIGIBLE = 0.02  # weights above this, in parts of 1, are not noise
 Gradient = list[np.ndarray]
 
 
@@ -63,10 +63,10 @@ class Verification(NamedTuple):
         worst = sorted(self.table, key=lambda row: -row[2])[:_SHOWN]
         width = max([len(name) for name, _, _ in worst], default=0)
         lines = [f"{name:{width}}  {norm:10.4g}  {difference:10.2g}" for name, norm, difference in worst]
-        head = f"{'parameter':{width}}  {'norm':>10}  {'difference':>10}"
-        left = len(self.table) - len(worst)
-        more = [f"... and {left} parameters with smaller differences"] if left else []
-        return "\n".join([head, *lines, *more, self.diagnosis])
+        header = f"{'parameter':{width}}  {'norm':>10}  {'difference':>10}"
+        not_shown = len(self.table) - len(worst)
+        remainder = [f"... and {not_shown} parameters with smaller differences"] if not_shown else []
+        return "\n".join([header, *lines, *remainder, self.diagnosis])
 
 
 def verify(
@@ -112,14 +112,14 @@ def verify(
         >>> from mindspore import Tensor, nn
         >>> from ms_accum import verify
         >>> x, y = np.random.RandomState(1).randn(24, 6).astype(np.float32), np.arange(24) % 3
-        >>> found = verify(nn.Dense(6, 3), nn.CrossEntropyLoss(), (Tensor(x), Tensor(y, ms.int32)), 4)
-        >>> print(found.ok, found.diagnosis)
+        >>> result = verify(nn.Dense(6, 3), nn.CrossEntropyLoss(), (Tensor(x), Tensor(y, ms.int32)), 4)
+        >>> print(result.ok, result.diagnosis)
         True The gradients agree.
     """
     steps = _check.positive_int(_OWNER, "gradient_accumulation_steps", gradient_accumulation_steps)
     batch = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    columns = tuple(each if isinstance(each, Tensor) else Tensor(each) for each in columns)
+    columns = tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
     rows = columns[0].shape[0]
     if any(column.shape[0] != rows for column in columns):
         rule = "columns with the same number of rows"
@@ -139,31 +139,31 @@ class _Trial:
 
     Args:
         network (Cell), loss_fn: as for `verify`.
-        whole (tuple): the columns of the large batch.
+        batch (tuple): the columns of the large batch.
         pieces (Sequence[tuple]): the micro-batches.
-        how (dict): other arguments of the driver.
+        options (dict): other arguments of the driver.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, whole: tuple, pieces: Sequence[tuple], how: dict[str, Any]):
-        self._network, self._how = network, how
-        hidden = how["reduction"] == "mean" and loss_reduction(loss_fn) == "sum"
-        self._loss_fn = _Unrecognised(loss_fn) if hidden else loss_fn
-        self._whole, self._pieces = whole, pieces
+    def __init__(self, network: nn.Cell, loss_fn: Any, batch: tuple, pieces: Sequence[tuple], options: dict[str, Any]):
+        self._network, self._options = network, options
+        is_rejected = options["reduction"] == "mean" and loss_reduction(loss_fn) == "sum"
+        self._loss_fn = _Unrecognised(loss_fn) if is_rejected else loss_fn
+        self._batch, self._pieces = batch, pieces
         self._trained = network.trainable_params()
         self._losses = _Recorder()
         self._random: list[nn.Cell] = []  # random layers that do not explain the difference, and are switched off
 
     def result(self, rtol: float) -> Verification:
         """Return the result."""
-        expected = self._gradient([self._whole])
+        expected = self._gradient([self._batch])
         try:
             self._run_outside_graphs()
-            found = self._gradient(self._pieces)
+            accumulated = self._gradient(self._pieces)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             return self._only_large(expected, error)
-        table = _differences(self._trained, expected, found)
-        ok = self._agree(expected, found, rtol)
-        return Verification(ok, "The gradients agree." if ok else self._cause(expected, found, rtol), table)
+        table = _differences(self._trained, expected, accumulated)
+        ok = self._agree(expected, accumulated, rtol)
+        return Verification(ok, "The gradients agree." if ok else self._cause(expected, accumulated, rtol), table)
 
     def _run_outside_graphs(self) -> None:
         """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
@@ -175,12 +175,12 @@ class _Trial:
 
     def _only_large(self, expected: Gradient, error: Exception) -> Verification:
         """Return the result if the large batch can be run, but its micro-batches can't."""
-        nothing = [np.full(gradient.shape, np.inf) for gradient in expected]
-        why = "the network or the loss accepts one batch size only, or the loss couples the rows of a batch"
-        if any(map(numbers_rows, self._whole[1:])):
-            why = "the loss couples the rows of a batch, which the labels number"
-        text = f"The large batch can be run, but its micro-batches can't: {why}. Use CoupledLoss. {one_line(error)}"
-        return Verification(False, text, _differences(self._trained, expected, nothing))
+        infinite = [np.full(gradient.shape, np.inf) for gradient in expected]
+        reason = "the network or the loss accepts one batch size only, or the loss couples the rows of a batch"
+        if any(map(numbers_rows, self._batch[1:])):
+            reason = "the loss couples the rows of a batch, which the labels number"
+        text = f"The large batch can be run, but its micro-batches can't: {reason}. Use CoupledLoss. {one_line(error)}"
+        return Verification(False, text, _differences(self._trained, expected, infinite))
 
     def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = ()) -> Gradient:
         """Return the gradient that the optimizer gets, read from Momentum's moments; a rate of 0 keeps the weights.
@@ -190,7 +190,7 @@ class _Trial:
             off (Sequence[Cell]): layers that behave as in evaluation.
         """
         optimizer = nn.Momentum(self._trained, 0.0, 0.9)
-        model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._how)
+        model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._options)
         mode = ms.get_context("mode")
         with ExitStack() as closing:
             restored = restoring(self._network, (), training=True, mode=mode, loss_fn=self._loss_fn)
@@ -202,37 +202,38 @@ class _Trial:
                 if getattr(layer, "use_batch_statistics", False):  # a BatchNorm that ignores the mode
                     closing.callback(setattr, layer, "use_batch_statistics", layer.use_batch_statistics)
                     layer.use_batch_statistics = False
-            how: Any = {"report": self._losses, "ckpt_path": None}
-            model.train_process(1, list(micro_batches), len(micro_batches), **how)
+            options: Any = {"report": self._losses, "ckpt_path": None}
+            model.train_process(1, list(micro_batches), len(micro_batches), **options)
         if not model.updates:
-            return [np.full(each.shape, np.nan) for each in self._trained]
-        return [as_array(each).astype(np.float64) for each in optimizer.moments]
+            return [np.full(parameter.shape, np.nan) for parameter in self._trained]
+        return [as_array(moment).astype(np.float64) for moment in optimizer.moments]
 
-    def _agree(self, expected: Gradient, found: Gradient, rtol: float) -> bool:
-        return all(difference <= rtol for _, _, difference in _differences(self._trained, expected, found))
+    def _agree(self, expected: Gradient, accumulated: Gradient, rtol: float) -> bool:
+        return all(difference <= rtol for _, _, difference in _differences(self._trained, expected, accumulated))
 
     def _both(self, off: Sequence[nn.Cell] = ()) -> tuple[Gradient, Gradient]:
-        return self._gradient([self._whole], off), self._gradient(self._pieces, off)
+        return self._gradient([self._batch], off), self._gradient(self._pieces, off)
 
-    def _cause(self, expected: Gradient, found: Gradient, rtol: float) -> str:
-        if not all(np.isfinite(each).all() for each in (*expected, *found)):
+    def _cause(self, expected: Gradient, accumulated: Gradient, rtol: float) -> str:
+        if not all(np.isfinite(gradient).all() for gradient in (*expected, *accumulated)):
             return "A gradient is not finite: look for NaN in the data, or lower the loss scale."
         # A kink of the network may move a gradient more than rounding does, but far less than the layers do.
-        limit = max(rtol, 0.01 * max(difference for _, _, difference in _differences(self._trained, expected, found)))
+        differences = [difference for _, _, difference in _differences(self._trained, expected, accumulated)]
+        limit = max(rtol, 0.01 * max(differences))
         random, normalizing = self._layers()
-        for off, words in (
+        for off, diagnosis in (
             (normalizing, _BATCH_NORM),
             (random, _RANDOM),
             ([*random, *normalizing], f"{_BATCH_NORM} {_RANDOM}"),
         ):
             if off and self._agree(*self._both(off), limit):
-                return words
+                return diagnosis
         if random:
             self._random = random
-            expected, found = self._both()
-        if not self._agree(expected, self._gradient([self._whole]), rtol):
+            expected, accumulated = self._both()
+        if not self._agree(expected, self._gradient([self._batch]), rtol):
             return "The gradient of one batch differs from run to run: the network or the loss is random."
-        return self._of_weights(expected, found, rtol)
+        return self._of_weights(expected, accumulated, rtol)
 
     def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:
         """Return the layers that may be the cause: those that draw random numbers, and those that normalize batches."""
@@ -241,27 +242,27 @@ class _Trial:
         random = [cells[name] for name in (*random_layers(self._network), *names)]
         return random, [cell for cell in cells.values() if takes_statistics(cell, training=True)]
 
-    def _of_weights(self, expected: Gradient, found: Gradient, rtol: float) -> str:
+    def _of_weights(self, expected: Gradient, accumulated: Gradient, rtol: float) -> str:
         """Return the diagnosis from what the micro-batches count for in the large batch's gradient."""
-        of_pieces, losses = self._alone(self._pieces)
-        whole, rows = _flat(expected), np.array([piece[0].shape[0] for piece in self._pieces])
+        of_pieces, losses = self._gradients_and_losses(self._pieces)
+        of_batch, rows = _flat(expected), np.array([piece[0].shape[0] for piece in self._pieces])
         shares = rows / rows.sum()
-        near = _Near(whole, rtol)
-        factor = float(whole @ _flat(found) / (whole @ whole))
-        means, averages = self._how["reduction"] == "mean", near(of_pieces @ shares)
-        if near(of_pieces.sum(1)) and means and not averages:
-            loss = self._alone([self._whole])[1][0]
+        is_close = _IsClose(of_batch, rtol)
+        factor = float(of_batch @ _flat(accumulated) / (of_batch @ of_batch))
+        wants_mean, is_mean = self._options["reduction"] == "mean", is_close(of_pieces @ shares)
+        if is_close(of_pieces.sum(1)) and wants_mean and not is_mean:
+            loss = self._gradients_and_losses([self._batch])[1][0]
             if abs(loss - losses @ shares) < rtol * abs(loss) < abs(loss - losses.sum()):
                 return _WRONG_BACKWARD
             return f"The loss sums over rows (off by {factor:.3g}): use reduction='sum', or a loss that averages."
-        if averages and means and self._how["weight"] is None:
+        if is_mean and wants_mean and self._options["weight"] is None:
             return f"The accumulated gradient is {factor:.3g} times the large batch's: the window is divided wrongly."
-        pieces, weights = (self._pieces, shares) if averages else self._weights(of_pieces, whole, near)
+        pieces, weights = (self._pieces, shares) if is_mean else self._weights(of_pieces, of_batch, is_close)
         if weights is None:
             return _UNCLEAR
         if not len(weights):
             return _COUPLES
-        if not means:
+        if not wants_mean:
             return f"The loss averages over rows (off by {factor:.3g}): use reduction='mean', or a loss that sums."
         counts = ", ".join(f"{piece[0].shape[0]}" for piece in pieces)
         shown = ", ".join(f"{weight:.3g}" for weight in weights)
@@ -270,14 +271,14 @@ class _Trial:
             "window. Give 'weight', a function of the columns, such as the number of valid tokens."
         )
 
-    def _alone(self, pieces: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    def _gradients_and_losses(self, pieces: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of micro-batches, one in each column, and their losses."""
         self._losses.values = []
         gradients = np.stack([_flat(self._gradient([piece])) for piece in pieces], 1)
         return gradients, np.array(self._losses.values)
 
     def _weights(
-        self, of_pieces: np.ndarray, whole: np.ndarray, near: Callable
+        self, of_pieces: np.ndarray, of_batch: np.ndarray, is_close: Callable
     ) -> tuple[Sequence[tuple], np.ndarray | None]:
         """Return micro-batches and what each counts for, in parts of 1; nothing for a loss that is no mean; or None.
 
@@ -285,49 +286,49 @@ class _Trial:
         if necessary only two, halves of the batch. None: even then it is unclear. A solution for several micro-batches
         must hold for the first two joined as well.
         """
-        none, pieces = np.empty(0), self._pieces
-        weights, determined = _solved(of_pieces, whole)
-        if not near(of_pieces @ weights):
-            return pieces, none
+        no_weights, pieces = np.empty(0), self._pieces
+        weights, determined = _solved(of_pieces, of_batch)
+        if not is_close(of_pieces @ weights):
+            return pieces, no_weights
         if not determined and len(pieces) > 2:
             half = len(pieces) >> 1
             pieces = [_joined(self._pieces[:half]), _joined(self._pieces[half:])]
-            of_pieces = self._alone(pieces)[0]
-            weights, determined = _solved(of_pieces, whole)
-            if not near(of_pieces @ weights):
-                return pieces, none
+            of_pieces = self._gradients_and_losses(pieces)[0]
+            weights, determined = _solved(of_pieces, of_batch)
+            if not is_close(of_pieces @ weights):
+                return pieces, no_weights
         if not determined:
             return pieces, None
-        if weights.min() < -_LEAST:
-            return pieces, none
-        if len(pieces) > 2 and weights[:2].sum() > _LEAST:
-            apart = of_pieces[:, :2] @ weights[:2] / weights[:2].sum()
-            if not near(self._alone([_joined(pieces[:2])])[0][:, 0] - apart + whole):
-                return pieces, none
+        if weights.min() < -_NEGLIGIBLE:
+            return pieces, no_weights
+        if len(pieces) > 2 and weights[:2].sum() > _NEGLIGIBLE:
+            mean_of_two = of_pieces[:, :2] @ weights[:2] / weights[:2].sum()
+            if not is_close(self._gradients_and_losses([_joined(pieces[:2])])[0][:, 0] - mean_of_two + of_batch):
+                return pieces, no_weights
         return pieces, weights
 
 
 def _joined(pieces: Sequence[tuple]) -> tuple:
     """Return one micro-batch with the rows of several."""
-    return tuple(Tensor(np.concatenate([as_array(c) for c in cs]), cs[0].dtype) for cs in zip(*pieces))
+    return tuple(Tensor(np.concatenate([as_array(part) for part in parts]), parts[0].dtype) for parts in zip(*pieces))
 
 
-class _Near:
+class _IsClose:
     """Whether a gradient is that of the large batch."""
 
-    def __init__(self, whole: np.ndarray, rtol: float):
-        self._whole, self._limit = whole, rtol * np.abs(whole).max()
+    def __init__(self, gradient: np.ndarray, rtol: float):
+        self._gradient, self._limit = gradient, rtol * np.abs(gradient).max()
 
     def __call__(self, gradient: np.ndarray) -> bool:
-        return bool(np.abs(gradient - self._whole).max() <= self._limit)
+        return bool(np.abs(gradient - self._gradient).max() <= self._limit)
 
 
-def _solved(of_pieces: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return weights that add up to 1 with which the gradients add up to `whole`, and whether only these do."""
-    apart = of_pieces[:, :-1] - of_pieces[:, -1:]
-    first, _, rank, _ = np.linalg.lstsq(apart, whole - of_pieces[:, -1], rcond=1e-4)
-    determined = rank == apart.shape[1] < apart.shape[0]
-    return np.append(first, 1 - first.sum()), bool(determined)
+def _solved(of_pieces: np.ndarray, of_batch: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return weights that add up to 1 with which the gradients add up to `of_batch`, and whether only these do."""
+    differences = of_pieces[:, :-1] - of_pieces[:, -1:]
+    all_but_last, _, rank, _ = np.linalg.lstsq(differences, of_batch - of_pieces[:, -1], rcond=1e-4)
+    determined = rank == differences.shape[1] < differences.shape[0]
+    return np.append(all_but_last, 1 - all_but_last.sum()), bool(determined)
 
 
 class _Recorder:
@@ -372,16 +373,18 @@ def _sizes(rows: int, steps: int) -> list[int]:
 
 
 def _flat(gradient: Gradient) -> np.ndarray:
-    return np.concatenate([each.ravel() for each in gradient])
+    return np.concatenate([array.ravel() for array in gradient])
 
 
-def _differences(parameters: Sequence[Any], expected: Gradient, found: Gradient) -> list[tuple[str, float, float]]:
+def _differences(
+    parameters: Sequence[Any], expected: Gradient, accumulated: Gradient
+) -> list[tuple[str, float, float]]:
     """Return a row of the table for each parameter; differences are relative, but to 1e-3 of the largest at least."""
-    largest = [float(np.abs(each).max(initial=0.0)) for each in expected]
+    largest = [float(np.abs(gradient).max(initial=0.0)) for gradient in expected]
     floor = max(1e-3 * max(largest), 1e-30)
-    missed = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(expected, found)]
-    norms = [float(np.linalg.norm(each)) for each in expected]
+    errors = [float(np.abs(left - right).max(initial=0.0)) for left, right in zip(expected, accumulated)]
+    norms = [float(np.linalg.norm(gradient)) for gradient in expected]
     return [
-        (parameter.name, norm, miss / max(size, floor))
-        for parameter, norm, miss, size in zip(parameters, norms, missed, largest)
+        (parameter.name, norm, error / max(size, floor))
+        for parameter, norm, error, size in zip(parameters, norms, errors, largest)
     ]

@@ -19,8 +19,8 @@ from .loss_scale import DynamicScale, scale_of
 from .noise_scale import NoiseScale
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, check_dense, policy_of
 
-OWNERS = ("loss_scale", "nonfinite", "ema")
-"""tuple[str], the owners of Parameters in training states that are optional for a run."""
+OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
+"""tuple[str], the prefixes of Parameters that only the training state, or only the resumed run, may have."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from .. import _check
 from ..network.state import state
 from ..ranks.agreement import check_drift
 from ..ranks.group import Group
@@ -32,7 +33,7 @@ class Outside(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore
 
 
 @ms.jit_class
-class Notes:
+class RankStatus:
     """What ranks add to the sums of a window: their micro-batches, whether they flush, and requests to stop and save.
 
     A rank whose data are over flushes, and takes part in the windows of the others with zeros until all flush.
@@ -44,12 +45,12 @@ class Notes:
 
     def __init__(self, name: str, group: Group):
         self.ranks = group.size
-        self.own = state(f"{name}.notes", np.zeros(3), ms.float32)
+        self.own = state(f"{name}.rank_status", np.zeros(3), ms.float32)
         """Parameter, whether this rank flushes, and its requests to stop and to save."""
-        self.sums = state(f"{name}.notes_of_all", np.zeros(4), ms.float32)
+        self.sums = state(f"{name}.rank_status_sums", np.zeros(4), ms.float32)
         """Parameter, the sums over the ranks: micro-batches, and what is in `own`."""
         self.parameters = (self.own, self.sums)
-        self._now = [0.0, 0.0, 0.0]
+        self._sent = [0.0, 0.0, 0.0]  # the value of `own`
 
     def sent(self, micro_batches: Any) -> Any:
         """Return what this rank adds."""
@@ -57,15 +58,15 @@ class Notes:
 
     def flushing(self, flushes: bool) -> None:
         """Set whether this rank flushes, on the host."""
-        self._set([float(flushes), *self._now[1:]])
+        self._set([float(flushes), *self._sent[1:]])
 
     def request(self, requests: Sequence[float]) -> None:
         """Set this rank's requests to stop and to save, on the host; they are sent when the next window ends."""
-        self._set([self._now[0], *requests])
+        self._set([self._sent[0], *requests])
 
     def _set(self, own: list[float]) -> None:
-        if own != self._now:
-            self._now = own
+        if own != self._sent:
+            self._sent = own
             ops.assign(self.own, Tensor(own, ms.float32))
 
     def ended(self) -> bool:
@@ -73,7 +74,7 @@ class Notes:
         return bool(self.sums.asnumpy()[0])
 
     def requests(self) -> list[float] | None:
-        """Return all ranks' requests at the last window's end, once; None if only some ranks were in a flush."""
+        """Return the ranks' requests at the last window's end, once; None if only some of the ranks flushed."""
         _, flushing, *requests = self.sums.asnumpy().tolist()
         if flushing not in (0, self.ranks):
             return None
@@ -88,7 +89,7 @@ class _SizeBySteps:
     def __init__(self, steps: list[tuple[int, int]]):
         sizes = [0, *(size for _, size in steps)]
         self.firsts = Tensor([first for first, _ in steps], ms.float32)
-        self.growth = Tensor([after - before for before, after in zip(sizes, sizes[1:])], ms.float32)
+        self.growth = Tensor([size - previous for previous, size in zip(sizes, sizes[1:])], ms.float32)
 
     def __call__(self, updates: Any) -> Any:
         reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
@@ -103,18 +104,20 @@ class GraphWindow:
         name (str): the first part of its Parameters' names.
         collaborators (Collaborators): what the window works with.
         sizes (Sizes): the sizes of windows.
+        size_argument (Argument): the class and the argument that set them, for error messages.
     """
 
-    def __init__(self, name: str, collaborators: Collaborators, sizes: Sizes):
+    def __init__(self, name: str, collaborators: Collaborators, sizes: Sizes, size_argument: _check.Argument):
         self.collaborators = collaborators
+        self._size_argument = size_argument
         self.group = collaborators.group
         self.weighted = collaborators.weighted
         self.parameters = collaborators.parameters
         self.scale = collaborators.scale if collaborators.dynamic is None else collaborators.dynamic.value
         """Union[float, Parameter], the loss scale."""
-        self.notes = None if self.group is None else Notes(name, self.group)
-        """Optional[Notes], what ranks send with the sums of a window; None for a single process."""
-        touched = () if self.notes is None else self.notes.parameters
+        self.rank_status = None if self.group is None else RankStatus(name, self.group)
+        """Optional[RankStatus], what ranks send with the sums of a window; None for a single process."""
+        touched = () if self.rank_status is None else self.rank_status.parameters
         # A window of 1 needs no accumulators in a single process with dense gradients.
         at_once = sizes.constant == 1 and self.group is None and not collaborators.sparse
         self.sums = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
@@ -146,20 +149,20 @@ class GraphWindow:
         ops.assign(self.updated, updated)
         return updated
 
-    def add_with(self, figures: Any, gradients: Any, weight: Any, last: Any) -> Any:
-        """Add a micro-batch, with figures to sum over the ranks; end the window if it is full, or if `last` is true.
+    def add_with(self, scalars: Any, gradients: Any, weight: Any, last: Any) -> Any:
+        """Add a micro-batch, with scalars to sum over the ranks; end the window if it is full, or if `last` is true.
 
         Returns:
-            tuple[Tensor], whether the window ended, and the figures, summed if it ended.
+            tuple[Tensor], whether the window ended, and the scalars, summed if it ended.
         """
         if not self.sums.has_sums:
-            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, figures)), figures
+            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, scalars)), scalars
         updated = Tensor(False)
         ends = self._add(gradients, weight, last)
         if self.sums.boundary.touch(ends):
-            updated, figures = self.end_with(figures)
+            updated, scalars = self.end_with(scalars)
         ops.assign(self.updated, updated)
-        return ends, figures
+        return ends, scalars
 
     # Two of each: on CPU, with ms.jit in PyNative mode, a branch whose result contained a tuple with a None ended in
     # SIGSEGV some windows later (MindSpore 2.10).
@@ -170,20 +173,20 @@ class GraphWindow:
         self._begin_next()
         return updated
 
-    def end_with(self, figures: Any) -> Any:
-        """End the window and begin the next; return whether the parameters were updated, and the summed figures."""
-        closed = self.sums.close(figures, self._sent())
+    def end_with(self, scalars: Any) -> Any:
+        """End the window and begin the next; return whether the parameters were updated, and the summed scalars."""
+        closed = self.sums.close(scalars, self._sent())
         updated = self._count(closed)
         self._begin_next()
         return updated, closed[2]
 
-    def _closed_at_once(self, gradients: Any, weight: Any, figures: Any) -> Any:
+    def _closed_at_once(self, gradients: Any, weight: Any, scalars: Any) -> Any:
         """End a window of one micro-batch, which has no accumulators."""
         weight = None if weight is None else ops.cast(weight, ms.float32)
-        return self._count(self.sums.close_at_once(gradients, weight, figures))
+        return self._count(self.sums.close_at_once(gradients, weight, scalars))
 
     def _sent(self) -> Any:
-        return None if self.notes is None else self.notes.sent(self.micro_batches)
+        return None if self.rank_status is None else self.rank_status.sent(self.micro_batches)
 
     def _begin_next(self) -> None:
         self._clear()
@@ -203,98 +206,98 @@ class GraphWindow:
     def _add_together(self, gradients: Any, weight: Any, adds: float, last: Any) -> Any:
         """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
         full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
-        own = ops.stack((Tensor(adds, ms.float32), adds * full + last))
-        others = self.sums.add(gradients, weight, (own,))
-        ops.assign_add(self.micro_batches, ops.cast(others[0][0] > 0, ms.int32))
-        return others[0][0], others[0][1]
+        own_counts = ops.stack((Tensor(adds, ms.float32), adds * full + last))
+        counts = self.sums.add(gradients, weight, (own_counts,))[0]
+        ops.assign_add(self.micro_batches, ops.cast(counts[0] > 0, ms.int32))
+        return counts[0], counts[1]
 
     def _count(self, closed: Any) -> Any:
         """Count a window that has ended; return whether the parameters were updated."""
         updated, norm = closed[0], closed[1]
-        skipped, now = ops.logical_not(updated), updated
-        if self.notes is not None:
+        skipped, last_updated = ops.logical_not(updated), updated
+        if self.rank_status is not None:
             ended = closed[3][0] > 0  # with several ranks: whether any of them held micro-batches
-            ops.assign(self.notes.sums, closed[3])
+            ops.assign(self.rank_status.sums, closed[3])
             norm, skipped = ops.where(ended, norm, self.grad_norm), ops.logical_and(ended, skipped)
-            now = ops.logical_or(updated, ops.logical_and(self.updated, ops.logical_not(ended)))
+            last_updated = ops.logical_or(updated, ops.logical_and(self.updated, ops.logical_not(ended)))
         ops.assign(self.grad_norm, norm)
-        ops.assign(self.updated, now)
+        ops.assign(self.updated, last_updated)
         ops.assign_add(self.updates, ops.cast(updated, ms.int32))
         ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))
         return updated
 
-    def take_part(self, figures: Any) -> Any:
+    def take_part(self, scalars: Any) -> Any:
         """Add zeros to the other ranks' micro-batch; return whether there was one, and whether it updated."""
         counted = self._add_together(self.sums.zeros(), None, 0.0, ops.zeros((), ms.float32))
         updated = Tensor(False)
         if self.sums.boundary.touch(counted[1] > 0):
-            updated = self.end() if figures is None else self.end_with(figures)[0]
+            updated = self.end() if scalars is None else self.end_with(scalars)[0]
         return counted[0] > 0, updated
 
     def _clear(self) -> None:
         self.sums.clear()
         ops.assign(self.micro_batches, Tensor(0, ms.int32))
 
-    def end_either(self, figures: Any) -> Any:
-        """End the window, with figures or without; return whether the parameters were updated."""
-        return self.end() if figures is None else self.end_with(figures)[0]
+    def end_either(self, scalars: Any) -> Any:
+        """End the window, with scalars or without; return whether the parameters were updated."""
+        return self.end() if scalars is None else self.end_with(scalars)[0]
 
     # What follows is for the host.
 
-    def flush(self, figures: Any = None) -> bool:
-        """End an open window early; return whether the parameters were updated. `figures` is what `add` would get.
+    def flush(self, scalars: Any = None) -> bool:
+        """End an open window early; return whether the parameters were updated. `scalars` is what `add` would get.
 
         With several ranks, take part in the windows of the others until all flush.
         """
-        if self.notes is None and not int(self.micro_batches.asnumpy()):
+        if self.rank_status is None and not int(self.micro_batches.asnumpy()):
             return False
         check_not_applied("flush", self.collaborators.ema)
-        if self.notes is None:
-            return self._end_now(figures)
-        self.notes.flushing(True)
+        if self.rank_status is None:
+            return self._end_now(scalars)
+        self.rank_status.flushing(True)
         try:
             with exchange():
                 if self.sums.sum_over_ranks is not None:
-                    return self._flush_micro_batches(figures)
-                return self._flush_windows(self.notes, figures)
+                    return self._flush_micro_batches(scalars)
+                return self._flush_windows(self.rank_status, scalars)
         except RuntimeError as error:
             if "AllReduce" not in str(error):
                 raise
-            remedy = "another rank did not take part. Call 'flush' on all ranks, the same number of times"
-            raise RuntimeError(f"For 'flush', {remedy}.") from error
+            reason = "another rank did not take part. Call 'flush' on all ranks, the same number of times"
+            raise RuntimeError(f"For 'flush', {reason}.") from error
         finally:
-            self.notes.flushing(False)
+            self.rank_status.flushing(False)
 
-    def _flush_windows(self, notes: Notes, figures: Any) -> bool:
+    def _flush_windows(self, rank_status: RankStatus, scalars: Any) -> bool:
         """End windows together until no rank holds a micro-batch: first this rank's own, then those of the others."""
         any_updated = False
         while True:
-            updated = self._end_now(figures)
-            if not notes.ended():
+            updated = self._end_now(scalars)
+            if not rank_status.ended():
                 return any_updated
             any_updated = any_updated or updated
-            figures = None if figures is None else ops.zeros_like(figures)
+            scalars = None if scalars is None else ops.zeros_like(scalars)
 
-    def _flush_micro_batches(self, figures: Any) -> bool:
+    def _flush_micro_batches(self, scalars: Any) -> bool:
         """Take part in the other ranks' micro-batches until no rank adds one, then end the open window together."""
-        before = int(self.updates.asnumpy())
-        while self._take_part_now(figures):
-            if figures is not None and not int(self.micro_batches.asnumpy()):  # a window has ended
-                figures = ops.zeros_like(figures)
-        self._end_now(figures)
-        return int(self.updates.asnumpy()) > before
+        updates_before = int(self.updates.asnumpy())
+        while self._take_part_now(scalars):
+            if scalars is not None and not int(self.micro_batches.asnumpy()):  # a window has ended
+                scalars = ops.zeros_like(scalars)
+        self._end_now(scalars)
+        return int(self.updates.asnumpy()) > updates_before
 
-    def _end_now(self, figures: Any) -> bool:
+    def _end_now(self, scalars: Any) -> bool:
         """End the window in the way in which the step ends windows; return whether the parameters were updated.
 
         In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
         one any more.
         """
-        return bool((self.end_either if self.outside.called else self._end_compiled)(figures))
+        return bool((self.end_either if self.outside.called else self._end_compiled)(scalars))
 
-    def _take_part_now(self, figures: Any) -> bool:
+    def _take_part_now(self, scalars: Any) -> bool:
         """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
-        return bool((self.take_part if self.outside.called else self._take_part_compiled)(figures)[0])
+        return bool((self.take_part if self.outside.called else self._take_part_compiled)(scalars)[0])
 
     def clear(self) -> None:
         """Discard an open window."""
@@ -302,24 +305,26 @@ class GraphWindow:
             self._clear()
             self.collaborators.clear()
 
-    def check_drift(self, owner: str) -> None:
+    def check_drift(self) -> None:
         """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
         if self.group is not None:
-            size = {"'accumulate_step'": int(self.size.asnumpy())}
+            owner, argument = self._size_argument
+            size = {f"'{argument}'": int(self.size.asnumpy())}
             check_drift(owner, self.group, self.parameters, self.collaborators.optimizer, size)
 
     def resize(self, size: int) -> None:
         """Change the size between windows."""
+        owner, argument = self._size_argument
         micro_batches = int(self.micro_batches.asnumpy())
         if micro_batches:
             raise RuntimeError(
-                "For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
-                f"{micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+                f"For '{owner}', '{argument}' can't change inside a window, which holds {micro_batches} micro-batches. "
+                "Call 'flush()' or 'clear()' first."
             )
         if self.next_size is not None:
-            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it is defined by the update.")
+            raise ValueError(f"For '{owner}', '{argument}' can't be set: it is defined by the update.")
         if self.group is None and (size > 1) != self.sums.has_sums:
-            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Use a new Accumulator.")
+            raise ValueError(f"For '{owner}', '{argument}' can't change from or to 1. Use a new {owner}.")
         ops.assign(self.size, Tensor(size, ms.int32))  # a compiled graph does not see set_data
 
     @property
@@ -347,15 +352,15 @@ _COUNTERS = ("updates", "skipped", "updated", "grad_norm")
 
 def _end_of(window: GraphWindow) -> Any:
     @ms.jit
-    def end(figures: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
-        return window.end_either(figures)
+    def end(scalars: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
+        return window.end_either(scalars)
 
     return end
 
 
 def _take_part_of(window: GraphWindow) -> Any:
     @ms.jit
-    def take_part(figures: Any) -> Any:
-        return window.take_part(figures)
+    def take_part(scalars: Any) -> Any:
+        return window.take_part(scalars)
 
     return take_part

@@ -51,10 +51,10 @@ class BadBatches:
             return
         if not bad and self._prefix:  # it may be a micro-batch of another rank
             return
-        shift = record.bad[0] - bad[0] if bad else 0
+        offset = record.bad[0] - bad[0] if bad else 0
         for number in [number for number in (bad or kept) if number in kept][: self._left]:
-            which = f"micro-batch-{number + shift}" if bad else f"part-{number}"
-            self._write(f"{self._prefix}epoch-{record.epoch}-window-{record.step}-{which}", kept[number])
+            part = f"micro-batch-{number + offset}" if bad else f"part-{number}"
+            self._write(f"{self._prefix}epoch-{record.epoch}-window-{record.step}-{part}", kept[number])
 
     def _write(self, name: str, columns: Sequence[np.ndarray]) -> None:
         self._left -= 1
@@ -68,6 +68,6 @@ class BadBatches:
 
 def _free(folder: Path, name: str) -> Path:
     """Return a path that does not exist: runs may share a folder."""
-    suffixes = itertools.chain([""], (f"-{again}" for again in itertools.count(2)))
+    suffixes = itertools.chain([""], (f"-{copy}" for copy in itertools.count(2)))
     paths = (folder / f"{name}{suffix}.npz" for suffix in suffixes)
     return next(path for path in paths if not path.exists())

@@ -48,14 +48,15 @@ class _Reporting(Callback):
             self._reporter.close()
 
 
-def callbacks_of(owner: str, name: str, given: Any) -> list[Callback]:
+def callbacks_of(owner: str, name: str, argument: Any) -> list[Callback]:
     """Return the callbacks of an argument: one, several or None; a `Reporter` becomes a callback."""
-    several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
-    for each in several:
-        if not isinstance(each, Callback) and not all(hasattr(each, part) for part in ("start", "update", "close")):
+    callbacks = argument if isinstance(argument, (list, tuple)) else () if argument is None else (argument,)
+    for callback in callbacks:
+        is_reporter = all(hasattr(callback, method) for method in ("start", "update", "close"))
+        if not isinstance(callback, Callback) and not is_reporter:
             rule = "callbacks of mindspore.train, or objects with start, update and close"
-            _check.raise_invalid(TypeError, owner, name, rule, getattr(each, "__name__", type(each).__name__))
-    return [each if isinstance(each, Callback) else _Reporting(each) for each in several]
+            _check.raise_invalid(TypeError, owner, name, rule, getattr(callback, "__name__", type(callback).__name__))
+    return [callback if isinstance(callback, Callback) else _Reporting(callback) for callback in callbacks]
 
 
 class Facts(dict):
@@ -75,30 +76,30 @@ class Callbacks:
 
     Args:
         callbacks (Sequence[Callback]): the callbacks, called in this order.
-        facts (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
+        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], facts: Facts):
-        self._callbacks, self.facts = list(callbacks), facts
-        self._context = RunContext(facts)
-        facts.list_callback = self._callbacks
+    def __init__(self, callbacks: Sequence[Callback], arguments: Facts):
+        self._callbacks, self.arguments = list(callbacks), arguments
+        self._context = RunContext(arguments)
+        arguments.list_callback = self._callbacks
 
     def __enter__(self) -> Callbacks:
         with ExitStack() as entered:
-            targets = [entered.enter_context(each) for each in self._callbacks]
+            targets = [entered.enter_context(callback) for callback in self._callbacks]
             self._entered = entered.pop_all()
-        both = zip(self._callbacks, targets)
-        self._callbacks[:] = [target if isinstance(target, Callback) else each for each, target in both]
+        pairs = zip(self._callbacks, targets)
+        self._callbacks[:] = [target if isinstance(target, Callback) else callback for callback, target in pairs]
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._entered.__exit__(*error)
 
-    def __call__(self, moment: str, **facts: Any) -> None:
-        """Call a method of all callbacks, such as ``"on_train_step_end"``, after setting these facts."""
-        self.facts.update(facts)
-        for each in self._callbacks:
-            getattr(each, moment)(self._context)
+    def __call__(self, moment: str, **arguments: Any) -> None:
+        """Call a method of all callbacks, such as ``"on_train_step_end"``, after setting these arguments."""
+        self.arguments.update(arguments)
+        for callback in self._callbacks:
+            getattr(callback, moment)(self._context)
 
     def step_end(self, record: UpdateRecord) -> None:
         """Call the callbacks after a window."""
@@ -110,21 +111,25 @@ class Callbacks:
         """Call the callbacks after an epoch, with the results of its evaluation if there was one."""
         measured: dict[str, Any] = {}
         if results is not None:
-            own = {name: value for name, value in results.items() if name != "eval_loss"}
-            measured = {"metrics": own, "eval_results": results}
+            metrics = {name: value for name, value in results.items() if name != "eval_loss"}
+            measured = {"metrics": metrics, "eval_results": results}
         self("on_train_epoch_end", **measured)
         for name in measured:
-            self.facts.pop(name, None)
+            self.arguments.pop(name, None)
 
-    def evaluating(self, **facts: Any) -> Callbacks:
+    def evaluating(self, **arguments: Any) -> Callbacks:
         """Return the callbacks that `Model.fit` would call during an evaluation: the user's and `TimeMonitor`."""
-        own = [each for each in self._callbacks if isinstance(each, TimeMonitor) or not _is_mindspores(each)]
-        return Callbacks(own, Facts(self.facts, mode="eval", cur_step_num=0, **facts))
+        timers_and_users = [
+            callback
+            for callback in self._callbacks
+            if isinstance(callback, TimeMonitor) or not _is_from_mindspore(callback)
+        ]
+        return Callbacks(timers_and_users, Facts(self.arguments, mode="eval", cur_step_num=0, **arguments))
 
     @property
     def may_change_parameters(self) -> bool:
         """bool, whether there are callbacks of the user, which may load weights or set the learning rate."""
-        return any(not type(each).__module__.startswith("ms_accum.") for each in self._callbacks)
+        return any(not type(callback).__module__.startswith("ms_accum.") for callback in self._callbacks)
 
     @property
     def stopping(self) -> bool:
@@ -134,7 +139,8 @@ class Callbacks:
 
 def warn_about_counters(callbacks: Sequence[Callback]) -> None:
     """Warn, once for a resumed run, about callbacks with counters, which restart."""
-    names = sorted({type(each).__name__ for each in callbacks if isinstance(each, (EarlyStopping, ReduceLROnPlateau))})
+    counting = [callback for callback in callbacks if isinstance(callback, (EarlyStopping, ReduceLROnPlateau))]
+    names = sorted({type(callback).__name__ for callback in counting})
     if names:
         _check.warn(
             f"{' and '.join(names)} restart in a resumed run: their best value and patience are not in the training "
@@ -142,5 +148,5 @@ def warn_about_counters(callbacks: Sequence[Callback]) -> None:
         )
 
 
-def _is_mindspores(callback: Callback) -> bool:
+def _is_from_mindspore(callback: Callback) -> bool:
     return type(callback).__module__.partition(".")[0] == "mindspore"

@@ -34,24 +34,24 @@ class Coupled:
     The third pass is run by what runs other windows, which sums gradients without weights.
 
     Args:
-        whole (LossOfBatch): the network and the loss.
-        accumulating (Runner): gets the micro-batches of the third pass, for `SumOfProducts`.
+        loss_of_batch (LossOfBatch): the network and the loss.
+        runner (Runner): gets the micro-batches of the third pass, for `SumOfProducts`.
         trained (Sequence[Parameter]): the parameters of the optimizer.
-        by_loss (Sequence[Parameter]): those of them that belong to the loss.
+        loss_parameters (Sequence[Parameter]): those of them that belong to the loss.
         group (Optional[Group]): the ranks; one loss is computed from all their representations.
     """
 
     def __init__(
         self,
-        whole: LossOfBatch,
-        accumulating: Any,
+        loss_of_batch: LossOfBatch,
+        runner: Any,
         trained: Sequence[Parameter],
-        by_loss: Sequence[Parameter],
+        loss_parameters: Sequence[Parameter],
         group: Group | None,
     ):
-        self._whole, self._accumulating, self._trained, self._group = whole, accumulating, trained, group
-        self._by_loss = list(by_loss)
-        self._represent = Represent(whole)
+        self._loss_of_batch, self._runner, self._trained, self._group = loss_of_batch, runner, trained, group
+        self._loss_parameters = list(loss_parameters)
+        self._represent = Represent(loss_of_batch)
         self._second_pass: LossOfRepresentations | None = None
         self._collected: list[tuple] = []
         self._loss = _LossOfWindow()
@@ -71,62 +71,63 @@ class Coupled:
     @property
     def accumulators(self) -> dict[str, Parameter]:
         """The accumulators, which do not contain the open window."""
-        return self._accumulating.accumulators
+        return self._runner.accumulators
 
     def clear(self) -> None:
         """Discard the window."""
         self._collected = []
         self._loss = _LossOfWindow()
-        self._accumulating.clear()
+        self._runner.clear()
 
     def finish(self) -> None:
         """Run the window."""
         collected, self._collected = self._collected, []
         loss, self._loss = self._loss, _LossOfWindow()
         # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
-        before = copies_of(self._whole.network, self._trained)
-        represented = [self._represented(micro_batch) for micro_batch in collected]
-        restore(before)
-        loss.value, cached = self._cached(represented, collected)
-        for micro_batch, gradients in zip(collected, cached):
-            self._accumulating.add((*micro_batch[: self._whole.columns], *gradients), None)
-        self._accumulating.finish()
+        copies = copies_of(self._loss_of_batch.network, self._trained)
+        representations = [self._first_pass(micro_batch) for micro_batch in collected]
+        restore(copies)
+        loss.value, gradients_by_micro_batch = self._cached(representations, collected)
+        for micro_batch, gradients in zip(collected, gradients_by_micro_batch):
+            self._runner.add((*micro_batch[: self._loss_of_batch.columns], *gradients), None)
+        self._runner.finish()
 
-    def end(self, figures: Tensor | None, weights: float | None) -> tuple:
+    def end(self, scalars: Tensor | None, weights: float | None) -> tuple:
         """Do what the end of a window without weights does."""
         del weights
-        return self._accumulating.end(figures, None)
+        return self._runner.end(scalars, None)
 
-    def _represented(self, micro_batch: tuple) -> list[np.ndarray]:
+    def _first_pass(self, micro_batch: tuple) -> list[np.ndarray]:
         """Run the first pass of a micro-batch."""
-        output = self._represent(*micro_batch[: self._whole.columns])
-        arrays = [each.asnumpy() for each in (output if isinstance(output, (tuple, list)) else [output])]
+        output = self._represent(*micro_batch[: self._loss_of_batch.columns])
+        arrays = [tensor.asnumpy() for tensor in (output if isinstance(output, (tuple, list)) else [output])]
         if not all(array.ndim for array in arrays):
             remedy = "Make trained numbers parameters of a Cell that is the 'loss_fn'."
             rule = "one that returns representations with one row per sample, for a CoupledLoss"
             _check.raise_invalid(ValueError, "GradientAccumulation", "network", rule, "a single number", remedy)
         return arrays
 
-    def _cached(self, represented: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:
+    def _cached(self, representations: list, collected: list) -> tuple[Tensor, Iterator[list[Tensor]]]:
         """Run the second pass; return the loss, and for each micro-batch the gradients for the third pass."""
-        placed = [gather_rows(np.concatenate(parts), self._group) for parts in zip(*represented)]
-        others = zip(*[micro_batch[self._whole.columns :] for micro_batch in collected])
-        columns = [_joined(parts, self._group) for parts in others]
+        gathered = [gather_rows(np.concatenate(parts), self._group) for parts in zip(*representations)]
+        label_columns = zip(*[micro_batch[self._loss_of_batch.columns :] for micro_batch in collected])
+        columns = [_joined(parts, self._group) for parts in label_columns]
         if self._second_pass is None:
-            self._second_pass = LossOfRepresentations(self._whole, len(placed), self._by_loss)
-        loss, *gradients = _flat(self._second_pass(*[Tensor(rows) for rows, _ in placed], *columns))
-        by_rows, by_loss = gradients[: len(placed)], gradients[len(placed) :]
-        own = [
+            self._second_pass = LossOfRepresentations(self._loss_of_batch, len(gathered), self._loss_parameters)
+        loss, *gradients = _flat(self._second_pass(*[Tensor(rows) for rows, _ in gathered], *columns))
+        of_rows, of_loss = gradients[: len(gathered)], gradients[len(gathered) :]
+        row_gradients = [
             _cut(gradient.asnumpy()[first:], [len(part) for part in parts])
-            for gradient, (_, first), parts in zip(by_rows, placed, zip(*represented))
+            for gradient, (_, first), parts in zip(of_rows, gathered, zip(*representations))
         ]
-        return loss, map(list, zip(*own, *(self._once(each, len(collected)) for each in by_loss)))
+        loss_gradients = [self._counted_once(gradient, len(collected)) for gradient in of_loss]
+        return loss, map(list, zip(*row_gradients, *loss_gradients))
 
-    def _once(self, gradient: Tensor, count: int) -> list[Tensor]:
+    def _counted_once(self, gradient: Tensor, count: int) -> list[Tensor]:
         """Return the gradient for the first micro-batch of rank 0, and zeros for all others: it must count once."""
         array = gradient.asnumpy().astype(np.float32)
-        nothing = Tensor(np.zeros_like(array))
-        return [Tensor(array) if is_first(self._group) else nothing, *[nothing] * (count - 1)]
+        zeros = Tensor(np.zeros_like(array))
+        return [Tensor(array) if is_first(self._group) else zeros, *[zeros] * (count - 1)]
 
 
 def _joined(parts: Sequence[Tensor], group: Group | None) -> Tensor:
@@ -143,4 +144,6 @@ def _cut(rows: np.ndarray, counts: Sequence[int]) -> list[Tensor]:
 
 def _flat(results: Any) -> list[Tensor]:
     """Return the tensors of nested tuples."""
-    return [results] if isinstance(results, ms.Tensor) else [each for result in results for each in _flat(result)]
+    if isinstance(results, ms.Tensor):
+        return [results]
+    return [tensor for result in results for tensor in _flat(result)]

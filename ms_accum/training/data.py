@@ -45,15 +45,15 @@ class Position:
     """The state of the random number generators at the start of the epoch."""
 
     @property
-    def begun(self) -> int:
+    def epochs_begun(self) -> int:
         """int, the number of epochs that have begun."""
         return self.epoch if self.batches else self.epoch - 1
 
     def check(self, over: bool) -> None:
         """Raise a ValueError if the epoch is over and had no batches."""
         if over and not self.batches:
-            once = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
-            _refuse(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", once)
+            remedy = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
+            _raise_not_yielding(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", remedy)
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
@@ -66,14 +66,14 @@ class Data:
     Args:
         dataset (Union[Dataset, Iterable]): yields batches.
         ranks (int): the number of processes that read one batch each. Default: 1.
-        named (Argument): the name of the dataset in messages. Default: the `train_dataset` of `train_process`.
+        argument (Argument): the name of the dataset in messages. Default: the `train_dataset` of `train_process`.
     """
 
-    def __init__(self, dataset: Any, ranks: int = 1, named: _check.Argument = _check.TRAIN):
+    def __init__(self, dataset: Any, ranks: int = 1, argument: _check.Argument = _check.TRAIN):
         if not any(hasattr(dataset, name) for name in ("create_tuple_iterator", "__iter__", "__getitem__")):
             rule = "a dataset, or an iterable of batches"
-            named.raise_invalid(TypeError, rule, type(dataset).__name__)
-        self.dataset, self._ranks, self._named = dataset, ranks, named
+            argument.raise_invalid(TypeError, rule, type(dataset).__name__)
+        self.dataset, self._ranks, self._argument = dataset, ranks, argument
         """Union[Dataset, Iterable], what was given."""
 
     @property
@@ -103,11 +103,11 @@ class Data:
         if (now.size, now.ranks) == (at.size, at.ranks):
             return at
         # The last batch, which ends the epoch, may be short.
-        over = at.batches == at.total
-        whole, done = now.size * now.ranks, at.rows * at.ranks
-        batches = now.total if over else len(range(whole, done + 1, whole))
-        here: Any = {"size": now.size, "total": now.total, "ranks": now.ranks}
-        return replace(at, batches=batches, rows=batches * now.size, **here)
+        epoch_is_over = at.batches == at.total
+        step_rows, rows_done = now.size * now.ranks, at.rows * at.ranks
+        batches = now.total if epoch_is_over else len(range(step_rows, rows_done + 1, step_rows))
+        sizes: Any = {"size": now.size, "total": now.total, "ranks": now.ranks}
+        return replace(at, batches=batches, rows=batches * now.size, **sizes)
 
     def epochs(self, epochs: int, at: Position | None = None) -> Iterator[Iterable[tuple]]:
         """Yield, for each remaining epoch, an iterable over its remaining batches, as tuples of Tensors.
@@ -124,20 +124,20 @@ class Data:
         if at.first is not None and hasattr(getattr(self.dataset, "source", None), "begin_with_epoch"):
             self.dataset.source.begin_with_epoch(at.first + done)
             epochs, done = epochs - done, 0
-        passes = _passes(self.dataset, epochs, _Columns(self._named))
+        passes = _passes(self.dataset, epochs, _Columns(self._argument))
         for _ in range(done):
-            with generators_kept():
+            with restoring_generators():
                 deque(next(passes)(), maxlen=0)
         for begin in passes:
-            yield _from(begin, skip, at)
+            yield _start_epoch(begin, skip, at)
             skip = 0
 
 
 class _Columns:
     """Converts each batch to a tuple of Tensors; dicts in the key order of the first batch."""
 
-    def __init__(self, data: _check.Argument) -> None:
-        self._data = data
+    def __init__(self, argument: _check.Argument) -> None:
+        self._argument = argument
         self._names: tuple | None = None
 
     def __call__(self, batch: Any) -> tuple:
@@ -145,24 +145,26 @@ class _Columns:
             self._names = self._names or tuple(batch)
             if set(batch) != set(self._names):
                 keys = ", ".join(map(repr, self._names))
-                _refuse(self._data, f"dicts with the keys {keys}", f"one with {sorted(batch)}")
+                _raise_not_yielding(self._argument, f"dicts with the keys {keys}", f"one with {sorted(batch)}")
             batch = tuple(batch[name] for name in self._names)
         columns = batch if isinstance(batch, (tuple, list)) else (batch,)
-        return tuple(_as_tensor(column, self._data) for column in columns)
+        return tuple(_as_tensor(column, self._argument) for column in columns)
 
 
-def _as_tensor(column: Any, data: _check.Argument) -> Tensor:
+def _as_tensor(column: Any, argument: _check.Argument) -> Tensor:
     if not isinstance(column, Tensor):
         array = _as_array(column)
         if array is None:
-            _refuse(data, "batches of numbers", "a column of rows that differ in size")
+            _raise_not_yielding(argument, "batches of numbers", "a column of rows that differ in size")
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
-            _refuse(data, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
+            _raise_not_yielding(argument, "batches of numbers", f"a column of {type(column).__name__}, {array.dtype}")
         column = Tensor(column if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     if column.dtype == ms.string:
-        _refuse(data, "batches of numbers", "a column of strings")
+        _raise_not_yielding(argument, "batches of numbers", "a column of strings")
     if not column.ndim:
-        _refuse(data, "columns with one row per sample", "a column that is one number", "Batch the dataset.")
+        _raise_not_yielding(
+            argument, "columns with one row per sample", "a column that is one number", "Batch the dataset."
+        )
     return column
 
 
@@ -174,8 +176,8 @@ def _as_array(column: Any) -> np.ndarray | None:
         return None
 
 
-def _refuse(data: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
-    data.raise_invalid(ValueError, f"one that yields {rule}", value, remedy)
+def _raise_not_yielding(argument: _check.Argument, rule: str, value: str, remedy: str = "") -> NoReturn:
+    argument.raise_invalid(ValueError, f"one that yields {rule}", value, remedy)
 
 
 def _passes(dataset: Any, epochs: int, columns: _Columns) -> Iterator[Callable[[], Iterator[tuple]]]:
@@ -201,26 +203,26 @@ def _in_one_pass(dataset: Any) -> Iterator[Any]:
     return islice(dataset, len(dataset))
 
 
-def _from(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
+def _start_epoch(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
     """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""
     if not skip:
         at.random = random_state()
         return begin()
-    now = random_state()
+    state = random_state()
     if at.random is not None:
         set_random_state(at.random)
     batches = begin()
     deque(islice(batches, skip), maxlen=0)
-    set_random_state(now)
+    set_random_state(state)
     return batches
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def restoring_generators() -> Iterator[None]:
     """Restore the random number generators after the block, in which discarded batches may draw a random order."""
-    now = random_state()
+    state = random_state()
     yield
-    set_random_state(now)
+    set_random_state(state)
 
 
 def _has_to_be_read(dataset: Any) -> bool:

@@ -20,7 +20,7 @@ from ..ranks.agreement import take_from_rank_0
 from ..ranks.group import Group, broadcast_number, total
 from ..saving.checkpointer import Stopped
 from .callbacks import UNKNOWN, Callbacks
-from .data import Data, generators_kept
+from .data import Data, restoring_generators
 from .window import WindowLoss
 
 _OWNER = "train_process"
@@ -66,7 +66,7 @@ def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] 
     return correct, rows
 
 
-class _Until:
+class _UntilStopped:
     """The batches of a dataset, until `stop` returns true."""
 
     def __init__(self, dataset: Iterable, stop: Callable[[], bool]):
@@ -91,10 +91,12 @@ def evaluate_together(
         Stopped: If `stop`, which is called before each batch, returned true on any of the ranks.
     """
     if group is not None:
-        take_from_rank_0([each for each in network.get_parameters() if not each.requires_grad], group)
-    batches = _Until(part, stop)
-    correct, rows, cut = total([*evaluate(network, batches), batches.is_cut], group)  # also if cut: others wait for it
-    if cut:
+        take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad], group)
+    batches = _UntilStopped(part, stop)
+    correct, rows, stopped = total(
+        [*evaluate(network, batches), batches.is_cut], group
+    )  # also if cut off: the other ranks wait
+    if stopped:
         raise Stopped("the evaluation is not finished")
     return [correct, rows]
 
@@ -135,7 +137,7 @@ class Evaluation:
             raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
         if dataset is None:
             _check.raise_invalid(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
-        self._objective, self._data, self._group = objective, Data(dataset, named=_check.VALID), group
+        self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
@@ -144,44 +146,44 @@ class Evaluation:
             )
         self._has_output = loss_fn is not None
         self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
-        self._look_at_the_first(dataset)
+        self._check_first_batch(dataset)
 
-    def _look_at_the_first(self, dataset: Any) -> None:
+    def _check_first_batch(self, dataset: Any) -> None:
         """Reject a data set before the first epoch rather than after it; not what can be read only once."""
         if isinstance(dataset, Iterator):
             return
-        with generators_kept():
+        with restoring_generators():
             first = next(iter(next(self._data.epochs(1))), None)
         if first is None:
             _check.VALID.raise_invalid(ValueError, "one that yields batches", "none")
         self._objective.check_valid_batch(first)
 
-    def __call__(self, epoch: int, calls: Callbacks) -> dict[str, Any] | None:
+    def __call__(self, epoch: int, callbacks: Callbacks) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""
         if epoch % self._every != 0:
             return None
         for metric in self._metrics.values():
             metric.clear()
-        calls = calls.evaluating(batch_num=self._data.batches or UNKNOWN)
-        calls("on_eval_begin")
-        calls("on_eval_epoch_begin")
+        callbacks = callbacks.evaluating(batch_num=self._data.batches or UNKNOWN)
+        callbacks("on_eval_begin")
+        callbacks("on_eval_epoch_begin")
         with training_mode(self._cell, False), averaged(self._ema):
-            loss = self._mean_loss(calls)
-        calls("on_eval_epoch_end")
+            loss = self._mean_loss(callbacks)
+        callbacks("on_eval_epoch_end")
         results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
         results = {name: broadcast_number(value, self._group) for name, value in results.items()}
-        calls("on_eval_end", metrics=results, eval_results=results)
+        callbacks("on_eval_end", metrics=results, eval_results=results)
         return results
 
-    def _mean_loss(self, calls: Callbacks) -> float:
+    def _mean_loss(self, callbacks: Callbacks) -> float:
         """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
         mean = WindowLoss(self._objective.summing)
         for columns in next(self._data.epochs(1)):
-            step = calls.facts.cur_step_num + 1
-            calls("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
+            step = callbacks.arguments.cur_step_num + 1
+            callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
             loss, *output = self._cell(*columns) if self._has_output else (self._cell(*columns),)
             mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
-            calls("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
+            callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():
                 metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
         return mean.mean

@@ -10,7 +10,7 @@ from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..engine.graph_window import GraphWindow, Notes
+from ..engine.graph_window import GraphWindow, RankStatus
 from ..engine.noise_scale import NoiseScale
 from ..network.optimizers import kind_of
 from ..ranks.agreement import agree
@@ -128,7 +128,7 @@ class ResumableLoop:
     def __exit__(self, kind: Any, *error: Any) -> None:
         try:
             if kind is None:
-                self._states.save_at_the_end(self._take)
+                self._states.save_at_the_end(self._capture)
         finally:
             self._states.__exit__(kind, *error)
 
@@ -170,35 +170,35 @@ class ResumableLoop:
         batches = _check.count("after_micro_batch", "batches", batches)
         self._at.epoch, self._at.batches = epoch, batches
         in_window, requests = int(self._window.micro_batches.asnumpy()) > 0, self._states.requests()
-        if self._window.notes is not None:
-            self._after_micro_batch_of_ranks(self._window.notes, in_window, requests)
+        if self._window.rank_status is not None:
+            self._after_micro_batch_of_ranks(self._window.rank_status, in_window, requests)
         else:
-            self._states.after_micro_batch(self._updates, in_window, self._take, requests)
+            self._states.after_micro_batch(self._updates, in_window, self._capture, requests)
 
-    def _after_micro_batch_of_ranks(self, notes: Notes, in_window: bool, requests: Sequence[float]) -> None:
+    def _after_micro_batch_of_ranks(self, rank_status: RankStatus, in_window: bool, requests: Sequence[float]) -> None:
         """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
 
         Not while some ranks flush: their data are over, so their positions differ.
         """
-        notes.request(requests)
-        together = None if in_window else notes.requests()
-        if together is not None:
-            self._states.after_micro_batch(self._updates, False, self._take, together)
-            notes.request((requests[0], 0.0))  # what was late may have been saved
+        rank_status.request(requests)
+        summed = None if in_window else rank_status.requests()
+        if summed is not None:
+            self._states.after_micro_batch(self._updates, False, self._capture, summed)
+            rank_status.request((requests[0], 0.0))  # what was late may have been saved
 
     @property
     def _updates(self) -> int:
         return int(self._window.updates.asnumpy())
 
     def _parameters(self) -> dict[str, Any]:
-        of_window = {f"window.{name}": parameter for name, parameter in self._accumulator.state.items()}
-        size = of_window.pop("window.size")
+        window_parameters = {f"window.{name}": parameter for name, parameter in self._accumulator.state.items()}
+        size = window_parameters.pop("window.size")
         trained = trained_parameters(self._network, self._accumulator.optimizer)
-        return {**trained, **of_window, f"{SETTING}.accumulate_step": size}
+        return {**trained, **window_parameters, f"{SETTING}.accumulate_step": size}
 
-    def _take(self) -> TrainingState:
+    def _capture(self) -> TrainingState:
         window = self._window
-        facts = {
+        metadata = {
             "at": asdict(self._at),
             "window": {"micro_batches": int(window.micro_batches.asnumpy()), "loss": [0.0, 0.0, 0], "unit": None},
             "updates": self._updates,
@@ -207,28 +207,29 @@ class ResumableLoop:
             "skips": 0,
             "noise": None if self._noise is None else self._noise.state,
         }
-        return capture(self._parameters(), facts, writes=is_first(self._group))
+        return capture(self._parameters(), metadata, writes=is_first(self._group))
 
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
-        kind = kind_of(self._accumulator.optimizer)
-        of_noise = {} if self._noise is None else {"noise_scale": self._noise.settings}
-        config = {**self._accumulator.settings, **of_noise, "optimizer": kind, "ranks": ranks}
+        optimizer = kind_of(self._accumulator.optimizer)
+        noise_settings = {} if self._noise is None else {"noise_scale": self._noise.settings}
+        config = {**self._accumulator.settings, **noise_settings, "optimizer": optimizer, "ranks": ranks}
         found = find_together("ResumableLoop", self._states, config, self._group)
         if found is None:
             return
         warn_about_random_layers(self._network)
-        held = found.state.facts["window"]["micro_batches"]
-        if held and (self._group is not None or not any(name.startswith("window.grad_sum") for name in parameters)):
+        micro_batches = found.state.facts["window"]["micro_batches"]
+        has_sums = any(name.startswith("window.grad_sum") for name in parameters)
+        if micro_batches and (self._group is not None or not has_sums):
             raise CheckpointError(
-                f"The state holds {held} micro-batches of an open window, which windows of 1 and several ranks can't "
-                "continue. Resume with the settings it was saved with, or from a state between two windows."
+                f"The state holds {micro_batches} micro-batches of an open window, which windows of 1 and several "
+                "ranks can't continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         at = Position(**found.state.facts["at"])
         if at.total != self._at.total:
-            what = f"has epochs of {at.total} batches, but this data set has {self._at.total}"
-            raise CheckpointError(f"The run of '{found.path}' {what}. Resume it with batches of the same size.")
+            reason = f"has epochs of {at.total} batches, but this data set has {self._at.total}"
+            raise CheckpointError(f"The run of '{found.path}' {reason}. Resume it with batches of the same size.")
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._at, self._is_resumed = at, True
         self._noise_in_state = found.state.facts["noise"]
@@ -283,17 +284,19 @@ class SaveStates(Callback):
         self._size = dataset.get_dataset_size()
         self._loop.set_epoch_size(self._size)
         self._loop.__enter__()
-        self._is_resumed, self._over = self._loop.is_resumed, False
+        self._is_resumed, self._is_used = self._loop.is_resumed, False
         self._epoch, self._batches = self._loop.epoch, self._loop.batches
         step.resumed = bool(step.micro_batches)
         if self._batches == self._size:
-            what = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
-            _check.warn(f"For 'SaveStates', the resumed run {what}.")
+            reason = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
+            _check.warn(f"For 'SaveStates', the resumed run {reason}.")
             self._epoch, self._batches = self._epoch + 1, 0
-        done = self._size * self.initial_epoch + self._batches
-        if done >= 2**31:  # MindSpore counts in 32 bits
-            raise CheckpointError(f"The state has finished {done:,} steps, which a data set of MindSpore can't skip.")
-        dataset.set_init_step(done)
+        steps_done = self._size * self.initial_epoch + self._batches
+        if steps_done >= 2**31:  # MindSpore counts in 32 bits
+            raise CheckpointError(
+                f"The state has finished {steps_done:,} steps, which a data set of MindSpore can't skip."
+            )
+        dataset.set_init_step(steps_done)
 
     @property
     def initial_epoch(self) -> int:
@@ -302,24 +305,24 @@ class SaveStates(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         args = run_context.original_args()
-        if self._over:
+        if self._is_used:
             raise RuntimeError("For 'SaveStates', a run of Model has used it already. Create a new one for each run.")
         if args["train_dataset"] is not self._data:
             _check.raise_invalid(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
         if self._is_resumed:
             warn_about_counters(args.get("list_callback", ()))
-        self._take_noise_scale(list(args.get("list_callback", ())))
+        self._find_noise_scale(list(args.get("list_callback", ())))
         args["batches_done"] = self._batches
-        args["cur_step_num"] = self._seen = args["batch_num"] * self.initial_epoch + self._batches
+        args["cur_step_num"] = self._steps_seen = args["batch_num"] * self.initial_epoch + self._batches
 
-    def _take_noise_scale(self, callbacks: list[Any]) -> None:
+    def _find_noise_scale(self, callbacks: list[Any]) -> None:
         """Save the noise scale that is among the callbacks."""
-        for number, each in enumerate(callbacks):
-            if isinstance(each, NoiseScale):
+        for number, callback in enumerate(callbacks):
+            if isinstance(callback, NoiseScale):
                 if self in callbacks[:number]:
                     remedy = "A state would be saved before NoiseScale has seen the micro-batch."
                     _check.raise_invalid(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
-                self._loop.save_with(each)
+                self._loop.save_with(callback)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         epoch = run_context.original_args()["cur_epoch_num"]
@@ -331,8 +334,8 @@ class SaveStates(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._step.average.restore()  # a callback may have evaluated
-        seen, self._seen = self._seen, args["cur_step_num"]
-        args["batches_done"] += self._seen - seen  # in sink mode a step has several batches
+        steps_before, self._steps_seen = self._steps_seen, args["cur_step_num"]
+        args["batches_done"] += self._steps_seen - steps_before  # in sink mode a step has several batches
         self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -351,7 +354,7 @@ class SaveStates(Callback):
             self._end(kind, *error)
 
     def _end(self, *error: Any) -> None:
-        self._over = True
+        self._is_used = True
         self._step.average.restore()
         self._data.set_init_step(0)
         self._loop.__exit__(*error)

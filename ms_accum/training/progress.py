@@ -21,14 +21,14 @@ _LINES_IN_AN_EPOCH = 20  # few enough to be read
 _ROWS = 24  # of a terminal whose height is unknown
 
 
-def called_in(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[Callback]:
+def callbacks_of_run(owner: str, report: Any, callbacks: Any, *, shows: bool) -> list[Callback]:
     """Return the callbacks of a run: those that show it, by default `progress`, and the user's."""
-    shown = callbacks_of(owner, "report", progress() if report is None else report)
-    return [*(shown if shows else ()), *callbacks_of(owner, "callbacks", callbacks)]
+    reports = callbacks_of(owner, "report", progress() if report is None else report)
+    return [*(reports if shows else ()), *callbacks_of(owner, "callbacks", callbacks)]
 
 
 def progress(every: int | None = None) -> Callback:
-    """Return a bar if stdout, or the launcher's, is a terminal, else lines, one for `every` so many windows."""
+    """Return a bar if stdout, or the launcher's, is a terminal; else lines, one per `every` windows."""
     if sys.stdout.isatty():
         return Bar()
     columns = os.environ.get(COLUMNS, "")
@@ -50,7 +50,7 @@ class Speed:
 
     @property
     def rows(self) -> float:
-        """float, the rows a second; 0 if there is no window to go by."""
+        """float, the rows a second; 0 if it is not known yet."""
         return median(self._last) if self._last else 0.0
 
 
@@ -64,27 +64,28 @@ class Lines(Callback):
 
     def __init__(self, every: int | None = None):
         self._every = every
-        self._since = 0
+        self._windows_since_line = 0
         self._speed = Speed()
         self._last: UpdateRecord | None = None
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._last = args.record
-        self._since += 1
+        self._windows_since_line += 1
         self._speed.add(args.record)
-        if args.record.skipped or self._since >= (self._every or _every(args.get("batch_num", 1))):
+        every = self._every or _windows_per_line(args.get("batch_num", 1))
+        if args.record.skipped or self._windows_since_line >= every:
             self._print(args.record)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        if self._since and self._last is not None:
+        if self._windows_since_line and self._last is not None:
             self._print(self._last)
         evaluation = _evaluation_line(run_context.original_args())
         if evaluation:
             print(evaluation, flush=True)
 
     def _print(self, record: UpdateRecord) -> None:
-        self._since = 0
+        self._windows_since_line = 0
         print(", ".join([_line(record), *_rates(record, self._speed)]), flush=True)
 
 
@@ -103,13 +104,13 @@ class Bar(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         total = run_context.original_args().planned
         columns = self._columns or _columns_of_a_terminal_without_rows()
-        form = "{desc} {n_fmt} updates [{elapsed}{postfix}]"
+        bar_format = "{desc} {n_fmt} updates [{elapsed}{postfix}]"
         if total is not None:
-            form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+            bar_format = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         self._bar = tqdm(
             total=total,
             file=sys.stdout,
-            bar_format=form,
+            bar_format=bar_format,
             ncols=columns,
             nrows=_ROWS if columns else None,
             dynamic_ncols=not columns,
@@ -159,8 +160,8 @@ def _evaluation_line(args: Any) -> str:
     return f"epoch: {args.cur_epoch_num} evaluation: {', '.join(map(_check.one_line, texts))}" if texts else ""
 
 
-def _every(windows: int) -> int:
-    """Return the windows from one line to the next, in epochs of so many."""
+def _windows_per_line(windows: int) -> int:
+    """Return the number of windows per line, for epochs with this number of windows."""
     return _LINES_IN_AN_EPOCH if windows == UNKNOWN else math.ceil(windows / _LINES_IN_AN_EPOCH)
 
 

@@ -42,8 +42,8 @@ class UpdateRecord(NamedTuple):
     @property
     def shown(self) -> dict[str, Any]:
         """dict, the fields by name, without `overflow` and `bad` if these are False and empty."""
-        held = self._asdict()
-        return {name: value for name, value in held.items() if name not in _SPECIAL or value}
+        fields = self._asdict()
+        return {name: value for name, value in fields.items() if name not in _SPECIAL or value}
 
 
 _SPECIAL = ("overflow", "bad")
@@ -52,26 +52,32 @@ _SPECIAL = ("overflow", "bad")
 def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool) -> int:
     """Return the number of windows in a row without a finite gradient; raise an error if there are too many.
 
-    A window does not count if all its weights are 0, or if it overflowed and the loss scale was lowered.
+    A window that was skipped for another reason leaves the number unchanged.
 
     Args:
         record (UpdateRecord): the record of the last window.
         skipped_in_a_row (int): the number before that.
         at_once (bool): whether the first one ends the run.
     """
-    if not record.samples or record.overflow:
-        return skipped_in_a_row
-    if not record.skipped:
-        return 0
+    if not is_not_finite(not record.skipped, record.overflow, record.samples):
+        return skipped_in_a_row if record.skipped or not record.samples else 0
     if at_once:
-        which = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
-        raise_not_finite(f"window {record.step} in epoch {record.epoch}{which}")
+        micro_batches = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
+        raise_not_finite(f"window {record.step} in epoch {record.epoch}{micro_batches}")
     if skipped_in_a_row + 1 >= SKIPPED_IN_A_ROW:
         raise RuntimeError(
             f"For '{_OWNER}', the gradients of {skipped_in_a_row + 1} windows in a row were not finite. "
             "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
         )
     return skipped_in_a_row + 1
+
+
+def is_not_finite(updated: bool, overflow: bool, samples: int) -> bool:
+    """Return whether a window was skipped because its gradient is not finite.
+
+    Not if all its weights are 0, or if it overflowed, so that the loss scale was lowered.
+    """
+    return not (updated or overflow) and samples > 0
 
 
 def raise_not_finite(window: str) -> NoReturn:

@@ -43,7 +43,7 @@ class Plan:
 
     epochs: int
     """The number of epochs."""
-    before: int
+    initial_epoch: int
     """The number that is added to epoch numbers, `initial_epoch`."""
     data: Data
     sizes: Sizes | None
@@ -113,26 +113,27 @@ class Run:
         if states is not None:
             closing.enter_context(states.for_group(self._group))
         windows = self._find_position()
-        self._calls = closing.enter_context(Callbacks(plan.callbacks, self._facts()))
-        self._calls("on_train_begin", planned=None if windows is None else windows - self.at.windows)
+        self._callbacks = closing.enter_context(Callbacks(plan.callbacks, self._callback_arguments()))
+        self._callbacks("on_train_begin", planned=None if windows is None else windows - self.at.windows)
         if states is not None:
             take = partial(self._state.take, self.at)
             closing.enter_context(states.saving_at_the_end(take, can_save=lambda: self._window.can_save))
         if self.at.windows:
-            warn_about_counters(self._calls.facts.list_callback)
+            warn_about_counters(self._callbacks.arguments.list_callback)
 
     def _find_position(self) -> int | None:
         """Find where all ranks begin or resume; return the number of windows of the run, None if it is unknown."""
         plan, window = self._plan, self._window
         self.at = self._resume() or plan.data.start(held=window.micro_batches)
-        batches, held = plan.data.batches, self.at.held
-        before = max(0, window.updates - self.at.windows)  # updates before the run: window sizes may depend on them
-        windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, held=held, updates=before)
+        batches = plan.data.batches
+        updates_before = max(0, window.updates - self.at.windows)  # this run: window sizes may depend on them
+        now = {"held": self.at.held, "updates": updates_before}
+        windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, **now)
         if self._group is not None:
-            facts = windows_facts(window, plan.epochs, batches, plan.sizes, plan.tail, held=held, updates=before)
-            facts |= {"updates before the run": window.updates, "windows before": self.at.windows}
-            facts |= {"epoch to begin with": self.at.epoch, "batches before": self.at.batches}
-            agree(_OWNER, self._group, {**facts, **rate_facts(window.optimizer)})
+            equal_on_ranks = windows_equal_on_ranks(window, plan.epochs, batches, plan.sizes, plan.tail, **now)
+            equal_on_ranks |= {"updates before the run": window.updates, "windows before": self.at.windows}
+            equal_on_ranks |= {"epoch to begin with": self.at.epoch, "batches before": self.at.batches}
+            agree(_OWNER, self._group, {**equal_on_ranks, **rate_facts(window.optimizer)})
             take_from_rank_0(window.objective.forward.get_parameters(), self._group)
             offset_seeds_by_rank([window.objective.forward], self._group.rank)
         return windows
@@ -146,14 +147,14 @@ class Run:
         settings = {
             "mini_steps": plan.sizes and plan.sizes.settings,
             "micro_batch_size": plan.micro_batch_size,
-            **({"initial_epoch": plan.before} if plan.before else {}),
+            **({"initial_epoch": plan.initial_epoch} if plan.initial_epoch else {}),
             "ranks": self._group.size if self._group else 1,
             **plan.settings,
         }
         found = find_together(_OWNER, plan.states, settings, self._group)
         return None if found is None else self._state.restore(found, parameters, plan.epochs, plan.data)
 
-    def _facts(self) -> Facts:
+    def _callback_arguments(self) -> Facts:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
         plan, objective = self._plan, self._window.objective
         batches = plan.data.batches
@@ -163,7 +164,7 @@ class Run:
             mode="train",
             train_dataset=plan.data.dataset,
             epoch_num=plan.epochs,
-            initial_epoch=plan.before,
+            initial_epoch=plan.initial_epoch,
             dataset_sink_mode=False,
             batch_num=batches or UNKNOWN,
             cur_step_num=self.at.windows,
@@ -178,32 +179,32 @@ class Run:
 
     def _train_epochs(self) -> None:
         """Train with the remaining epochs."""
-        plan, window, calls = self._plan, self._window, self._calls
+        plan, window, callbacks = self._plan, self._window, self._callbacks
         self._ended_at = time.perf_counter()
         updates, skipped = window.updates, window.skipped
         for batches in plan.data.epochs(plan.epochs, self.at):
-            epoch = plan.before + self.at.epoch
-            calls("on_train_epoch_begin", cur_epoch_num=epoch)
+            epoch = plan.initial_epoch + self.at.epoch
+            callbacks("on_train_epoch_begin", cur_epoch_num=epoch)
             if not self._stopping():
                 try:
                     self._train_epoch(plan.ends(batches, window.micro_batches))
                 finally:  # the end of the epoch, its evaluation, and the user after an error may change the weights
                     window.run_waiting()
-            over = not self._stopping()
-            self.at.check(over)
+            complete = not self._stopping()
+            self.at.check(complete)
             # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
-            calls.epoch_end(None if plan.evaluate is None else plan.evaluate(epoch, calls))
-            if over:
+            callbacks.epoch_end(None if plan.evaluate is None else plan.evaluate(epoch, callbacks))
+            if complete:
                 self.at.next_epoch()
-            stopping, changing = total([calls.stopping, calls.may_change_parameters], self._group)
+            stopping, changing = total([callbacks.stopping, callbacks.may_change_parameters], self._group)
             if plan.states is not None and changing:
                 plan.states.changed()
             check_drift(_OWNER, self._group, window.optimizer.parameters, window.optimizer)
             if stopping:
                 break
-        if not self.at.windows and plan.tail == "drop" and not calls.stopping:
+        if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        calls("on_train_end")
+        callbacks("on_train_end")
         self._warn_unless_updated(updates, skipped)
         self._warn_of_left_out()
 
@@ -212,8 +213,8 @@ class Run:
         for micro_batch, ends in micro_batches:
             if not self._step_begun:
                 self._step_begun = True
-                step = self._calls.facts.cur_step_num + 1
-                self._calls("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
+                step = self._callbacks.arguments.cur_step_num + 1
+                self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
             window.add(micro_batch)
             if plan.bad_batches is not None:
                 plan.bad_batches.keep(window.micro_batches, micro_batch)
@@ -246,7 +247,7 @@ class Run:
         if self._plan.bad_batches is not None:
             self._plan.bad_batches.window_ended(record, ended.bad)
         self._step_begun = False
-        self._calls.step_end(record)
+        self._callbacks.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
         if states is not None:
             self._save_if_due(states, False, states.requests() if self._group is None else ended.requests)
@@ -256,9 +257,9 @@ class Run:
         now = time.perf_counter()
         seconds, self._ended_at = now - self._ended_at, now
         self._left_out += len(ended.bad)
-        before = 0 if self._window.size is None else self.at.batches - micro_batches
+        batches_before = 0 if self._window.size is None else self.at.batches - micro_batches
         return UpdateRecord(
-            epoch=self._plan.before + self.at.epoch,
+            epoch=self._plan.initial_epoch + self.at.epoch,
             step=self.at.step,
             update=self._window.updates,
             loss=ended.loss,
@@ -268,12 +269,12 @@ class Run:
             seconds=seconds,
             skipped=not ended.updated,
             overflow=ended.overflow,
-            bad=tuple(before + number for number in ended.bad),
+            bad=tuple(batches_before + number for number in ended.bad),
         )
 
     def _stopping(self) -> bool:
         """Return whether to stop inside the epoch; several ranks stop at its end, after they have agreed."""
-        return self._group is None and self._calls.stopping
+        return self._group is None and self._callbacks.stopping
 
     def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
         states.after_micro_batch(self._window.updates, in_window, partial(self._state.take, self.at), requests)
@@ -290,42 +291,43 @@ class Run:
             return
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]
         if is_first(self._group) and any(counts):
-            where = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
-            what = "1 micro-batch was" if sum(counts) == 1 else f"{sum(counts):,} micro-batches were"
-            _log.warning("For 'train_process', %s left out, because not finite: %s.", what, where)
+            counts_by_rank = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
+            subject = "1 micro-batch was" if sum(counts) == 1 else f"{sum(counts):,} micro-batches were"
+            _log.warning("For 'train_process', %s left out, because not finite: %s.", subject, counts_by_rank)
 
 
-def epochs_of(last: int, before: int) -> int:
-    """Return the number of epochs of a run that ends with epoch `last` and begins after epoch `before`."""
+def epochs_of(last: int, initial_epoch: int) -> int:
+    """Return the number of epochs of a run that ends with epoch `last` and begins after epoch `initial_epoch`."""
     _check.positive_int(_OWNER, "epoch", last)
-    if type(before) is not int or not 0 <= before < last:
-        _check.raise_invalid(ValueError, _OWNER, "initial_epoch", f"an int >= 0 and < {last}, the last epoch", before)
-    return last - before
+    if type(initial_epoch) is not int or not 0 <= initial_epoch < last:
+        rule = f"an int >= 0 and < {last}, the last epoch"
+        _check.raise_invalid(ValueError, _OWNER, "initial_epoch", rule, initial_epoch)
+    return last - initial_epoch
 
 
-def windows_facts(
+def windows_equal_on_ranks(
     window: OpenWindow, epochs: int, batches: int | None, sizes: Sizes | None, tail: str, *, held: int, updates: int
 ) -> dict[str, Any]:
-    """Return the facts about windows on which ranks must agree: they wait for each other at the end of each."""
+    """Return what must be equal on all ranks, because they wait for each other at the end of each window."""
     windows = windows_by_epoch(batches or 0, sizes, tail, epochs, held=held, updates=updates)
-    facts: dict[str, Any] = {"number of windows": sum(windows)}
-    facts |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
+    equal: dict[str, Any] = {"number of windows": sum(windows)}
+    equal |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
     in_step = window.collaborators.summing.of_micro_batch is not None
     if in_step or (sizes is not None and sizes.constant is None):
         # Sizes may depend on the updates, and a skipped window is none. Counted in the dataset: a resumed position has
         # rank 0's number.
-        facts["number of batches in an epoch"] = batches
+        equal["number of batches in an epoch"] = batches
     if in_step:
-        facts |= {f"number of {name}": count for name, count in window.counts.items()}
-    return facts
+        equal |= {f"number of {name}": count for name, count in window.counts.items()}
+    return equal
 
 
-def given_facts(
+def arguments_equal_on_ranks(
     valid_dataset: Any, metrics: Any, eval_every: Any, checkpointer: Checkpointer | None, callbacks: Any
 ) -> dict[str, Any]:
-    """Return the facts about the arguments on which ranks must agree: they make the ranks wait for each other."""
-    given = {"valid_dataset": valid_dataset is not None, "checkpointer": checkpointer is not None}
-    given["callbacks"] = bool(callbacks_of(_OWNER, "callbacks", callbacks))
-    facts: dict[str, Any] = {f"'{name}'": "one" if is_given else None for name, is_given in given.items()}
-    facts |= {"'metrics'": sorted(map(str, metrics or ())), "'eval_every'": eval_every}
-    return facts if checkpointer is None else {**facts, **checkpointer.facts}
+    """Return what must be equal on all ranks, because these arguments make the ranks wait for each other."""
+    is_given = {"valid_dataset": valid_dataset is not None, "checkpointer": checkpointer is not None}
+    is_given["callbacks"] = bool(callbacks_of(_OWNER, "callbacks", callbacks))
+    equal: dict[str, Any] = {f"'{name}'": "one" if given else None for name, given in is_given.items()}
+    equal |= {"'metrics'": sorted(map(str, metrics or ())), "'eval_every'": eval_every}
+    return equal if checkpointer is None else {**equal, **checkpointer.facts}

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspore import nn
 
-from ..engine.collaborators import OWNERS
+from ..engine.collaborators import OPTIONAL_PREFIXES
 from ..network.optimizers import parameters_in, settings_of
 from ..network.parameters import excluding
 from ..saving.checkpointer import FoundState
@@ -29,8 +29,8 @@ def trained_parameters(network: nn.Cell, optimizer: Any, scheduler: Any = None) 
     """
     of_network = list(network.get_parameters())
     settings = settings_of(optimizer)
-    own = excluding(_parameters_of(optimizer), [*of_network, *settings])
-    parameters = {**_named("network", of_network), **_named("optimizer", own), **_named(SETTING, settings)}
+    optimizer_state = excluding(_parameters_of(optimizer), [*of_network, *settings])
+    parameters = {**_named("network", of_network), **_named("optimizer", optimizer_state), **_named(SETTING, settings)}
     # A scheduler's Parameters are named by kind. Names may repeat, so they are numbered.
     counters = excluding(list(parameters_in(scheduler)), parameters.values())
     named = {f"scheduler.{number}.{counter.name}": counter for number, counter in enumerate(counters)}
@@ -71,9 +71,9 @@ class RunState:
     def take(self, at: Position) -> TrainingState:
         """Return the state."""
         window = self._window
-        accumulators, facts_of_window = window.state()
-        facts = {"at": asdict(at), "window": facts_of_window, **window.counters, **window.collaborators.facts}
-        return capture({**self.parameters(), **accumulators}, facts, writes=window.is_first)
+        accumulators, window_metadata = window.state()
+        metadata = {"at": asdict(at), "window": window_metadata, **window.counters, **window.collaborators.facts}
+        return capture({**self.parameters(), **accumulators}, metadata, writes=window.is_first)
 
     def parameters(self) -> dict[str, Any]:
         """Return the Parameters that are saved, by name.
@@ -97,25 +97,25 @@ class RunState:
         Raises:
             CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
         """
-        facts = found.state.facts
-        at, micro_batches = Position(**facts["at"]), facts["window"]["micro_batches"]
-        if at.begun > epochs:
-            got = f"but got {epochs}: '{found.path}' has begun epoch {at.begun}"
-            raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.begun}, {got}.")
+        metadata = found.state.facts
+        at, micro_batches = Position(**metadata["at"]), metadata["window"]["micro_batches"]
+        if at.epochs_begun > epochs:
+            got = f"but got {epochs}: '{found.path}' has begun epoch {at.epochs_begun}"
+            raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
         warn_about_random_layers(self._network)
         if not self._window.can_load(micro_batches):
-            who = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
+            cannot_continue = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
             raise CheckpointError(
-                f"The state holds {micro_batches} micro-batches of an open window, which {who} can't continue. "
-                "Resume with the settings it was saved with, or from a state between two windows."
+                f"The state holds {micro_batches} micro-batches of an open window, which {cannot_continue} can't "
+                "continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         parameters = {**parameters, **self._window.accumulators(micro_batches)}
         if found.changed:
-            restore(found.state, parameters, found.path, leave_out=SETTING, optional=OWNERS)
+            restore(found.state, parameters, found.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
         else:
             restore(found.state, parameters, found.path)
-        self._window.load(facts["window"], facts)
-        self._window.collaborators.load(facts)
+        self._window.load(metadata["window"], metadata)
+        self._window.collaborators.load(metadata)
         if not found.changed:
             return at
         if self._window.size is None:  # it may contain a part of a batch, and batches may be different now

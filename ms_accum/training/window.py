@@ -67,7 +67,7 @@ class Runner(Protocol):
     def pass_over(self) -> None: ...
     def run_waiting(self) -> None: ...
     def finish(self) -> None: ...
-    def end(self, figures: Tensor | None, weights: float | None) -> tuple: ...
+    def end(self, scalars: Tensor | None, weights: float | None) -> tuple: ...
     def clear(self) -> None: ...
 
 
@@ -101,7 +101,7 @@ class OpenWindow:
         """int, the current number of windows in a row without a finite gradient."""
         self.raises = collaborators.policy == RAISE
         """bool, whether the first window without a finite gradient ends the run."""
-        self.lost = False
+        self.was_discarded = False
         """bool, whether the window was discarded because a micro-batch failed."""
         self._wait = wait
         self._weight = objective.weight
@@ -115,7 +115,9 @@ class OpenWindow:
         # may overflow or underflow, and several ranks would have to agree on the unit of each window.
         self._weighs_loss = self._weight.weighs and self.group is None and not has_half(objective.forward)
         # With a shared unit a full window needs no division; but in float16 gradients divided by N may underflow.
-        self._shares = self._weighs_loss and not (self._coupled or collaborators.skips or collaborators.scales)
+        self._uses_shared_unit = self._weighs_loss and not (
+            self._coupled or collaborators.skips or collaborators.scales
+        )
         self._check_conflicts()
         self._runners: dict[bool, Runner] = {}
         self._runner: Runner
@@ -139,15 +141,15 @@ class OpenWindow:
         """
         if self.micro_batches and size != self.size:
             raise RuntimeError(
-                f"For 'train_process', 'mini_steps' can't change from {_words(self.size)} to {_words(size)} inside "
-                f"a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
+                f"For 'train_process', 'mini_steps' can't change from {_size_text(self.size)} to {_size_text(size)} "
+                f"inside a window, which holds {self.micro_batches} micro-batches. Call 'flush()' or 'clear()' first."
             )
         check_not_applied("train_process", self.collaborators.ema)
-        if self._shares and size != self.size:
+        if self._uses_shared_unit and size != self.size:
             self._weight.set_unit_for(size or 0)
         self.size = size
         self._use_runner()
-        self.lost = False
+        self.was_discarded = False
         self.skipped_in_a_row = 0
         self._overflows = self.collaborators.overflows
 
@@ -168,7 +170,7 @@ class OpenWindow:
         self.updated = False
         noise = self.collaborators.noise
         if noise is not None and noise.wants(self.micro_batches):
-            self._show_first(noise)
+            self._observe_first(noise)
 
     def run_waiting(self) -> None:
         """Run the micro-batches that have been collected, before callbacks or the user change the weights."""
@@ -179,18 +181,18 @@ class OpenWindow:
     def end(self, requests: Sequence[float] = ()) -> Ended:
         """Update with the window and begin the next one. The window's loss is that of all ranks."""
         alone = self.group is None
-        weights = self._weight.in_units(self._losses.weight) if self._shares and self.size else None
+        weights = self._weight.in_units(self._losses.weight) if self._uses_shared_unit and self.size else None
         with self._running():
             self._runner.finish()
             sends = not alone or self.collaborators.dynamic is not None
-            figures = Tensor([*self._figures(), *requests], ms.float32) if sends else None
-            lr, has_updated, norm, *sums = self._runner.end(figures, weights)
+            scalars = Tensor([*self._loss_sums(), *requests], ms.float32) if sends else None
+            lr, has_updated, norm, *sums = self._runner.end(scalars, weights)
         bad = tuple(self._losses.bad)
         if sums and not alone:
             total, weights, samples, *requests = sums[0].asnumpy().tolist()
             self._losses.load([total, weights, samples])
         loss, samples, grad_norm = self._losses.mean, self._losses.samples, float(norm.asnumpy())
-        self._forget()
+        self._reset()
         self.updated = bool(has_updated.asnumpy())
         self.updates += self.updated
         self.skipped += not self.updated
@@ -202,12 +204,12 @@ class OpenWindow:
         if noise is not None:
             of_mean = grad_norm / (1 if self._weight.weighs else samples)
             noise.window_ended(of_mean, samples, counts=self.updated and not bad)
-        before = self._overflows
+        overflows_before = self._overflows
         self._overflows = self.collaborators.overflows
-        return Ended(self.updated, loss, lr, grad_norm, samples, requests, self._overflows > before, bad)
+        return Ended(self.updated, loss, lr, grad_norm, samples, requests, self._overflows > overflows_before, bad)
 
-    def _show_first(self, noise: NoiseScale) -> None:
-        """Let it read the accumulators after the window's first micro-batch, unless that does not count."""
+    def _observe_first(self, noise: NoiseScale) -> None:
+        """Let the noise scale read the accumulators after the window's first micro-batch, if that counts."""
         sums = dict(self._runner.accumulators)
         weight = sums.pop("window.weight_sum", None)
         counts = sums.pop("window.counts", None)
@@ -217,7 +219,7 @@ class OpenWindow:
                 [*sums.values()], divisor * self.collaborators.loss_scale * own_scale(self.optimizer), self._rows
             )
 
-    def _figures(self) -> list[float]:
+    def _loss_sums(self) -> list[float]:
         """Return the sums of the loss, to be summed in float32. The mean is a quotient, so the unit cancels out."""
         total, weights, samples = self._losses.state
         return [self._weight.in_units(total), self._weight.in_units(weights), samples]
@@ -227,7 +229,7 @@ class OpenWindow:
         if self.micro_batches:
             self._runner.clear()
             self.collaborators.clear()
-        self._forget()
+        self._reset()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -243,8 +245,8 @@ class OpenWindow:
         """Return the accumulators, if they are in use, and the values that `load` needs."""
         with self._running():
             accumulators = self.accumulators(self.micro_batches)
-        facts = {"micro_batches": self.micro_batches, "loss": self._losses.state, "unit": self._weight.unit}
-        return accumulators, {**facts, "bad": self._losses.bad} if self._losses.bad else facts
+        metadata = {"micro_batches": self.micro_batches, "loss": self._losses.state, "unit": self._weight.unit}
+        return accumulators, {**metadata, "bad": self._losses.bad} if self._losses.bad else metadata
 
     def load(self, window: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Continue from a saved state; the accumulators have been loaded, in its unit."""
@@ -285,19 +287,19 @@ class OpenWindow:
     def check_saved(self, tail: str) -> None:
         """Raise an error if states would have to be saved inside windows that continue in the next epoch."""
         if tail == "carry" and not self.saved_inside:
-            who = "a CoupledLoss" if self._coupled else "several processes"
-            rule = f"'flush' or 'drop' with a 'checkpointer' and {who}"
+            cannot_save = "a CoupledLoss" if self._coupled else "several processes"
+            rule = f"'flush' or 'drop' with a 'checkpointer' and {cannot_save}"
             remedy = "They can resume between two windows only."
             _check.raise_invalid(ValueError, "train_process", "tail", rule, "'carry'", remedy)
 
     @property
     def can_save(self) -> bool:
         """bool, whether this process has a state that it can save after an error, without the other ranks."""
-        if self.lost:
+        if self.was_discarded:
             return False
         return self.saved_inside or not (self.micro_batches or is_sharded(self.optimizer))
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._losses.clear()
         self._weight.begin()
         self.micro_batches = 0
@@ -308,8 +310,8 @@ class OpenWindow:
         try:
             yield
         except BaseException as error:  # also Ctrl-C
-            self.lost = True
-            self._forget()
+            self.was_discarded = True
+            self._reset()
             self.collaborators.clear()
             for runner in self._runners.values():  # even the first micro-batch may have added a part
                 runner.clear()
@@ -323,8 +325,8 @@ class OpenWindow:
         # With several ranks, windows of 1 are summed as well.
         accumulates = self.size != 1 or self.group is not None or self.collaborators.sparse
         if accumulates not in self._runners:
-            new = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
-            self._runners[accumulates] = new()
+            create = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
+            self._runners[accumulates] = create()
         self._runner = self._runners[accumulates]
 
     def _new_runner(self) -> Runner:
@@ -333,13 +335,13 @@ class OpenWindow:
         if not isinstance(forward, LossOfBatch):
             window = new_window(name, self.collaborators, weighs_loss=self._weighs_loss)
             return _Accumulating(forward, window, wait=self._wait)
-        by_loss = trained_by_loss(forward, self.optimizer.parameters)
+        loss_parameters = trained_by_loss(forward, self.optimizer.parameters)
         window = new_window(name, replace(self.collaborators, weighted=False))
-        third = _Accumulating(SumOfProducts(forward, by_loss), window, wait=self._wait)
-        return Coupled(forward, third, self.optimizer.parameters, by_loss, self.group)
+        third_pass = _Accumulating(SumOfProducts(forward, loss_parameters), window, wait=self._wait)
+        return Coupled(forward, third_pass, self.optimizer.parameters, loss_parameters, self.group)
 
 
-def _words(size: int | None) -> str:
+def _size_text(size: int | None) -> str:
     return "complete batches" if size is None else str(size or "sizes that change")
 
 
@@ -377,14 +379,14 @@ def _layout(columns: tuple) -> list[tuple]:
 class _WaitingLoss(NamedTuple):
     """The loss of a collected micro-batch; read it after the window has ended."""
 
-    among: _Waiting
+    waiting: _Waiting
     number: int
 
     def asnumpy(self) -> np.ndarray:
         """Return its value."""
-        if self.among.losses is None:
+        if self.waiting.losses is None:
             raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
-        return self.among.losses.asnumpy()[self.number]
+        return self.waiting.losses.asnumpy()[self.number]
 
 
 class _Accumulating:
@@ -403,7 +405,7 @@ class _Accumulating:
         optimizer = window.collaborators.optimizer
         self._window = window
         self._forward_backward, self._optim, self._clear = cells_around(window, network, own_scale(optimizer))
-        self._together = TrainTogether(self._forward_backward, TOGETHER)
+        self._run_together = TrainTogether(self._forward_backward, TOGETHER)
         in_step = window.sum_over_ranks is not None
         self._add_zeros = _AddZeros(window) if in_step else None
         self._wait = wait and not in_step
@@ -435,7 +437,7 @@ class _Accumulating:
         """Run the collected micro-batches, before anything outside the window changes the weights."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            waiting.losses = self._together(Tensor(waiting.count, ms.int32), *waiting.stacked())
+            waiting.losses = self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked())
 
     def finish(self) -> None:
         """Run what has been collected of the window, which is about to end."""
@@ -452,18 +454,18 @@ class _Accumulating:
         self._waiting = None
         self._clear()
 
-    def end(self, figures: Tensor | None, weights: float | None) -> tuple:
+    def end(self, scalars: Tensor | None, weights: float | None) -> tuple:
         """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
-            figures (Optional[Tensor]): numbers to sum over the ranks; their sums are also returned.
+            scalars (Optional[Tensor]): numbers to sum over the ranks; their sums are also returned.
             weights (Optional[float]): the exact sum of the weights, if it is available.
         """
         lr = self._learning_rate()
         if weights is not None and weights != 1:  # the graph has the sum of the rounded weights
             ops.assign(self._window.weight_sum[0], Tensor(weights, ms.float32))
         divides = weights is None or weights != 1
-        updated, norm, *sums = self._optim(figures, divides)
+        updated, norm, *sums = self._optim(scalars, divides)
         # After an update the norm was finite, so every element is finite.
         self._clear(bool(updated.asnumpy()))
         return (lr, updated, norm, *sums)
@@ -481,20 +483,20 @@ class TrainTogether(nn.Cell):
 
     Args:
         forward_backward (TrainForwardBackward): the Cell that runs one micro-batch.
-        most (int): the maximum number of micro-batches. Smaller numbers need no new compilation.
+        maximum (int): the maximum number of micro-batches. Smaller numbers need no new compilation.
 
     Inputs:
         - **count** (Tensor) - the number of micro-batches.
         - **\\*columns** (tuple[Tensor]) - their columns, stacked; weights, if there are any, are the last column.
 
     Outputs:
-        Tensor, their losses, padded with zeros to `most`.
+        Tensor, their losses, padded with zeros to `maximum`.
     """
 
-    def __init__(self, forward_backward: TrainForwardBackward, most: int):
+    def __init__(self, forward_backward: TrainForwardBackward, maximum: int):
         super().__init__(auto_prefix=False)
         self.forward_backward = forward_backward
-        self.places = Tensor(np.eye(most), ms.bool_)
+        self.one_hot = Tensor(np.eye(maximum), ms.bool_)
         window, forward = forward_backward.window, forward_backward.loss_and_gradients
         self.weighted = bool(window.weight_sum)
         self.touched = (*forward.network.get_parameters(), *window.grad_sum, *window.weight_sum, *forward.changing)
@@ -502,17 +504,17 @@ class TrainTogether(nn.Cell):
             self.touched = (*self.touched, *window.skips.changed)
 
     def construct(self, count: Any, *columns: Any) -> Any:
-        done = Tensor(0, ms.int32)
+        number = Tensor(0, ms.int32)
         count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop behaves like a branch
-        losses = ops.zeros(self.places.shape[:1], ms.float32)
-        while done < count:
-            row = [column[done] for column in columns]
+        losses = ops.zeros(self.one_hot.shape[:1], ms.float32)
+        while number < count:
+            columns_of_one = [column[number] for column in columns]
             if self.weighted:
-                loss = self.forward_backward(*row[:-1], weight=row[-1])
+                loss = self.forward_backward(*columns_of_one[:-1], weight=columns_of_one[-1])
             else:
-                loss = self.forward_backward(*row)
-            losses = ops.where(self.places[done], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
-            done = done + 1
+                loss = self.forward_backward(*columns_of_one)
+            losses = ops.where(self.one_hot[number], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
+            number = number + 1
         return losses
 
 
@@ -562,9 +564,9 @@ class _AtOnce:
     def finish(self) -> None:
         """Do nothing: no micro-batch waits."""
 
-    def end(self, figures: Any, weights: Any) -> tuple:
+    def end(self, scalars: Any, weights: Any) -> tuple:
         """Do what `_Accumulating.end` does; if the micro-batch had weight 0, a mean has no update and no norm."""
-        del figures, weights
+        del scalars, weights
         ended, self._ended = self._ended, None
         return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
 
@@ -587,8 +589,8 @@ class _UpdateAtOnce(nn.Cell):
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.loss_and_gradients(1.0, *inputs)
-        figures = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
-        updated, norm = self.window.close_at_once(grads, None, figures)[:2]
+        scalars = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
+        updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
         return loss, updated, norm
 
 
@@ -601,8 +603,8 @@ class _UpdateWithZeros(nn.Cell):
         self.scaled = at_once.scaled
 
     def construct(self) -> Any:
-        figures = ops.zeros((1,), ms.float32) if self.scaled else None
-        return self.window.close_at_once(self.window.zeros(), None, figures)[:2]
+        scalars = ops.zeros((1,), ms.float32) if self.scaled else None
+        return self.window.close_at_once(self.window.zeros(), None, scalars)[:2]
 
 
 class WindowLoss:
@@ -664,7 +666,7 @@ class WindowLoss:
 
     @property
     def state(self) -> list[float]:
-        """The values that `load` needs to continue from here."""
+        """list, the values that `load` needs."""
         return [*self._carry(), self.samples]
 
     def load(self, state: Sequence[float], bad: Sequence[int] = ()) -> None:

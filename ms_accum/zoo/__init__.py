@@ -11,10 +11,10 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-_NAME, _FACE = "model_zoo", Path(__file__).resolve().parents[2] / "model_zoo" / "__init__.py"
+_NAME, _SOURCE = "model_zoo", Path(__file__).resolve().parents[2] / "model_zoo" / "__init__.py"
 
 
-class _SecondName:
+class _AliasFinder:
     """Finds `ms_accum.zoo.lenet` as `model_zoo.lenet`."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
@@ -27,24 +27,24 @@ class _SecondName:
         sys.modules[module.__name__] = import_module(_NAME + module.__name__[len(__name__) :])
 
 
-def _is_ours() -> bool:
+def _comes_from_clone() -> bool:
     """Return whether `model_zoo` is that of the clone: the user's own `model_zoo` may come first."""
-    found = find_spec(_NAME)
-    return found is not None and found.origin is not None and Path(found.origin).resolve() == _FACE
+    spec = find_spec(_NAME)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == _SOURCE
 
 
 def _load() -> ModuleType:
     """Load the clone's folder as `ms_accum.zoo`."""
-    spec = spec_from_file_location(__name__, _FACE)
+    spec = spec_from_file_location(__name__, _SOURCE)
     if spec is None or spec.loader is None:
-        raise ImportError(f"there is no '{_FACE}'")
+        raise ImportError(f"there is no '{_SOURCE}'")
     module = sys.modules[__name__] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-if _is_ours():
-    sys.meta_path.insert(0, _SecondName())  # type: ignore[arg-type]
+if _comes_from_clone():
+    sys.meta_path.insert(0, _AliasFinder())  # type: ignore[arg-type]
     sys.modules[__name__] = import_module(_NAME)
 else:
     _load()

@@ -48,8 +48,8 @@ def train(model, epochs=2, mini_steps=2, **options):
     return recorder.records
 
 
-class Told(Callback):
-    """Keeps the moments, and the facts that it is asked to look at."""
+class RecordedCalls(Callback):
+    """Records which methods are called, and the entries of `original_args` with these names."""
 
     def __init__(self, *names):
         self.names, self.moments = names, []
@@ -68,27 +68,27 @@ class Told(Callback):
 
 for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
                ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")]:  # fmt: skip
-    setattr(Told, moment, lambda self, run_context, moment=moment: self.keep(moment, run_context))
+    setattr(RecordedCalls, moment, lambda self, run_context, moment=moment: self.keep(moment, run_context))
 
 
 # The moments
 
 
 @pytest.mark.modes
-def test_a_step_is_a_window():
-    told = Told("cur_epoch_num", "cur_step_num", "batch_num")
-    records = train(driver()[0], callbacks=[told])
-    steps = [moment[1:] for moment in told.moments if moment[0] == "on_train_step_end"]
+def test_window_counts_as_step():
+    recorded = RecordedCalls("cur_epoch_num", "cur_step_num", "batch_num")
+    records = train(driver()[0], callbacks=[recorded])
+    steps = [moment[1:] for moment in recorded.moments if moment[0] == "on_train_step_end"]
     assert steps == [(1, 1, 3), (1, 2, 3), (1, 3, 3), (2, 4, 3), (2, 5, 3), (2, 6, 3)]
     assert [(record.epoch, record.step) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
 
 
 @pytest.mark.modes
-def test_the_moments_come_in_models_order():
-    told = Told()
-    train(driver()[0], epochs=1, mini_steps=3, callbacks=told, valid_dataset=data([4]))
+def test_callback_methods_called_in_order_of_model():
+    recorded = RecordedCalls()
+    train(driver()[0], epochs=1, mini_steps=3, callbacks=recorded, valid_dataset=data([4]))
     step, evaluation = ["on_train_step_begin", "on_train_step_end"], ["begin", "epoch_begin", "step_begin", "step_end"]
-    assert told.moments == [
+    assert recorded.moments == [
         *("enter", "on_train_begin", "on_train_epoch_begin", *step, *step),
         *(f"on_eval_{part}" for part in (*evaluation, "epoch_end", "end")),
         *("on_train_epoch_end", "on_train_end", "exit"),
@@ -96,38 +96,38 @@ def test_the_moments_come_in_models_order():
 
 
 @pytest.mark.host
-def test_they_are_exited_after_an_error():
+def test_callbacks_exited_after_error():
     class Fails(Callback):
         def on_train_step_end(self, run_context):
             raise KeyError("mine")
 
-    told = Told()
+    recorded = RecordedCalls()
     with pytest.raises(KeyError, match="mine"):
-        train(driver()[0], callbacks=[told, Fails()])
-    assert told.moments[-1] == "exit"
+        train(driver()[0], callbacks=[recorded, Fails()])
+    assert recorded.moments[-1] == "exit"
 
 
 @pytest.mark.host
-def test_the_loss_is_the_windows():
-    told = Told("net_outputs", "record")
-    records = train(driver()[0], callbacks=[told])
-    for _, outputs, record in (each for each in told.moments if each[0] == "on_train_step_end"):
+def test_net_outputs_is_loss_of_window():
+    recorded = RecordedCalls("net_outputs", "record")
+    records = train(driver()[0], callbacks=[recorded])
+    for _, outputs, record in (call for call in recorded.moments if call[0] == "on_train_step_end"):
         assert isinstance(outputs, Tensor) and outputs.shape == () and float(outputs) == np.float32(record.loss)
-    assert [each[2] for each in told.moments if each[0] == "on_train_step_end"] == records
+    assert [call[2] for call in recorded.moments if call[0] == "on_train_step_end"] == records
 
 
 @pytest.mark.host
-def test_what_models_callbacks_find_is_there():
+def test_original_args_have_entries_of_model():
     model, optimizer = driver()
     names = ("train_network", "network", "optimizer", "loss_fn", "epoch_num", "mode", "list_callback", "train_dataset")
-    told, dataset = Told(*names), data()
-    model.train_process(2, dataset, 2, report=(), ckpt_path=None, callbacks=told)
-    found = dict(zip(names, told.moments[1][1:]))
-    assert found["optimizer"] is optimizer and found["epoch_num"] == 2 and found["mode"] == "train"
-    assert found["train_dataset"] is dataset and found["list_callback"] == [told]
+    recorded, dataset = RecordedCalls(*names), data()
+    model.train_process(2, dataset, 2, report=(), ckpt_path=None, callbacks=recorded)
+    args = dict(zip(names, recorded.moments[1][1:]))
+    assert args["optimizer"] is optimizer and args["epoch_num"] == 2 and args["mode"] == "train"
+    assert args["train_dataset"] is dataset and args["list_callback"] == [recorded]
     trained = {parameter.name for parameter in optimizer.parameters}
-    assert {each.name for each in found["train_network"].trainable_params()} == trained
-    assert isinstance(found["network"], nn.Cell) and isinstance(found["loss_fn"], nn.Cell)
+    assert {parameter.name for parameter in args["train_network"].trainable_params()} == trained
+    assert isinstance(args["network"], nn.Cell) and isinstance(args["loss_fn"], nn.Cell)
 
 
 # To stop
@@ -135,21 +135,21 @@ def test_what_models_callbacks_find_is_there():
 
 @pytest.mark.host
 @pytest.mark.parametrize(("moment", "windows"), [("on_train_step_end", 2), ("on_train_epoch_end", 3)])
-def test_request_stop_ends_the_run_quietly(moment, windows):
+def test_request_stop_ends_run_without_error(moment, windows):
     def stop(run_context):
         if run_context.original_args().cur_step_num >= 2:
             run_context.request_stop()
 
-    told = Told()
-    records = train(driver()[0], epochs=3, callbacks=[told, LambdaCallback(**{moment: stop})])
-    assert len(records) == windows and told.moments[-2:] == ["on_train_end", "exit"]
+    recorded = RecordedCalls()
+    records = train(driver()[0], epochs=3, callbacks=[recorded, LambdaCallback(**{moment: stop})])
+    assert len(records) == windows and recorded.moments[-2:] == ["on_train_end", "exit"]
 
 
 @pytest.mark.host
-def test_a_run_that_was_stopped_inside_an_epoch_resumes_there(tmp_path):
+def test_run_stopped_inside_epoch_resumes_there(tmp_path):
     stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
-    whole, resumed = driver()[0], driver()[0]
-    expected = train(whole)
+    uninterrupted, resumed = driver()[0], driver()[0]
+    expected = train(uninterrupted)
     stopped = train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
     rest = train(resumed, checkpointer=Checkpointer(tmp_path, resume="auto"))
     assert len(stopped) == 1 and [record.loss for record in stopped + rest] == [record.loss for record in expected]
@@ -157,19 +157,19 @@ def test_a_run_that_was_stopped_inside_an_epoch_resumes_there(tmp_path):
 
 @pytest.mark.host
 @pytest.mark.parametrize(("moment", "windows"), [("begin", 0), ("epoch_begin", 0), ("step_begin", 1)])
-def test_a_stop_before_a_window_loses_no_micro_batch(moment, windows):
+def test_stop_before_window_loses_no_micro_batch(moment, windows):
     model, _ = driver()
     stop = LambdaCallback(**{f"on_train_{moment}": lambda context: context.request_stop()})
     assert len(train(model, callbacks=stop)) == windows and model.micro_batches == 0
 
 
 @pytest.mark.host
-def test_an_epoch_whose_evaluation_fails_is_evaluated_when_it_is_resumed(tmp_path):
+def test_resumed_run_evaluates_epoch_whose_evaluation_failed(tmp_path):
     class Fails(Mistakes):
         def eval(self):
             raise KeyError("mine")
 
-    told, valid = Told("cur_epoch_num"), data([4])
+    recorded, valid = RecordedCalls("cur_epoch_num"), data([4])
     with pytest.raises(KeyError, match="mine"):
         train(
             driver()[0],
@@ -177,12 +177,12 @@ def test_an_epoch_whose_evaluation_fails_is_evaluated_when_it_is_resumed(tmp_pat
             metrics={"mistakes": Fails()},
             checkpointer=Checkpointer(tmp_path, every=1),
         )
-    train(driver()[0], valid_dataset=valid, callbacks=told, checkpointer=Checkpointer(tmp_path, resume="auto"))
-    assert [moment[1] for moment in told.moments if moment[0] == "on_train_epoch_end"] == [1, 2]
+    train(driver()[0], valid_dataset=valid, callbacks=recorded, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert [moment[1] for moment in recorded.moments if moment[0] == "on_train_epoch_end"] == [1, 2]
 
 
 @pytest.mark.host
-def test_restored_weights_are_in_the_last_state(tmp_path):
+def test_restored_best_weights_are_in_last_state(tmp_path):
     model, optimizer = driver(lr=50.0)
     stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
     train(
@@ -194,15 +194,15 @@ def test_restored_weights_are_in_the_last_state(tmp_path):
 
 
 @pytest.mark.host
-def test_callbacks_that_count_start_anew_and_a_warning_says_so(tmp_path):
+def test_resume_warns_that_counting_callbacks_restart(tmp_path):
     train(driver()[0], epochs=1, checkpointer=Checkpointer(tmp_path))
-    again = {"callbacks": ReduceLROnPlateau("loss"), "checkpointer": Checkpointer(tmp_path, resume="auto")}
+    options = {"callbacks": ReduceLROnPlateau("loss"), "checkpointer": Checkpointer(tmp_path, resume="auto")}
     with pytest.warns(RuntimeWarning, match="ReduceLROnPlateau restart in a resumed run"):
-        train(driver()[0], epochs=2, **again)
+        train(driver()[0], epochs=2, **options)
 
 
 @pytest.mark.host
-def test_a_window_in_which_nothing_counts_ends_no_run(capsys):
+def test_window_of_weight_0_does_not_end_run(capsys):
     model, _ = driver(weight=lambda x, y: 0.0 if len(y) == 5 else float(len(y)))
     model.train_process(1, data([8, 5, 8]), 1, ckpt_path=None, callbacks=LossMonitor())
     assert model.updates == 2 and "(skipped: nothing in it counts)" in capsys.readouterr().out
@@ -212,7 +212,7 @@ def test_a_window_in_which_nothing_counts_ends_no_run(capsys):
 
 
 @pytest.mark.modes
-def test_loss_monitor_prints_the_windows_losses(capsys):
+def test_loss_monitor_prints_losses_of_windows(capsys):
     records = train(driver()[0], callbacks=LossMonitor())
     lines = [f"epoch: {r.epoch} step: {r.step}, loss is {np.float32(r.loss)}" for r in records]
     assert capsys.readouterr().out.splitlines() == lines
@@ -238,7 +238,7 @@ def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
 
 
 @pytest.mark.host
-def test_early_stopping_on_the_evaluations_loss():
+def test_early_stopping_on_evaluation_loss():
     model, _ = driver(lr=1e-9)
     stop = EarlyStopping("eval_loss", patience=2, min_delta=1.0)
     records = train(model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5))
@@ -246,7 +246,7 @@ def test_early_stopping_on_the_evaluations_loss():
 
 
 @pytest.mark.slow
-def test_restored_weights_are_the_best_epochs():
+def test_restored_weights_are_those_of_best_epoch():
     model, optimizer = driver(lr=50.0)
     kept = []
     keep = LambdaCallback(on_train_epoch_end=lambda _: kept.append(optimizer.parameters[0].asnumpy().copy()))
@@ -257,7 +257,7 @@ def test_restored_weights_are_the_best_epochs():
 
 
 @pytest.mark.slow
-def test_reduce_lr_on_plateau_changes_the_rate_that_is_used():
+def test_reduce_lr_on_plateau_changes_learning_rate_of_updates():
     model, optimizer = driver(lr=1e-3)
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
     records = train(model, epochs=3, callbacks=reduce, valid_dataset=data([4], seed=5))
@@ -265,18 +265,18 @@ def test_reduce_lr_on_plateau_changes_the_rate_that_is_used():
 
 
 def test_learning_rate_scheduler_counts_windows():
-    model, _ = slope_driver(lr=1.0), None
-    seen = Recorder()
+    model = slope_driver(lr=1.0)
+    recorder = Recorder()
     schedule = LearningRateScheduler(lambda lr, step: 1.0 / (step + 1))
     ones = [micro_batch(1.0)] * 6
-    model.train_process(1, ones, 2, report=seen, ckpt_path=None, callbacks=schedule)
-    assert [record.lr for record in seen.records] == pytest.approx([1.0, 1 / 2, 1 / 3])
+    model.train_process(1, ones, 2, report=recorder, ckpt_path=None, callbacks=schedule)
+    assert [record.lr for record in recorder.records] == pytest.approx([1.0, 1 / 2, 1 / 3])
     assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_summary_collector_writes_something(tmp_path):
+def test_summary_collector_writes_files(tmp_path):
     """With a data set of MindSpore's, whose description it writes, too."""
     rows = [tuple(column.asnumpy() for column in columns) for columns in data()]
     collector = SummaryCollector(str(tmp_path), collect_freq=1)
@@ -287,7 +287,7 @@ def test_summary_collector_writes_something(tmp_path):
 
 
 @pytest.mark.host
-def test_history_keeps_epochs():
+def test_history_records_epochs():
     history = History()
     train(driver()[0], callbacks=history)
     assert history.epoch == {"epoch": [1, 2]}
@@ -303,7 +303,7 @@ class Mistakes(Metric):
         self.count = 0
 
     def update(self, *inputs):
-        output, label = (each.asnumpy() for each in inputs)
+        output, label = (tensor.asnumpy() for tensor in inputs)
         self.count += int((output.argmax(1) != label).sum())
 
     def eval(self):
@@ -311,12 +311,12 @@ class Mistakes(Metric):
 
 
 @pytest.mark.modes
-def test_an_evaluation_is_of_the_whole_data_set():
+def test_evaluation_covers_complete_data_set():
     model, _ = driver()
-    told, rows = Told("eval_results", "metrics"), data([8, 3], seed=5)
-    train(model, epochs=1, callbacks=told, valid_dataset=rows, metrics={"mistakes": Mistakes()})
-    results, metrics = next(each[1:] for each in told.moments if each[0] == "on_train_epoch_end")
-    x, y = (np.concatenate([each.asnumpy() for each in columns]) for columns in zip(*rows))
+    recorded, valid_batches = RecordedCalls("eval_results", "metrics"), data([8, 3], seed=5)
+    train(model, epochs=1, callbacks=recorded, valid_dataset=valid_batches, metrics={"mistakes": Mistakes()})
+    results, metrics = next(call[1:] for call in recorded.moments if call[0] == "on_train_epoch_end")
+    x, y = (np.concatenate([column.asnumpy() for column in columns]) for columns in zip(*valid_batches))
     weight, bias = (parameter.asnumpy() for parameter in model._network.trainable_params())
     scores = x @ weight.T + bias
     of_rows = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]
@@ -325,54 +325,54 @@ def test_an_evaluation_is_of_the_whole_data_set():
 
 
 @pytest.mark.host
-def test_an_evaluation_sees_the_tail():
+def test_evaluation_follows_update_of_tail():
     """The last window of the epoch is shorter: its update must be in what is evaluated."""
     model, optimizer = driver(lr=1.0)
-    seen = []
+    weights = []
 
-    class Sees(Told):
+    class KeepsWeights(RecordedCalls):
         def on_eval_begin(self, run_context):
-            seen.append(optimizer.parameters[0].asnumpy().copy())
+            weights.append(optimizer.parameters[0].asnumpy().copy())
 
-    train(model, epochs=1, callbacks=Sees(), valid_dataset=data([4]))
-    np.testing.assert_array_equal(seen[0], optimizer.parameters[0].asnumpy())
+    train(model, epochs=1, callbacks=KeepsWeights(), valid_dataset=data([4]))
+    np.testing.assert_array_equal(weights[0], optimizer.parameters[0].asnumpy())
 
 
 @pytest.mark.host
-def test_eval_every(capsys):
+def test_eval_every_2_evaluates_every_second_epoch(capsys):
     model, _ = driver()
     model.train_process(5, data(), 5, ckpt_path=None, valid_dataset=data([4]), eval_every=2, metrics={"acc"})
-    shown = [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if "evaluation" in line]
-    assert shown == [" 2 evaluation", " 4 evaluation"]
+    epochs = [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if "evaluation" in line]
+    assert epochs == [" 2 evaluation", " 4 evaluation"]
 
 
 @pytest.mark.host
-def test_training_goes_on_as_without_an_evaluation():
+def test_evaluation_restores_training_mode_and_statistics():
     network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3), nn.BatchNorm1d(3))
     network[2].set_train(False)
-    kept = network[2].moving_mean.asnumpy().copy()
+    moving_mean = network[2].moving_mean.asnumpy().copy()
     model = GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
     network.set_train()
     network[2].set_train(False)
     train(model, valid_dataset=data([4]))
     assert network.training and not network[2].training
-    np.testing.assert_array_equal(network[2].moving_mean.asnumpy(), kept)
+    np.testing.assert_array_equal(network[2].moving_mean.asnumpy(), moving_mean)
 
 
 # Numbers of epochs
 
 
 @pytest.mark.host
-def test_initial_epoch_goes_on_counting():
+def test_initial_epoch_continues_epoch_count():
     model, _ = driver()
-    told = Told("cur_epoch_num")
+    recorded = RecordedCalls("cur_epoch_num")
     first = train(model, epochs=1)
-    second = train(model, epochs=3, initial_epoch=1, callbacks=told)
+    second = train(model, epochs=3, initial_epoch=1, callbacks=recorded)
     assert sorted({record.epoch for record in first + second}) == [1, 2, 3]
-    assert [moment[1] for moment in told.moments if moment[0] == "on_train_epoch_begin"] == [2, 3]
+    assert [moment[1] for moment in recorded.moments if moment[0] == "on_train_epoch_begin"] == [2, 3]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.host
@@ -393,20 +393,20 @@ def test_initial_epoch_goes_on_counting():
         ({"valid_dataset": [data()[0][::-1]]}, "'valid_dataset' must be one whose columns .* swapped"),
     ],
 )
-def test_refused(options, message):
+def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
 
 
 @pytest.mark.slow
-def test_data_that_can_be_read_only_once_are_not_looked_at():
-    told = Told()
-    train(driver()[0], epochs=1, callbacks=told, valid_dataset=iter(data([4, 4])))
-    assert told.moments.count("on_eval_step_end") == 2
+def test_iterator_is_not_read_before_evaluation():
+    recorded = RecordedCalls()
+    train(driver()[0], epochs=1, callbacks=recorded, valid_dataset=iter(data([4, 4])))
+    assert recorded.moments.count("on_eval_step_end") == 2
 
 
 @pytest.mark.host
-def test_metrics_need_the_networks_output():
+def test_metrics_rejected_without_output_of_network():
     with pytest.raises(ValueError, match="'metrics' must be None for a network that returns its loss, but got some"):
         slope_driver().train_process(
             1, [micro_batch(1.0)], 1, report=(), ckpt_path=None, valid_dataset=[micro_batch(1.0)], metrics={"acc"}

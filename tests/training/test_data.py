@@ -1,4 +1,4 @@
-"""Which datasets, rows and columns does the driver take, and what does it say of others?"""
+"""Which datasets, rows and columns does the driver take, and with which errors does it reject others?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(*numbers):
 # Datasets
 
 
-class Once:
+class CountedGenerator:
     """A generator function that counts how often it is called."""
 
     def __init__(self, times=99):
@@ -35,15 +35,15 @@ class Once:
 
 
 @pytest.mark.parametrize("shape", [lambda dataset: dataset, lambda dataset: dataset.repeat(1).skip(0)])
-def test_a_generator_is_not_read_before_it_trains(shape):
-    source = Once(times=1)
+def test_generator_is_not_read_before_training(shape):
+    source = CountedGenerator(times=1)
     model = slope_driver()
     recorder = run(model, shape(ds.GeneratorDataset(source, ["x"], shuffle=False)), 4)
     assert source.calls == 1 and model.updates == 1 and recorder.planned is None
     assert values([model._network.w])[0] == -2.5
 
 
-def test_a_source_with_a_length_is_asked_for_it():
+def test_length_of_source_gives_planned_updates():
     class Source:
         def __len__(self):
             return 4
@@ -54,34 +54,34 @@ def test_a_source_with_a_length_is_asked_for_it():
     assert run(slope_driver(), ds.GeneratorDataset(Source(), ["x"], shuffle=False), 4).planned == 1
 
 
-class Repeats:
+class EndlessSequence:
     """Four batches by number that begin again after the last, so there is no IndexError."""
 
-    asked: list
+    numbers: list
 
     def __init__(self):
-        self.asked = []
+        self.numbers = []
 
     def __len__(self):
         return 4
 
     def __getitem__(self, number):
-        self.asked.append(number)
-        if len(self.asked) > 99:
+        self.numbers.append(number)
+        if len(self.numbers) > 99:
             raise AssertionError("the epoch does not end")
         return (rows(1.0, 2.0, 3.0, 4.0)[number % 4],)
 
 
-def test_a_sequence_without_an_index_error_ends_with_its_length():
-    data = Repeats()
+def test_sequence_without_index_error_ends_at_its_length():
+    data = EndlessSequence()
     recorder = run(slope_driver(), data, 4, epochs=2)
-    assert recorder.planned == 2 and [number for number in data.asked if number > 3] == []
-    assert data.asked[-8:] == [0, 1, 2, 3] * 2
-    held = next(batches.Data(data).epochs(1, batches.Position(batches=2)))  # resumed after two batches
-    assert [float(x.asnumpy()[0, 0]) for (x,) in held] == [3.0, 4.0]
+    assert recorder.planned == 2 and [number for number in data.numbers if number > 3] == []
+    assert data.numbers[-8:] == [0, 1, 2, 3] * 2
+    resumed = next(batches.Data(data).epochs(1, batches.Position(batches=2)))  # resumed after two batches
+    assert [float(x.asnumpy()[0, 0]) for (x,) in resumed] == [3.0, 4.0]
 
 
-def test_a_sequence_without_a_length_ends_with_its_index_error():
+def test_sequence_without_length_ends_at_index_error():
     class Source:
         def __getitem__(self, number):
             return (rows(1.0, 2.0)[number],)
@@ -92,7 +92,7 @@ def test_a_sequence_without_a_length_ends_with_its_index_error():
 
 
 @pytest.mark.parametrize("epoch", [7, "seven", None])
-def test_what_a_source_calls_epoch_is_its_own(epoch):
+def test_attribute_epoch_of_source_is_ignored(epoch):
     class Source:
         def __init__(self):
             self.epoch = epoch
@@ -111,7 +111,7 @@ def test_what_a_source_calls_epoch_is_its_own(epoch):
 # Rows
 
 
-def test_dicts_are_rows_whatever_the_order_of_their_keys():
+def test_dicts_with_keys_in_any_order():
     network = nn.Dense(1, 1)
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     x, y = rows(1.0, 2.0)
@@ -122,7 +122,7 @@ def test_dicts_are_rows_whatever_the_order_of_their_keys():
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "message"),
     [
         ((np.array(["a", "b"]),), "batches of numbers, but got a column of ndarray, <U1"),
         ((["a", "b"],), "batches of numbers, but got a column of list, <U1"),
@@ -136,20 +136,20 @@ def test_dicts_are_rows_whatever_the_order_of_their_keys():
     ],
     ids=["array of texts", "texts", "tensor of texts", "number", "tensor of a number", "dict", "None", "ragged", "row"],
 )
-def test_what_is_no_batch_is_refused_in_a_line(batch, said):
-    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as caught:
+def test_invalid_batch_rejected_with_one_line_error(batch, message):
+    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as error:
         run(slope_driver(), [batch], 1)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("dataset", [None, 3])
-def test_what_is_no_dataset_is_refused(dataset):
-    said = f"'train_dataset' must be a dataset, or an iterable of batches, but got {type(dataset).__name__}."
-    with pytest.raises(TypeError, match=said):
+def test_invalid_dataset_is_rejected(dataset):
+    message = f"'train_dataset' must be a dataset, or an iterable of batches, but got {type(dataset).__name__}."
+    with pytest.raises(TypeError, match=message):
         run(slope_driver(), dataset, 1)
 
 
-def test_dicts_of_other_keys_are_refused():
+def test_dicts_with_different_keys_are_rejected():
     with pytest.raises(ValueError, match=r"dicts with the keys 'x', but got one with \['z'\]"):
         run(slope_driver(), [{"x": rows(1.0)[0]}, {"z": rows(1.0)[0]}], 2)
 
@@ -163,10 +163,10 @@ class TwoLabels(nn.Cell):
 
 
 @pytest.mark.modes
-def test_a_loss_may_take_several_labels():
+def test_loss_with_several_labels():
     """As much as a network that returns its loss itself."""
 
-    class Whole(nn.Cell):
+    class WithLoss(nn.Cell):
         def __init__(self):
             super().__init__()
             self.network, self.loss = nn.Dense(1, 1), TwoLabels()
@@ -174,19 +174,19 @@ def test_a_loss_may_take_several_labels():
         def construct(self, x, first, second):
             return self.loss(self.network(x), first, second)
 
-    data, left = [tuple(rows(1.0, 2.0, 5.0))] * 4, []
-    for whole in (False, True):
+    data, results = [tuple(rows(1.0, 2.0, 5.0))] * 4, []
+    for returns_loss in (False, True):
         ms.set_seed(3)
-        network = Whole()
-        parts = (network, None) if whole else (network.network, network.loss)
+        network = WithLoss()
+        parts = (network, None) if returns_loss else (network.network, network.loss)
         model = GradientAccumulation(*parts, nn.SGD(network.trainable_params(), 0.1), check="off")
         run(model, data, 2)
-        left.append([array.tolist() for array in values(network.trainable_params())])
-    assert left[0] == left[1]
+        results.append([array.tolist() for array in values(network.trainable_params())])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "columns", "said"),
+    ("loss_fn", "columns", "message"),
     [
         (
             nn.MSELoss(),
@@ -202,37 +202,37 @@ def test_a_loss_may_take_several_labels():
         (lambda output, label, weight=1.0: ops.mean(output), 4, "2 columns: the data, and what"),
     ],
 )
-def test_another_number_of_columns_is_refused_in_a_line(loss_fn, columns, said):
+def test_wrong_number_of_columns_rejected_with_one_line_error(loss_fn, columns, message):
     network = nn.Dense(1, 1)
     model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1), check="off")
-    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as caught:
+    with pytest.raises(ValueError, match="For 'train_process', 'train_dataset' must be one that yields") as error:
         run(model, [tuple(rows(*range(columns)))], 1)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-class Returns(Slope):
+class ReturnsMore(Slope):
     """Returns more than its loss."""
 
-    def __init__(self, what):
+    def __init__(self, kind):
         super().__init__()
-        self.what = what
+        self.kind = kind
 
     def construct(self, x):
         loss = super().construct(x)
-        return {"tuple": (loss, x), "dict": {"loss": loss}}[self.what]
+        return {"tuple": (loss, x), "dict": {"loss": loss}}[self.kind]
 
 
 @pytest.mark.modes
-@pytest.mark.parametrize("what", ["tuple", "dict"])
-def test_a_network_that_returns_more_than_its_loss_is_refused(what):
-    network = Returns(what)
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_network_that_returns_more_than_loss_is_rejected(kind):
+    network = ReturnsMore(kind)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
     with pytest.raises((TypeError, RuntimeError), match="the network must return only its loss, but got several"):
         run(model, [(rows(1.0)[0],)], 1)
 
 
-def test_the_mutant_that_counts_by_reading_is_noticed(monkeypatch):
+def test_mutant_that_reads_data_to_count_is_detected(monkeypatch):
     monkeypatch.setattr(batches, "_has_to_be_read", lambda dataset: False)
-    source = Once()
+    source = CountedGenerator()
     run(slope_driver(), ds.GeneratorDataset(source, ["x"], shuffle=False), 4)
     assert source.calls > 1

@@ -1,4 +1,4 @@
-"""Do all ranks give an evaluation up together, and none alone?"""
+"""Do all ranks stop an evaluation together?"""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ def batches():
     ]
 
 
-def test_it_stops_before_a_batch_or_not_at_all():
+def test_evaluation_stops_before_any_batch():
     network = nn.Dense(3, 2)
     expected = list(evaluate(network, batches()))
     assert evaluate_together(network, batches(), None) == expected
     for stop in range(1, 6):
-        asked = itertools.count(1)
+        calls = itertools.count(1)
         with pytest.raises(Stopped):
-            evaluate_together(network, batches(), None, lambda asked=asked, stop=stop: next(asked) >= stop)
-        assert next(asked) == stop + 1  # nothing is evaluated after that
-    asked = itertools.count(1)
-    assert evaluate_together(network, batches(), None, lambda: next(asked) >= 6) == expected
+            evaluate_together(network, batches(), None, lambda calls=calls, stop=stop: next(calls) >= stop)
+        assert next(calls) == stop + 1  # nothing is evaluated after that
+    calls = itertools.count(1)
+    assert evaluate_together(network, batches(), None, lambda: next(calls) >= 6) == expected
 
 
-@pytest.mark.parametrize("others", [[0, 0, 0], [3, 8, 1]], ids=["nobody else", "another rank"])
-@pytest.mark.parametrize("own", [True, False])
-def test_ranks_stop_together(others, own, monkeypatch):
+@pytest.mark.parametrize("other_ranks", [[0, 0, 0], [3, 8, 1]], ids=["no other rank", "another rank"])
+@pytest.mark.parametrize("stops", [True, False])
+def test_ranks_stop_evaluation_together(other_ranks, stops, monkeypatch):
     """Each takes part in the sum, also one that has stopped: the others would wait for it."""
-    told = []
+    summed = []
 
     def total(counts, group):
-        told.append(list(counts))
-        return [mine + theirs for mine, theirs in zip(counts, others)]
+        summed.append(list(counts))
+        return [count + other for count, other in zip(counts, other_ranks)]
 
     monkeypatch.setattr(evaluation, "total", total)
     monkeypatch.setattr(evaluation, "take_from_rank_0", lambda parameters, group: None)
     network = nn.Dense(3, 2)
-    if own or others[2]:
+    if stops or other_ranks[2]:
         with pytest.raises(Stopped):
-            evaluate_together(network, batches(), Group(0, 2), lambda: own)
+            evaluate_together(network, batches(), Group(0, 2), lambda: stops)
     else:
-        assert evaluate_together(network, batches(), Group(0, 2), lambda: own) == list(evaluate(network, batches()))
-    assert len(told) == 1 and told[0][2] == own and told[0][1] == (0 if own else 20)
+        assert evaluate_together(network, batches(), Group(0, 2), lambda: stops) == list(evaluate(network, batches()))
+    assert len(summed) == 1 and summed[0][2] == stops and summed[0][1] == (0 if stops else 20)

@@ -23,7 +23,7 @@ def batches_of(epoch):
     return batches(np.random.RandomState(epoch), ROWS)
 
 
-class Own:
+class UserProgram:
     """A user's program."""
 
     def __init__(self, window=3, make=nn.Adam):
@@ -47,118 +47,119 @@ class Own:
         return self
 
     @property
-    def left(self):
+    def final_state(self):
         state = [parameter.asnumpy() for parameter in self.accumulator.state.values()]
-        return digest([*(each.asnumpy() for each in self.optimizer.get_parameters()), *state])
+        return digest([*(parameter.asnumpy() for parameter in self.optimizer.get_parameters()), *state])
 
 
 def stopped_and_resumed(folder, *stops, **options):
     for stop in stops:
         with pytest.raises(Stopped, match="the training state is in"):
-            Own(**options).train(folder, stop=stop_after(stop))
-    return Own(**options).train(folder)
+            UserProgram(**options).train(folder, stop=stop_after(stop))
+    return UserProgram(**options).train(folder)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     ms.set_context(mode=ms.GRAPH_MODE)
-    return Own().train(tmp_path_factory.mktemp("whole")).left
+    return UserProgram().train(tmp_path_factory.mktemp("whole")).final_state
 
 
 # Each micro-batch, and after each epoch the beginning of the next one: 8 positions.
 @pytest.mark.parametrize("stops", [(7, 2), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 16))])
-def test_a_resumed_loop_is_the_same(tmp_path, whole, stops):
-    assert stopped_and_resumed(tmp_path, *stops).left == whole
+def test_resumed_loop_equals_uninterrupted_loop(tmp_path, uninterrupted, stops):
+    assert stopped_and_resumed(tmp_path, *stops).final_state == uninterrupted
 
 
 @pytest.mark.slow
-def test_a_window_of_one(tmp_path):
-    assert stopped_and_resumed(tmp_path / "b", 4, window=1).left == Own(window=1).train(tmp_path / "a").left
+def test_resumed_loop_with_windows_of_1(tmp_path):
+    expected = UserProgram(window=1).train(tmp_path / "a").final_state
+    assert stopped_and_resumed(tmp_path / "b", 4, window=1).final_state == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forgets", ["window", "position", None])
-def test_what_a_state_must_hold(tmp_path, whole, forgets):
+def test_mutants_without_window_or_position_are_detected(tmp_path, uninterrupted, forgets):
     """The mutants: what is not put back makes it another run."""
     with pytest.raises(Stopped):
-        Own().train(tmp_path, stop=stop_after(5))
-    own = Own()
+        UserProgram().train(tmp_path, stop=stop_after(5))
+    program = UserProgram()
     states = Checkpointer(tmp_path, resume="auto")
-    with ResumableLoop(states, own.network, own.accumulator) as loop:
-        done = loop.batches if forgets != "position" else 0
+    with ResumableLoop(states, program.network, program.accumulator) as loop:
+        batches_done = loop.batches if forgets != "position" else 0
         if forgets == "window":
-            own.accumulator.clear()
+            program.accumulator.clear()
         for epoch in (1, 2):
-            for x, y in itertools.islice(batches_of(epoch), done if epoch == 1 else 0, None):
-                own.step(x, y)
-            own.accumulator.flush()
-    assert (own.left == whole) is (forgets is None)
+            for x, y in itertools.islice(batches_of(epoch), batches_done if epoch == 1 else 0, None):
+                program.step(x, y)
+            program.accumulator.flush()
+    assert (program.final_state == uninterrupted) is (forgets is None)
 
 
 @pytest.mark.host
 def test_states_are_saved_on_the_update_clock(tmp_path):
-    own = Own().train(tmp_path, every=2, keep=9, resume=None)
+    program = UserProgram().train(tmp_path, every=2, keep=9, resume=None)
     saved = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("*.safetensors"))]
-    assert [facts["updates"] for facts in saved] == [2, 4, 6] and own.accumulator.updates == 6
+    assert [facts["updates"] for facts in saved] == [2, 4, 6] and program.accumulator.updates == 6
     assert [facts["at"]["batches"] for facts in saved] == [6, 3, 0]
 
 
 @pytest.mark.host
-def test_after_an_error_nothing_is_saved(tmp_path):
+def test_nothing_is_saved_after_error(tmp_path):
     """The Parameters may be ahead of the position."""
-    own = Own()
-    with pytest.raises(KeyError), ResumableLoop(Checkpointer(tmp_path), own.network, own.accumulator):
+    program = UserProgram()
+    with pytest.raises(KeyError), ResumableLoop(Checkpointer(tmp_path), program.network, program.accumulator):
         raise KeyError("mine")
     assert list(tmp_path.glob("*.safetensors")) == []
-    own.train(tmp_path)  # the folder is free again
+    program.train(tmp_path)  # the folder is free again
 
 
 @pytest.mark.slow
 @pytest.mark.host
-def test_a_finished_loop_goes_on(tmp_path):
-    Own().train(tmp_path, epochs=1)
-    own = Own().train(tmp_path, epochs=2)
-    assert own.resumed_at == (2, 0) and own.accumulator.updates == 6
+def test_finished_loop_resumes_with_more_epochs(tmp_path):
+    UserProgram().train(tmp_path, epochs=1)
+    program = UserProgram().train(tmp_path, epochs=2)
+    assert program.resumed_at == (2, 0) and program.accumulator.updates == 6
 
 
 @pytest.mark.host
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("settings", "message"),
     [
         ({"window": 4}, "accumulate_step was 3 and is 4"),
         ({"make": nn.SGD}, "optimizer was Adam and is SGD"),
     ],
 )
-def test_another_run_is_refused(tmp_path, other, message):
+def test_state_of_run_with_other_settings_is_rejected(tmp_path, settings, message):
     with pytest.raises(Stopped):
-        Own().train(tmp_path, stop=stop_after(4))
+        UserProgram().train(tmp_path, stop=stop_after(4))
     with pytest.raises(CheckpointError, match=message):
-        Own(**other).train(tmp_path)
+        UserProgram(**settings).train(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.host
-def test_another_window_on_request(tmp_path):
+def test_window_size_changes_with_allow_config_change(tmp_path):
     with pytest.raises(Stopped):
-        Own().train(tmp_path, stop=stop_after(4))
-    own = Own(window=4).train(tmp_path, allow_config_change=True)
-    assert own.accumulator.accumulate_step == 4 and own.accumulator.updates == 4
+        UserProgram().train(tmp_path, stop=stop_after(4))
+    program = UserProgram(window=4).train(tmp_path, allow_config_change=True)
+    assert program.accumulator.accumulate_step == 4 and program.accumulator.updates == 4
 
 
 @pytest.mark.host
-def test_a_window_of_one_can_not_go_on_with_an_open_window(tmp_path):
+def test_open_window_rejected_by_windows_of_1(tmp_path):
     with pytest.raises(Stopped):
-        Own().train(tmp_path, stop=stop_after(4))
+        UserProgram().train(tmp_path, stop=stop_after(4))
     with pytest.raises(CheckpointError, match="holds 1 micro-batches of an open window, which windows of 1"):
-        Own(window=1).train(tmp_path, allow_config_change=True)
+        UserProgram(window=1).train(tmp_path, allow_config_change=True)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("mutation", ["one late"])
-def test_the_windows_end_is_saved(tmp_path, monkeypatch, mutation):
+def test_mutant_with_late_window_end_is_detected(tmp_path, monkeypatch, mutation):
     mutate(monkeypatch, mutation)
-    own = Own().train(tmp_path, epochs=1)
-    assert own.accumulator.updates == 2
+    program = UserProgram().train(tmp_path, epochs=1)
+    assert program.accumulator.updates == 2
 
 
 @pytest.mark.host
@@ -169,15 +170,15 @@ def test_the_windows_end_is_saved(tmp_path, monkeypatch, mutation):
         (("states", "function"), "'network' must be a Cell, but got function"),
     ],
 )
-def test_wrong_arguments(tmp_path, arguments, message):
-    own = Own()
-    given = {"folder": "states", "states": Checkpointer(tmp_path), "network": own.network, "function": batches_of}
+def test_arguments_of_wrong_type_are_rejected(tmp_path, arguments, message):
+    program = UserProgram()
+    values = {"folder": "states", "states": Checkpointer(tmp_path), "network": program.network, "function": batches_of}
     with pytest.raises(TypeError, match=message):
-        ResumableLoop(*(given[name] for name in arguments), own.accumulator)
+        ResumableLoop(*(values[name] for name in arguments), program.accumulator)
 
 
 @pytest.mark.parametrize(
-    ("position", "error", "said"),
+    ("position", "error", "message"),
     [
         ((0, 3), ValueError, "'epoch' must be an int >= 1, but got 0."),
         ((1, -1), ValueError, "'batches' must be an int >= 0, but got -1."),
@@ -186,11 +187,11 @@ def test_wrong_arguments(tmp_path, arguments, message):
     ],
 )
 @pytest.mark.host
-def test_a_position_that_can_not_be_saved_is_refused_when_it_is_given(tmp_path, position, error, said):
+def test_invalid_position_rejected_by_after_micro_batch(tmp_path, position, error, message):
     """And not at the save, which may come hours later."""
-    own = Own()
-    with ResumableLoop(Checkpointer(tmp_path), own.network, own.accumulator) as loop:
-        with pytest.raises(error) as caught:
+    program = UserProgram()
+    with ResumableLoop(Checkpointer(tmp_path), program.network, program.accumulator) as loop:
+        with pytest.raises(error) as raised:
             loop.after_micro_batch(*position)
-        assert str(caught.value) == f"For 'after_micro_batch', {said}"
+        assert str(raised.value) == f"For 'after_micro_batch', {message}"
         loop.after_micro_batch(np.int64(1), np.int64(0))

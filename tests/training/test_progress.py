@@ -1,4 +1,4 @@
-"""Does the user see what happened?"""
+"""Do lines and the bar show the progress of a run?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("window", "line"),
     [
         (record(1, loss=2.5), "epoch: 1 step: 1 loss is 2.5, lr 0.25"),
         (record(470, epoch=2, step=1, loss=0.0123456789), "epoch: 2 step: 1 loss is 0.01234568, lr 0.25"),
@@ -35,8 +35,8 @@ NAN = float("nan")
         ),
     ],
 )
-def test_a_line_is_the_tutorials(told, line, capsys):
-    tell(Lines(), told)
+def test_line_has_form_of_tutorial(window, line, capsys):
+    tell(Lines(), window)
     assert capsys.readouterr() == (line + "\n", "")
 
 
@@ -56,26 +56,26 @@ def test_an_epoch_has_about_20_lines(capsys):
     assert printed(45, capsys, windows=UNKNOWN) == [20, 40, 45]
 
 
-def test_lines_as_often_as_asked(capsys):
+def test_lines_every_n_windows(capsys):
     assert printed(10, capsys, every=4) == [4, 8, 10]
     assert printed(4, capsys, every=9) == [4]
     assert printed(8, capsys, every=4) == [4, 8]  # the last one is not printed twice
 
 
-def test_the_speed_is_not_that_of_compiling(capsys):
+def test_speed_excludes_compilation(capsys):
     seconds = [9.0, 0.125, 7.0, 0.125, 0.125]
-    tell(Lines(1), *(record(step, seconds=each) for step, each in enumerate(seconds, 1)))
+    tell(Lines(1), *(record(step, seconds=duration) for step, duration in enumerate(seconds, 1)))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert "rows/s" not in first and last.endswith(", lr 0.25, 1,024 rows/s")
 
 
-def test_an_evaluation_is_a_line(capsys):
+def test_evaluation_prints_one_line(capsys):
     with Callbacks([Lines()], Facts(cur_epoch_num=3)) as calls:
         calls.epoch_end({"acc": 0.5, "confused": [1, 2]})
     assert capsys.readouterr().out == "epoch: 3 evaluation: acc 0.5, confused [1, 2]\n"
 
 
-def test_under_the_launcher_there_is_a_bar_if_it_has_a_terminal(monkeypatch):
+def test_bar_if_launcher_has_terminal(monkeypatch):
     monkeypatch.setenv(COLUMNS, "75")
     assert isinstance(progress(), Bar)
     for value in ("", "0", "x", "-3"):
@@ -106,11 +106,11 @@ def frames(text):
     return [frame.strip() for frame in re.split(r"[\r\n]+", text) if frame.strip()]
 
 
-def test_progress_is_lines_where_no_terminal_is(capsys):
+def test_progress_prints_lines_without_terminal(capsys):
     assert isinstance(progress(), Lines)
 
 
-def test_the_bar_shows_how_far_the_run_is():
+def test_bar_shows_progress_of_run():
     text = drawn(*(record(n, epoch=1 + n // 7, loss=1 / n) for n in range(1, 13)), updates=12)
     first, *_, last = frames(text)
     assert first.startswith("0%|") and " 0/12 " in first
@@ -119,12 +119,12 @@ def test_the_bar_shows_how_far_the_run_is():
 
 
 @pytest.mark.parametrize("columns", [0, 80])
-def test_the_bar_is_shown_on_a_terminal_that_reports_no_rows(columns):
+def test_bar_on_terminal_that_reports_no_height(columns):
     last = frames(drawn(record(1), record(2), updates=2, size=(0, columns)))[-1]
     assert " 2/2 [" in last and len(last) <= 80
 
 
-def test_what_is_printed_after_the_run_is_below_the_bar(capsys):
+def test_output_after_run_is_below_bar(capsys):
     bar = Bar(80)
     with Callbacks([bar], Facts()) as calls:
         calls("on_train_begin", planned=1)
@@ -134,17 +134,17 @@ def test_what_is_printed_after_the_run_is_below_the_bar(capsys):
     assert capsys.readouterr().out.endswith("\nsaved\n")
 
 
-def test_the_bar_counts_where_the_end_is_unknown():
+def test_bar_counts_updates_if_total_is_unknown():
     last = frames(drawn(record(1), record(2)))[-1]
     assert last.startswith("epoch 1/1 2 updates [") and last.endswith("loss 0.5000, lr 0.25, 1,024 rows/s]")
 
 
-def test_a_skipped_window_gets_a_line_above_the_bar():
+def test_skipped_window_prints_line_above_bar():
     text = frames(drawn(record(1), record(2, loss=NAN, skipped=True), record(3), updates=3))
     assert text.count("epoch: 1 step: 2 loss is nan (skipped: the gradient is not finite)") == 1
     assert text[-1].startswith("epoch 1/1 100%|") and " 3/3 " in text[-1]
 
 
-def test_a_run_that_breaks_off_leaves_the_bar_where_it_was():
+def test_interrupted_run_leaves_bar_unfinished():
     text = frames(drawn(record(1), updates=4))
     assert text[-1].startswith("epoch 1/1  25%|") and " 1/4 " in text[-1]

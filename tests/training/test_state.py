@@ -1,4 +1,4 @@
-"""Is all that a run changes in its state, and each part its owner's?"""
+"""Does a training state contain everything that a run changes, under the right owners?"""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def run(make, folder=None, rates=0.1, stop=None, **options):
     network = Following()
     optimizer = make(network.trainable_params(), rates)
     model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
-    seen = iter(range(1000))
-    asked = {"stop": lambda: next(seen) == stop} if stop else {}
-    states = None if folder is None else Checkpointer(folder, resume="auto", **asked, **options)
+    micro_batches = iter(range(1000))
+    options_of_stop = {"stop": lambda: next(micro_batches) == stop} if stop else {}
+    states = None if folder is None else Checkpointer(folder, resume="auto", **options_of_stop, **options)
     data = batches(np.random.RandomState(1), [4] * 12)
     try:
         model.train_process(1, data, 2, report=(), ckpt_path=None, checkpointer=states)
@@ -70,17 +70,17 @@ MAKE = {
 
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("allow", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_resumed_run_is_the_same(name, allow, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(name, allow, tmp_path):
     """Also where another setting was allowed that changes nothing: then the optimizer's settings alone are new."""
     expected = run(MAKE[name])
     first = run(MAKE[name], tmp_path, stop=5, config={"note": 1})
-    found = run(MAKE[name], tmp_path, config={"note": 1 + allow}, allow_config_change=allow)
-    assert found == expected != first
+    resumed = run(MAKE[name], tmp_path, config={"note": 1 + allow}, allow_config_change=allow)
+    assert resumed == expected != first
 
 
 @pytest.mark.filterwarnings("ignore:.*'ASGD' changed no parameter")  # without its rate it can't
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
-def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
+def test_mutant_without_parameters_in_lists_is_detected(name, tmp_path, monkeypatch):
     expected = run(MAKE[name])
     monkeypatch.setattr(state, "_parameters_of", lambda optimizer: optimizer.get_parameters())
     run(MAKE[name], tmp_path, stop=5)
@@ -96,37 +96,54 @@ def test_lists_that_are_left_out_are_missed(name, tmp_path, monkeypatch):
         ("experimental SGD", {"learning_rate_group_0"}),
     ],
 )
-def test_settings_are_the_optimizers_own(name, settings):
+def test_settings_by_optimizer(name, settings):
     network = Following()
-    held = trained_parameters(network, MAKE[name](network.trainable_params(), 0.1))
-    assert {key for key in held if key.startswith("setting.")} == {f"setting.{key}" for key in settings}
+    parameters = trained_parameters(network, MAKE[name](network.trainable_params(), 0.1))
+    assert {key for key in parameters if key.startswith("setting.")} == {f"setting.{key}" for key in settings}
 
 
-def test_what_mint_keeps_is_no_setting():
+def test_moments_of_mint_optimizer_are_no_settings():
     network = nn.Dense(6, 3)
-    held = trained_parameters(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9))
-    kept = [name for name in held if "momentum" in name]
-    assert kept and not any(name.startswith("setting.") for name in kept)
+    parameters = trained_parameters(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9))
+    moments = [name for name in parameters if "momentum" in name]
+    assert moments and not any(name.startswith("setting.") for name in moments)
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_another_kind_of_rate_is_another_setting(back, tmp_path):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_other_kind_of_learning_rate_with_allow_config_change(reverse, tmp_path):
     """Where it is allowed; the optimizer then has Parameters that the state has not, or has not those it has."""
 
     def make(parameters, rate):
         return nn.Momentum(parameters, rate, 0.9)
 
-    first, second = [0.2, nn.CosineDecayLR(0.0, 0.1, 9)][:: -1 if back else 1]
+    first, second = [0.2, nn.CosineDecayLR(0.0, 0.1, 9)][:: -1 if reverse else 1]
     run(make, tmp_path, rates=first, stop=5, config={"note": 1})
     run(make, tmp_path, rates=second, config={"note": 2}, allow_config_change=True)
 
 
-def test_two_of_one_name_are_refused_before_anything_is_trained(tmp_path):
+def test_duplicate_names_are_rejected_before_training(tmp_path):
     model = slope_driver()
     model._window.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
     with pytest.raises(CheckpointError, match="Two Parameters of the optimizer are named 'twin'"):
         model.train_process(1, [(Tensor([[1.0]]),)], 1, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
     assert model.updates == 0
+
+
+def test_run_ended_by_nonfinite_raise_resumes_after_that_window(tmp_path):
+    def train():
+        model, recorder = slope_driver(nonfinite="raise"), Recorder()
+        data = [(Tensor([[value]], ms.float32),) for value in (1.0, np.nan, 2.0, 4.0)]
+        states = Checkpointer(tmp_path, resume="auto")
+        try:
+            model.train_process(1, data, 1, report=recorder, ckpt_path=None, checkpointer=states)
+        finally:
+            steps.append([record.step for record in recorder.records])
+        return model
+
+    steps = []
+    with pytest.raises(FloatingPointError, match="window 2 in epoch 1"):
+        train()
+    assert values([train()._network.w])[0] == -7.0 and steps == [[1, 2], [3, 4]]
 
 
 # Schedulers
@@ -141,8 +158,8 @@ def scheduled(make, folder=None, stop=None, **options):
     model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=scheduler)
     states = None
     if folder is not None:
-        seen = itertools.count(1)
-        states = Checkpointer(folder, resume="auto", stop=stop and (lambda: next(seen) >= stop), **options)
+        micro_batches = itertools.count(1)
+        states = Checkpointer(folder, resume="auto", stop=stop and (lambda: next(micro_batches) >= stop), **options)
     recorder = Recorder()
     try:
         data = batches(np.random.RandomState(1), [4] * 12)
@@ -162,22 +179,22 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_is_stepped_after_each_update_and_goes_on_where_it_was(name, tmp_path):
-    rates, left = scheduled(SCHEDULERS[name])
+def test_scheduler_steps_per_update_and_resumes(name, tmp_path):
+    rates, weights = scheduled(SCHEDULERS[name])
     assert len(rates) == 6 and rates[0] == 0.5 and len(set(rates)) > 2
     first, _ = scheduled(SCHEDULERS[name], tmp_path, stop=5)
-    second, found = scheduled(SCHEDULERS[name], tmp_path)
-    assert len(first) == 2 and first + second == rates and found == left
+    second, resumed_weights = scheduled(SCHEDULERS[name], tmp_path)
+    assert len(first) == 2 and first + second == rates and resumed_weights == weights
 
 
-def test_a_scheduler_that_is_not_saved_is_missed(tmp_path, monkeypatch):
+def test_mutant_without_scheduler_in_state_is_detected(tmp_path, monkeypatch):
     rates, _ = scheduled(SCHEDULERS["StepLR"])
     monkeypatch.setattr(state, "parameters_in", lambda value: ())
     first, _ = scheduled(SCHEDULERS["StepLR"], tmp_path, stop=7)
     assert first + scheduled(SCHEDULERS["StepLR"], tmp_path)[0] != rates
 
 
-def test_a_skipped_window_is_no_step():
+def test_skipped_window_does_not_step_scheduler():
     network = nn.Dense(6, 3)
     optimizer = optim.SGD(network.trainable_params(), 0.5)
     scheduler = schedules.StepLR(optimizer, 1, 0.5)
@@ -197,14 +214,14 @@ def test_a_skipped_window_is_no_step():
     ],
     ids=["of a metric", "of another optimizer", "a rate"],
 )
-def test_what_is_no_scheduler_of_the_optimizer_is_refused(make):
+def test_invalid_scheduler_is_rejected(make):
     network = nn.Dense(6, 3)
     optimizer = optim.SGD(network.trainable_params(), 0.5)
     with pytest.raises(TypeError, match="'scheduler' must be one of mindspore.experimental.optim.lr_scheduler for "):
         GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=make(optimizer))
 
 
-def test_an_optimizer_that_looks_at_no_scheduler_is_refused():
+def test_optimizer_that_ignores_schedulers_is_rejected():
     network = nn.Dense(6, 3)
     optimizer = mint.optim.SGD(network.trainable_params(), 0.5)
     ms.set_context(mode=ms.GRAPH_MODE)

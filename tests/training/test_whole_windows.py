@@ -20,15 +20,15 @@ def ended(monkeypatch):
     names = []
     call = TrainOptim.__call__
 
-    def noting(self, figures, divides):
+    def recording(self, figures, divides):
         names.append(DIVIDED if divides else WHOLE)
         return call(self, figures, divides)
 
-    monkeypatch.setattr(TrainOptim, "__call__", noting)
+    monkeypatch.setattr(TrainOptim, "__call__", recording)
     return names
 
 
-def always(monkeypatch, weights):
+def end_windows_with(monkeypatch, weights):
     """End all windows with this sum of the weights; None: with the one in the graph."""
     end = _Accumulating.end
     monkeypatch.setattr(_Accumulating, "end", lambda self, figures, _: end(self, figures, weights))
@@ -41,7 +41,7 @@ def mean_of(values, window, rows=4, **options):
     return seen_gradient(model)
 
 
-@pytest.mark.parametrize("window", [3, 7, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 5, 6))])
+@pytest.mark.parametrize("window", [3, 7, *(pytest.param(window, marks=pytest.mark.slow) for window in (2, 5, 6))])
 def test_equal_micro_batches_need_no_division(window, rng, ended):
     values = rng.randint(1, 100, window)
     assert mean_of(values, window) == pytest.approx(values.mean(), rel=1e-7)
@@ -49,25 +49,25 @@ def test_equal_micro_batches_need_no_division(window, rng, ended):
 
 
 @pytest.mark.parametrize(("window", "count"), [(7, 3), (194, 193), pytest.param(5, 4, marks=pytest.mark.slow)])
-def test_a_tail_is_divided_by_the_exact_sum_of_its_weights(window, count, rng, ended):
+def test_tail_is_divided_by_exact_sum_of_weights(window, count, rng, ended):
     values = rng.randint(1, 100, count)
     assert mean_of(values, window) == pytest.approx(values.mean(), rel=5e-7)
     assert ended == [DIVIDED]
 
 
-def test_a_sum_of_rounded_weights_is_noticed(rng, monkeypatch):
+def test_mutant_with_sum_of_rounded_weights_is_detected(rng, monkeypatch):
     """That of 193 times 1/194 misses by 2.8e-6 in float32."""
-    always(monkeypatch, None)
+    end_windows_with(monkeypatch, None)
     values = rng.randint(1, 100, 193)
     assert mean_of(values, 194) != pytest.approx(values.mean(), rel=1e-6)
 
 
-def test_a_missing_division_is_noticed(monkeypatch):
-    always(monkeypatch, 1)
+def test_mutant_without_division_is_detected(monkeypatch):
+    end_windows_with(monkeypatch, 1)
     assert mean_of([1, 2, 3], 4) == pytest.approx(1.5)  # not 2
 
 
-def test_uneven_micro_batches(ended):
+def test_full_window_of_uneven_micro_batches_needs_no_division(ended):
     model = slope_driver()
     run(model, [micro_batch(1.0, rows=3), micro_batch(2.0, rows=2), micro_batch(3.0, rows=4)], 3)  # 9 rows, as 3 x 3
     assert ended == [WHOLE] and seen_gradient(model) == pytest.approx(19 / 9, rel=1e-7)
@@ -75,14 +75,14 @@ def test_uneven_micro_batches(ended):
     assert ended == [WHOLE, DIVIDED] and seen_gradient(model) == pytest.approx(19 / 9 + 7 / 5, rel=1e-7)
 
 
-def test_another_window_takes_another_unit(ended):
+def test_unit_changes_with_window_size(ended):
     model = slope_driver()
     for window in (2, 3):
         run(model, [micro_batch(1.0)] * 6, window)
     assert ended == [WHOLE] * 5
 
 
-def test_clipping_and_a_gradient_that_is_not_finite(ended):
+def test_clipping_and_nonfinite_gradient_without_division(ended):
     assert mean_of([3, 5], 2, clip_norm=2.0) == pytest.approx(2.0)
     model = slope_driver()
     run(model, [micro_batch(value) for value in (1.0, np.nan, 2.0, 4.0)], 2)
@@ -99,7 +99,7 @@ class Half(Slope):
 @pytest.mark.parametrize(
     "options", [{"loss_scale": 4.0}, {"nonfinite": "skip_micro"}, {"half": True}], ids=["scaled", "leaves out", "half"]
 )
-def test_what_is_not_scaled_down(options, ended):
+def test_windows_that_are_always_divided(options, ended):
     """A gradient in float16 would be lost sooner, and what is left out is known to the graph alone."""
     network = Half().to_float(ms.float16) if options.pop("half", False) else Slope()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), **options)

@@ -21,11 +21,11 @@ def calls(monkeypatch):
     counts = []
     together = windows.TrainTogether.__call__
 
-    def counted(cell, count, *columns):
+    def count_and_run(cell, count, *columns):
         counts.append(int(count.asnumpy()))
         return together(cell, count, *columns)
 
-    monkeypatch.setattr(windows.TrainTogether, "__call__", counted)
+    monkeypatch.setattr(windows.TrainTogether, "__call__", count_and_run)
     return counts
 
 
@@ -56,27 +56,27 @@ CASES = [(*case, reduction) for case in IN_ONE_CALL for reduction in ("mean", "s
     ("rows", "window", "expected", "reduction"),
     [case if case is CASES[4] else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_together_is_what_they_are_one_by_one(rows, window, expected, reduction, calls, monkeypatch):
+def test_micro_batches_in_one_call_equal_one_by_one(rows, window, expected, reduction, calls, monkeypatch):
     together = trained(3, rows, window, reduction)
     assert calls == expected
     never_wait(monkeypatch)
-    alone = trained(3, rows, window, reduction)
+    one_by_one = trained(3, rows, window, reduction)
     assert calls == expected
-    assert together[0] == alone[0]
-    assert together[1] == pytest.approx(alone[1], rel=1e-7)
+    assert together[0] == one_by_one[0]
+    assert together[1] == pytest.approx(one_by_one[1], rel=1e-7)
 
 
-def test_one_that_is_left_out_is_noticed(monkeypatch):
-    alone = trained(3, [8] * 5, 2)
+def test_mutant_that_repeats_last_micro_batch_is_detected(monkeypatch):
+    expected = trained(3, [8] * 5, 2)
     stacked = windows._Waiting.stacked
 
-    def looped(waiting):
+    def repeated(waiting):
         for stack in waiting._stacks:
             stack[0] = stack[waiting.count - 1]
         return stacked(waiting)
 
-    monkeypatch.setattr(windows._Waiting, "stacked", looped)
-    assert trained(3, [8] * 5, 2)[0] != alone[0]
+    monkeypatch.setattr(windows._Waiting, "stacked", repeated)
+    assert trained(3, [8] * 5, 2)[0] != expected[0]
 
 
 def one_buffer(*values):
@@ -89,31 +89,31 @@ def one_buffer(*values):
 
 
 class ByReference(windows._Waiting):
-    """Reads what it was given when it is run."""
+    """Reads the micro-batches only when they are run."""
 
     def __init__(self, columns):
         super().__init__(columns)
-        self._given = []
+        self._columns = []
 
     def take(self, columns):
-        self._given.append(columns)
+        self._columns.append(columns)
         return super().take(columns)
 
     def stacked(self):
-        for stack, columns in zip(self._stacks, zip(*self._given)):
+        for stack, columns in zip(self._stacks, zip(*self._columns)):
             stack[: self.count] = [column.asnumpy() for column in columns]
         return super().stacked()
 
 
 @pytest.mark.parametrize(("waiting", "seen"), [(windows._Waiting, 2.5), (ByReference, 4.0)], ids=["copy", "mutant"])
-def test_a_loader_may_use_its_buffer_again(waiting, seen, monkeypatch):
+def test_loader_may_reuse_its_buffer(waiting, seen, monkeypatch):
     monkeypatch.setattr(windows, "_Waiting", waiting)
     model = slope_driver()
     run(model, one_buffer(1.0, 2.0, 3.0, 4.0), 4)
     assert seen_gradient(model) == seen
 
 
-def test_a_column_that_numpy_has_no_type_for():
+def test_column_of_bfloat16():
     class Wide(Slope):
         def construct(self, x):
             return super().construct(ops.cast(x, ms.float32))
@@ -125,7 +125,7 @@ def test_a_column_that_numpy_has_no_type_for():
 
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
-def test_a_loss_may_be_infinite(mode):
+def test_infinite_loss_is_reported(mode):
     ms.set_context(mode=mode)
     model = slope_driver()
     model._network.w.set_data(Tensor([2.0], ms.float32))
@@ -133,13 +133,13 @@ def test_a_loss_may_be_infinite(mode):
     assert losses == [float("inf")]
 
 
-def test_large_ones_do_not_wait(calls, monkeypatch):
+def test_large_micro_batches_run_one_by_one(calls, monkeypatch):
     never_wait(monkeypatch)
     trained(3, [8] * 4, 2)
     assert not calls
 
 
-def test_in_pynative_mode_they_do_not_wait(calls):
+def test_micro_batches_run_one_by_one_in_pynative_mode(calls):
     graph = trained(3, [8] * 5, 4)
     assert calls
     calls.clear()
@@ -148,7 +148,7 @@ def test_in_pynative_mode_they_do_not_wait(calls):
     assert not calls
 
 
-def test_a_loss_is_there_once_the_window_has_ended():
+def test_loss_is_available_after_end_of_window():
     window = slope_driver()._window
     window.open(2)
     runner = window._runner
@@ -167,10 +167,10 @@ class Masks(nn.Cell):
         ms.set_seed(1)
         self.w = Parameter(Tensor([1.0], ms.float32), name="w")
         self.dropout = nn.Dropout(p=0.5)
-        self.places = Tensor(np.sqrt(np.arange(2, 66)), ms.float32)
+        self.factors = Tensor(np.sqrt(np.arange(2, 66)), ms.float32)
 
     def construct(self, x):
-        return ops.reduce_sum(self.dropout(x) * self.places) * self.w[0]
+        return ops.reduce_sum(self.dropout(x) * self.factors) * self.w[0]
 
 
 def losses_of_masks(runs):
@@ -184,12 +184,12 @@ def losses_of_masks(runs):
     return [record.loss for record in records]
 
 
-def test_each_micro_batch_has_a_mask_of_its_own(monkeypatch):
+def test_each_micro_batch_has_its_own_dropout_mask(monkeypatch):
     losses = losses_of_masks([lambda: None] * 4)
     assert len(set(losses)) == len(losses) == 8
 
 
-def test_a_second_graph_with_a_forward_repeats_masks(monkeypatch):
+def test_second_forward_graph_repeats_dropout_masks(monkeypatch):
     losses = losses_of_masks([lambda: None, lambda: never_wait(monkeypatch)])
     assert len({round(loss, 3) for loss in losses}) < len(losses)
 
@@ -206,7 +206,7 @@ class Scaled(Slope):
 
 
 @pytest.mark.parametrize(("wait", "seen"), [(False, (1 + 2 * 3) / 2), (True, (2 + 2 * 3) / 2)], ids=["off", "on"])
-def test_a_loader_that_sets_parameters_needs_no_waiting(wait, seen):
+def test_loader_that_sets_parameters_needs_wait_false(wait, seen):
     """With it both micro-batches are run with what was set last: the reason for the switch."""
     network = Scaled()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), wait=wait)
@@ -229,10 +229,10 @@ def between_calls(model, network):
 def at_an_epochs_end(model, network):
     changes = LambdaCallback(on_train_epoch_end=lambda context: ops.assign(network.factor, Tensor(2.0)))
     data = iter([1.0, 3.0])
-    run(model, OneEach(data), 2, epochs=2, callbacks=changes)
+    run(model, OneMicroBatchPerEpoch(data), 2, epochs=2, callbacks=changes)
 
 
-class SetsInEvaluations(Callback):
+class SetsParameterInEvaluations(Callback):
     """Changes the network as an evaluation begins."""
 
     def on_eval_begin(self, run_context):
@@ -241,7 +241,8 @@ class SetsInEvaluations(Callback):
 
 def in_an_evaluation(model, network):
     data = iter([1.0, 3.0])
-    run(model, OneEach(data), 2, epochs=2, callbacks=SetsInEvaluations(), valid_dataset=[micro_batch(1.0)])
+    options = {"callbacks": SetsParameterInEvaluations(), "valid_dataset": [micro_batch(1.0)]}
+    run(model, OneMicroBatchPerEpoch(data), 2, epochs=2, **options)
 
 
 def after_an_error(model, network):
@@ -255,7 +256,7 @@ def after_an_error(model, network):
     run(model, [micro_batch(3.0)], 2)
 
 
-class OneEach:
+class OneMicroBatchPerEpoch:
     """A data set with one micro-batch in each epoch, of the next value."""
 
     def __init__(self, values):
@@ -265,15 +266,15 @@ class OneEach:
         yield micro_batch(next(self._values))
 
 
-@pytest.mark.parametrize("course", [between_calls, at_an_epochs_end, in_an_evaluation, after_an_error])
-def test_what_a_carried_window_holds_is_run_before_others_change_weights(course):
+@pytest.mark.parametrize("train", [between_calls, at_an_epochs_end, in_an_evaluation, after_an_error])
+def test_carried_window_runs_before_weights_are_changed_elsewhere(train):
     network = Scaled()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), tail="carry")
-    course(model, network)
+    train(model, network)
     assert model.updates == 1 and seen_gradient(model) == (1 * 1 + 2 * 3) / 2
 
 
-def test_running_it_later_is_noticed(monkeypatch):
+def test_mutant_that_runs_carried_window_later_is_detected(monkeypatch):
     monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
     network = Scaled()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), tail="carry")
@@ -281,7 +282,7 @@ def test_running_it_later_is_noticed(monkeypatch):
     assert seen_gradient(model) == (2 * 1 + 2 * 3) / 2
 
 
-def test_two_drivers_of_one_network_carry_each_its_window():
+def test_two_drivers_of_one_network_carry_their_windows():
     """The first one's micro-batch is run at the weights at which it came."""
     network = Squared()
     first, second = (GradientAccumulation(network, None, nn.SGD([network.w], 0.25), tail="carry") for _ in range(2))
@@ -299,6 +300,6 @@ class Squared(Slope):
         return ops.mean(ops.sum(ops.square(self.w - x), 1)) / 2
 
 
-def test_waiting_is_a_choice_of_two():
+def test_wait_must_be_bool():
     with pytest.raises(TypeError, match="'wait' must be a bool"):
         slope_driver(wait=8)
