@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from . import _check
 from .engine.collaborators import resolve
 from .engine.ema import Ema
 from .engine.ends import sizes_of
-from .engine.graph_window import GraphWindow
+from .engine.graph_window import GraphWindow, Outside
 from .engine.nonfinite import SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
@@ -59,6 +59,8 @@ class Accumulator:
             the micro-batch, with its weight, which for windows of 1 on one device is the same. Default:
             ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+        compile (bool): whether a call outside your compiled step, in a plain loop, runs as a compiled graph of its own,
+            which is faster. Default: ``True``.
 
     The counters are numbers for the host. Inside the compiled step read the Parameters of `window` instead, such as
     ``accumulator.window.updates``: a number would stay as it was when the step was compiled.
@@ -119,6 +121,7 @@ class Accumulator:
         loss_scale: Any = None,
         nonfinite: Any = SKIP_WINDOW,
         ema: Ema | None = None,
+        compile: bool = True,
     ):
         sizes = sizes_of(*_SIZE, accumulate_step)
         check_compiles(sizes.function, _SIZE.name, _OWNER)
@@ -134,6 +137,7 @@ class Accumulator:
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            compile=compile,
             in_graph=True,
         )
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
@@ -151,19 +155,36 @@ class Accumulator:
         """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
+        self.compiles = compile
+        """bool, whether calls outside of graphs are compiled."""
+        self.outside = Outside()
+        """Outside, distinguishes calls outside of graphs."""
+        self._add_graph = _add_of(self)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
-        window = self.window
-        window.outside()
-        grads = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
+        grads = tree.check_gradients("Accumulator", grads, self.window.parameters, dense_only=self.dense_only)
         weight = self._checked(weight)
+        if self.compiles and self.outside():
+            return self._add_compiled(grads, weight)
+        self.window.outside()
+        return self.add(grads, weight)
+
+    def add(self, grads: Any, weight: Any) -> Any:
+        """Add a micro-batch that has been checked; return whether the parameters were updated."""
+        window = self.window
         if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
             filtered = window.sums.skips(grads, None, weight)
             grads, weight = filtered[0], None if weight is None else weight * filtered[1]
         return window.add(grads, weight)
+
+    def _add_compiled(self, grads: Any, weight: Any) -> Any:
+        """Run `add` as a graph. Numbers and tuples would be constants of it."""
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = Tensor(weight, ms.float32)
+        return self._add_graph(weight, *grads)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -269,3 +290,11 @@ class Accumulator:
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return float(self.window.grad_norm.asnumpy())
+
+
+def _add_of(accumulator: Accumulator) -> Any:
+    @ms.jit
+    def add(weight: Any, *grads: Any) -> Any:
+        return accumulator.add(grads, weight)
+
+    return add

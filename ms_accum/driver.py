@@ -14,6 +14,7 @@ from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
 from .engine.nonfinite import SKIP_WINDOW
+from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of
 from .network.runtime import tune
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
@@ -69,6 +70,8 @@ class GradientAccumulation:
         save_bad_batches (Optional[str]): the folder in which to save non-finite micro-batches. Default: ``None``.
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
         noise_scale (Optional[NoiseScale]): estimates the useful window size. Default: ``None``.
+        compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
+            several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -109,13 +112,15 @@ class GradientAccumulation:
         save_bad_batches: str | None = None,
         ema: Ema | None = None,
         noise_scale: NoiseScale | None = None,
+        compile: bool = True,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         _check.instance(_OWNER, "wait", wait, bool, "a bool")
         tune(_OWNER, network.get_parameters())
         group = group_of(_OWNER, group)
-        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group)
+        check_compile(_OWNER, compile)
+        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compile)
         check_network(_OWNER, objective.forward)
         collaborators = resolve(
             _OWNER,
@@ -129,6 +134,7 @@ class GradientAccumulation:
             nonfinite=nonfinite,
             ema=ema,
             noise_scale=noise_scale,
+            compile=compile,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
         settings = {"reduction": reduction, "tail": tail}
@@ -225,7 +231,7 @@ class GradientAccumulation:
             settings=self._settings,
             callbacks=callbacks_of_run("train_process", report, callbacks, shows=is_first(self._group)),
             states=checkpointer,
-            evaluate=evaluation_of(window.objective, valid_dataset, metrics, eval_every, self._group, self.ema),
+            evaluate=evaluation_of(window, valid_dataset, metrics, eval_every),
             bad_batches=self._bad_batches,
             ckpt_path=ckpt_path,
             saved_at=saved_at,

@@ -21,6 +21,7 @@ from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
 from .network import tree
+from .network.compiled import Compiled, check_compile, in_graphs
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
@@ -31,7 +32,7 @@ _OWNER = "AccumulatedTrainStep"
 _SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
 
 
-class AccumulatedTrainStep(nn.Cell):
+class AccumulatedTrainStep(Compiled):
     """A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
 
     The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
@@ -65,6 +66,8 @@ class AccumulatedTrainStep(nn.Cell):
             same; with ``"raise"`` `FlushTail` ends the run with an error. Default: ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
             and `eval_network` in all evaluations. Default: ``None``.
+        compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
+            several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
@@ -110,16 +113,17 @@ class AccumulatedTrainStep(nn.Cell):
         loss_scale: Any = None,
         nonfinite: str = SKIP_WINDOW,
         ema: Ema | None = None,
+        compile: bool = True,
     ):
-        super().__init__(auto_prefix=False)
+        super().__init__(_OWNER, check_compile(_OWNER, compile))
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         check_compiles(weight, "weight", _OWNER)
         check_compiles(sizes.function, _SIZE.name, _OWNER)
-        if ms.get_context("mode") == ms.GRAPH_MODE:
+        if in_graphs(compile):
             check_compiles(loss_fn, owner=_OWNER)
         group = group_of(_OWNER, group)
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group)
+        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group, compile)
         forward = self._objective.forward
         check_network(_OWNER, forward)
         collaborators = resolve(
@@ -133,6 +137,7 @@ class AccumulatedTrainStep(nn.Cell):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            compile=compile,
         )
         tune(_OWNER, forward.get_parameters())
         self.group = collaborators.group
@@ -159,7 +164,7 @@ class AccumulatedTrainStep(nn.Cell):
         self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
         self.average = _AverageInEvaluations(ema)
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
-        self._eval_network = (_Evaluate(network, loss_fn, self.average),)
+        self._eval_network = (_Evaluate(network, loss_fn, self.average, compile),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
@@ -307,17 +312,18 @@ class AccumulatedTrainStep(nn.Cell):
         return float(self.window.grad_norm.asnumpy())
 
 
-class _Evaluate(nn.Cell):
+class _Evaluate(Compiled):
     """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
 
     Args:
         network (Cell): the network.
         loss_fn (Union[Cell, Callable, None]): its loss; None if the network returns the loss.
         average (_AverageInEvaluations): applies the average of the weights.
+        compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, average: _AverageInEvaluations):
-        super().__init__(auto_prefix=False)
+    def __init__(self, network: nn.Cell, loss_fn: Any, average: _AverageInEvaluations, compiles: bool):
+        super().__init__(_OWNER, compiles)
         self.eval_of, self.loss_fn, self.average = network, runnable(loss_fn), average
 
     def __call__(self, *columns: Any) -> Any:

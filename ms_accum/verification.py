@@ -20,6 +20,7 @@ from .layers.dropout import CountedDropout
 from .loss.additivity import numbers_rows
 from .loss.first_micro_batch import one_line
 from .loss.known_losses import WithLoss, loss_reduction, runnable
+from .network.compiled import in_graphs
 from .network.generators import random_layers
 from .network.parameters import as_array
 from .network.restoring import restoring, synchronously
@@ -78,6 +79,7 @@ def verify(
     reduction: str = "mean",
     weight: Any = None,
     rtol: float = 1e-3,
+    compile: bool = True,
 ) -> Verification:
     """Compare the accumulated gradient with that of one large batch, on your network, loss and data.
 
@@ -95,6 +97,8 @@ def verify(
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch, as for `GradientAccumulation`.
             Default: ``None``.
         rtol (float): the largest relative difference that counts as equal; use 0.05 for float16. Default: 1e-3.
+        compile (bool): whether the network runs as a compiled graph in PyNative mode too, as for
+            `GradientAccumulation`. Default: ``True``.
 
     Returns:
         Verification, with `ok`, `diagnosis` and `table`.
@@ -130,7 +134,7 @@ def verify(
     sizes = _sizes(rows, steps)
     ends = list(accumulate(sizes))
     pieces = [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, ends)]
-    trial = _Trial(network, loss_fn, columns, pieces, {"reduction": reduction, "weight": weight})
+    trial = _Trial(network, loss_fn, columns, pieces, {"reduction": reduction, "weight": weight, "compile": compile})
     return trial.result(_check.positive_number(_OWNER, "rtol", rtol))
 
 
@@ -167,7 +171,7 @@ class _Trial:
 
     def _run_outside_graphs(self) -> None:
         """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
-        if ms.get_context("mode") == ms.PYNATIVE_MODE and not isinstance(self._loss_fn, CoupledLoss):
+        if not in_graphs(self._options["compile"]) and not isinstance(self._loss_fn, CoupledLoss):
             forward = self._network if self._loss_fn is None else WithLoss(self._network, self._loss_fn)
             with restoring(forward, (), training=True), synchronously():
                 for piece in self._pieces:

@@ -16,6 +16,7 @@ from mindspore import Tensor, nn, ops
 from .. import _check
 from ..loss.known_losses import check_gradient
 from ..network import tree
+from ..network.compiled import Compiled, check_compile
 from ..network.runtime import tune
 from ..network.state import attached, untracked
 from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
@@ -27,10 +28,10 @@ from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of, skip_micro
 from .window import Window, clear_sums
 
 _NAN = float("nan")
-_Cell = TypeVar("_Cell", bound=nn.Cell)
+_Cell = TypeVar("_Cell", bound=Compiled)
 
 
-class TrainForwardBackward(nn.Cell):
+class TrainForwardBackward(Compiled):
     """Run one micro-batch forward and backward, and add its gradients to `grad_sum`.
 
     Args:
@@ -48,6 +49,8 @@ class TrainForwardBackward(nn.Cell):
             object to `TrainOptim`. Default: ``None``.
         nonfinite (str): ``"skip_micro"`` leaves out a micro-batch whose gradient is not finite, with its weight, and
             returns NaN as its loss. Pass the same value to `TrainOptim` and `TrainClear`. Default: ``"skip_window"``.
+        compile (bool): whether it runs as a compiled graph in PyNative mode too, MindSpore's default, which is several
+            times faster. ``False`` runs it there operator by operator, for debugging. Default: ``True``.
 
     Inputs:
         - **\\*inputs** (tuple[Tensor]) - the columns of a micro-batch.
@@ -93,9 +96,10 @@ class TrainForwardBackward(nn.Cell):
         sync_every_micro_batch: bool = False,
         loss_scale: Any = None,
         nonfinite: Any = SKIP_WINDOW,
+        compile: bool = True,
     ):
-        super().__init__(auto_prefix=False)
         owner = "TrainForwardBackward"
+        super().__init__(owner, check_compile(owner, compile))
         sens = _check.positive_number(owner, "sens", sens)
         window = _window_of(
             owner,
@@ -108,6 +112,7 @@ class TrainForwardBackward(nn.Cell):
             sync_every_micro_batch=sync_every_micro_batch,
             loss_scale=loss_scale,
             nonfinite=nonfinite,
+            compile=compile,
         )
         self._set_up(window, network, sens)
 
@@ -131,7 +136,7 @@ class TrainForwardBackward(nn.Cell):
         return ops.depend(loss, window.add(grads, counted))
 
 
-class TrainOptim(nn.Cell):
+class TrainOptim(Compiled):
     """End a window: update with the gradients in `grad_sum` if they are finite.
 
     It may divide `grad_sum` in place, so run `TrainClear` before the next window.
@@ -147,6 +152,7 @@ class TrainOptim(nn.Cell):
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): see `TrainForwardBackward`. Default: ``None``.
         nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+        compile (bool): see `TrainForwardBackward`. Default: ``True``.
 
     Inputs:
         - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication. With a
@@ -180,10 +186,12 @@ class TrainOptim(nn.Cell):
         loss_scale: Any = None,
         nonfinite: Any = SKIP_WINDOW,
         ema: Any = None,
+        compile: bool = True,
     ):
-        super().__init__(auto_prefix=False)
+        owner = "TrainOptim"
+        super().__init__(owner, check_compile(owner, compile))
         window = _window_of(
-            "TrainOptim",
+            owner,
             optimizer,
             grad_sum,
             weight_sum,
@@ -194,6 +202,7 @@ class TrainOptim(nn.Cell):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            compile=compile,
         )
         self._set_up(window)
 
@@ -206,7 +215,7 @@ class TrainOptim(nn.Cell):
         return (updated, norm) if figures is None else (updated, norm, summed)
 
 
-class TrainClear(nn.Cell):
+class TrainClear(Compiled):
     """Set the accumulators to zero.
 
     Args:
@@ -214,6 +223,7 @@ class TrainClear(nn.Cell):
         zeros (Any): not used; accepted for compatibility with the tutorial's programs. Default: ``None``.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
         nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
+        compile (bool): see `TrainForwardBackward`. Default: ``True``.
 
     Inputs:
         - **finite** (bool, optional) - whether all accumulators are finite, as after an update: these are cleared
@@ -230,12 +240,19 @@ class TrainClear(nn.Cell):
     """
 
     def __init__(
-        self, grad_sum: Any, zeros: Any = None, *, weight_sum: ms.Parameter | None = None, nonfinite: Any = SKIP_WINDOW
+        self,
+        grad_sum: Any,
+        zeros: Any = None,
+        *,
+        weight_sum: ms.Parameter | None = None,
+        nonfinite: Any = SKIP_WINDOW,
+        compile: bool = True,
     ):
-        super().__init__(auto_prefix=False)
+        owner = "TrainClear"
+        super().__init__(owner, check_compile(owner, compile))
         del zeros
         skips = None
-        if policy_of("TrainClear", nonfinite) == SKIP_MICRO:
+        if policy_of(owner, nonfinite) == SKIP_MICRO:
             skips = _policy_or_skips(nonfinite, grad_sum)
         self._set_up(tuple(grad_sum), untracked(weight_sum), skips)
 
@@ -257,17 +274,19 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
         network (Cell): returns a micro-batch's loss from its columns.
         sens (float): a constant loss scale, by which the optimizer divides.
     """
-    forward_backward, optim, clear = _empty(TrainForwardBackward), _empty(TrainOptim), _empty(TrainClear)
+    collaborators = window.collaborators
+    forward_backward = _empty(TrainForwardBackward, collaborators)
+    optim, clear = _empty(TrainOptim, collaborators), _empty(TrainClear, collaborators)
     forward_backward._set_up(window, network, sens)
     optim._set_up(window)
     clear._set_up(window.grad_sum, window.weight_sum, window.skips)
     return forward_backward, optim, clear
 
 
-def _empty(kind: type[_Cell]) -> _Cell:
+def _empty(kind: type[_Cell], collaborators: Collaborators) -> _Cell:
     """Return a Cell without a window. Its own constructor would make a window from the user's arguments."""
     cell: _Cell = nn.Cell.__new__(kind)
-    nn.Cell.__init__(cell, auto_prefix=False)
+    Compiled.__init__(cell, collaborators.owner, collaborators.compiles)
     return cell
 
 
@@ -289,12 +308,13 @@ def _window_of(
     sync_every_micro_batch: bool,
     loss_scale: Any,
     nonfinite: Any,
+    compile: bool,
     ema: Ema | None = None,
 ) -> Window:
     """Return the window of a Cell from the user's arguments; with several ranks compare them, and `settings`."""
     if network is not None:
         check_network(owner, network)
-        check_gradient(owner, network)
+        check_gradient(owner, network, compile)
     collaborators = resolve(
         owner,
         optimizer,
@@ -306,6 +326,7 @@ def _window_of(
         loss_scale=loss_scale,
         nonfinite=_policy_or_skips(nonfinite, grad_sum),
         ema=ema,
+        compile=compile,
         in_graph=True,
     )
     _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)

@@ -11,6 +11,7 @@ from mindspore import Parameter, nn
 from .. import _check
 from ..layers.batch_norm import PooledStatistics, pooled_of
 from ..network import tree
+from ..network.compiled import check_compile
 from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
@@ -31,6 +32,8 @@ class Collaborators:
     """The name used in error messages."""
     optimizer: Any
     """Updates the parameters."""
+    compiles: bool
+    """Whether Cells are compiled in PyNative mode, too."""
     weighted: bool
     """Whether the window's gradient is divided by the sum of the weights."""
     clip_norm: float | None
@@ -146,6 +149,7 @@ class Collaborators:
         if dynamic is not None:
             scale = f"a dynamic one of {scale}, times {dynamic.factor:g} after {dynamic.window} updates"
         return {
+            "'compile'": self.compiles,
             "'clip_norm'": self.clip_norm,
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
@@ -167,6 +171,7 @@ def resolve(
     nonfinite: Any = SKIP_WINDOW,
     ema: Ema | None = None,
     noise_scale: NoiseScale | None = None,
+    compile: bool = True,
     in_graph: bool = False,
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
@@ -176,11 +181,12 @@ def resolve(
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
         weighted (bool): whether the window's gradient is a weighted mean.
-        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
-            `GradientAccumulation`.
+        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale, compile: as
+            for `GradientAccumulation`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
     """
-    check_optimizer(owner, optimizer)
+    check_compile(owner, compile)
+    check_optimizer(owner, optimizer, compile)
     if clip_norm is not None:
         clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
     group = group_of(owner, group)
@@ -199,6 +205,7 @@ def resolve(
     return Collaborators(
         owner=owner,
         optimizer=optimizer,
+        compiles=compile,
         weighted=weighted,
         clip_norm=clip_norm,
         group=group,

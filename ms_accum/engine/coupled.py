@@ -22,9 +22,11 @@ from .. import _check
 from ..loss.first_micro_batch import check_compiles
 from ..loss.known_losses import check_gradient, runnable, scalar
 from ..loss.objective import Objective
+from ..network.compiled import Compiled, in_graphs
 from ..network.generators import random_layers
 
 _OWNER = "CoupledLoss"
+_DRIVER = "GradientAccumulation"
 
 
 @ops.constexpr
@@ -80,11 +82,7 @@ class CoupledLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         if not callable(loss_fn) or isinstance(loss_fn, CoupledLoss):
             _check.raise_invalid(TypeError, _OWNER, "loss_fn", "a Cell or a function", type(loss_fn).__name__)
-        if ms.get_context("mode") == ms.GRAPH_MODE:
-            check_compiles(loss_fn, owner=_OWNER)
         self.loss_fn = loss_fn
-        if isinstance(runnable(loss_fn), nn.Cell):
-            check_gradient(_OWNER, runnable(loss_fn), "loss_fn")
         self.columns = _check.positive_int(_OWNER, "columns", columns)
 
     def construct(self, *inputs: Any) -> Any:
@@ -110,28 +108,34 @@ class LossOfBatch(nn.Cell):
         return self.loss_fn(*representations, *columns[self.columns :])
 
 
-class Represent(nn.Cell):
-    """The first pass: returns a tuple of representations from a micro-batch's columns."""
+class Represent(Compiled):
+    """The first pass: returns a tuple of representations from a micro-batch's columns.
 
-    def __init__(self, loss_of_batch: LossOfBatch):
-        super().__init__(auto_prefix=False)
+    Args:
+        loss_of_batch (LossOfBatch): the loss and its network.
+        compiles (bool): whether it is compiled in PyNative mode.
+    """
+
+    def __init__(self, loss_of_batch: LossOfBatch, compiles: bool):
+        super().__init__(_DRIVER, compiles)
         self.network = loss_of_batch.network
 
     def construct(self, *columns: Any) -> Any:
         return _in_float32(self.network(*columns))
 
 
-class LossOfRepresentations(nn.Cell):
+class LossOfRepresentations(Compiled):
     """The second pass: the loss of a window, and its gradient for the representations and the loss's parameters.
 
     Args:
         loss_of_batch (LossOfBatch): the loss and its network.
         number (int): the number of tensors that the network returns.
         parameters (Sequence[Parameter]): the trained parameters of the loss.
+        compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, loss_of_batch: LossOfBatch, number: int, parameters: list[Parameter]):
-        super().__init__(auto_prefix=False)
+    def __init__(self, loss_of_batch: LossOfBatch, number: int, parameters: list[Parameter], compiles: bool):
+        super().__init__(_DRIVER, compiles)
         self.loss_fn = loss_of_batch.loss_fn
         weights = ms.ParameterTuple(parameters) if parameters else None
         self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)
@@ -175,16 +179,23 @@ def _in_float32(output: Any) -> Any:
 
 
 def objective_of(
-    owner: str, network: nn.Cell, loss_fn: Any, reduction: str, weight: Any, check: str, group: Any
+    owner: str,
+    network: nn.Cell,
+    loss_fn: Any,
+    reduction: str,
+    weight: Any,
+    check: str,
+    group: Any,
+    compiles: bool,
 ) -> Objective:
     """Return the objective of a driver; a `CoupledLoss`, which is computed once per window, needs no weights.
 
     Args:
         owner (str): the name used in error messages.
-        network, loss_fn, reduction, weight, check, group: as for `Objective`.
+        network, loss_fn, reduction, weight, check, group, compiles: as for `Objective`.
     """
     if not isinstance(loss_fn, CoupledLoss):
-        return Objective(owner, network, loss_fn, reduction, weight, check, group)
+        return Objective(owner, network, loss_fn, reduction, weight, check, group, compiles)
     if weight is not None:
         _check.raise_invalid(
             ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another"
@@ -197,7 +208,11 @@ def objective_of(
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
-    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, of_window=True)
+    if in_graphs(compiles):
+        check_compiles(loss_fn.loss_fn, owner=_OWNER)
+    if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
+        check_gradient(_OWNER, runnable(loss_fn.loss_fn), compiles, "loss_fn")
+    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, compiles, of_window=True)
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:

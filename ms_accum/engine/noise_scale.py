@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..network import tree
+from ..network.compiled import Compiled
 from .ema import check_decay
 from .loss_scale import own_scale
 
@@ -170,11 +170,11 @@ class NoiseScale(Callback):
         self.observe(steps[0], args["train_dataset_element"][0].shape[0])
 
 
-class _Norm(nn.Cell):
+class _Norm(Compiled):
     """The norm of accumulators, in a graph without a forward."""
 
     def __init__(self, sums: Sequence[Any]):
-        super().__init__(auto_prefix=False)
+        super().__init__(_OWNER, compiles=True)
         self.sums = tuple(sums)
 
     def construct(self) -> Any:

@@ -23,6 +23,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
+from ..network.compiled import in_graphs
 from ..network.restoring import can_be_restored, restoring, synchronously
 from ..ranks.lifetime import scratch
 from .additivity import has_class_numbers, part
@@ -50,13 +51,15 @@ class ColumnsCheck:
         loss_fn (Union[Cell, Callable, None]): gets the network's output and the other columns.
         forward (Cell): both together.
         tries (bool): whether to run the forward. Otherwise only the number of columns is checked.
+        compiles (bool): whether training compiles the forward in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, forward: nn.Cell, tries: bool):
+    def __init__(self, network: nn.Cell, loss_fn: Any, forward: nn.Cell, tries: bool, compiles: bool):
         self._network = network
         self._loss_fn = loss_fn
         self._forward = forward
         self._tries = tries
+        self._compiles = compiles
         self._allowed = _allowed_columns(loss_fn)
 
     def check(
@@ -76,7 +79,7 @@ class ColumnsCheck:
         self._check_number(data, micro_batch)
         if not self._tries or not all(column.size for column in micro_batch):
             return False
-        if ms.get_context("mode") == ms.GRAPH_MODE:
+        if in_graphs(self._compiles):
             check_compiles(self._loss_fn, owner=data.owner)
         rows = micro_batch[0].shape[0]
         if of_window and _highest_class(micro_batch[1:]) >= rows:
@@ -155,8 +158,8 @@ class ColumnsCheck:
             )
 
     def _runs_in_training(self, micro_batch: tuple, trained: Collection[Any]) -> bool:
-        """Return whether the forward runs in the current mode and in training mode."""
-        mode = ms.get_context("mode")
+        """Return whether the forward runs as it will in training."""
+        mode = ms.GRAPH_MODE if in_graphs(self._compiles) else ms.PYNATIVE_MODE
         with restoring(self._forward, trained, training=True, mode=mode), without_logs():
             try:
                 scalar("GradientAccumulation", self._forward(*micro_batch), False)

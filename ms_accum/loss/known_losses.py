@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from .. import _check
+from ..network.compiled import in_graphs
 
 REDUCTIONS = ("mean", "sum")
 Options = Callable[[str], Any]
@@ -353,11 +354,11 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
     return loss
 
 
-def check_gradient(owner: str, network: nn.Cell, name: str = "network") -> None:
+def check_gradient(owner: str, network: nn.Cell, compiles: bool, name: str = "network") -> None:
     """Raise an error if PyNative mode computes a wrong gradient of this network, because of a loss in it."""
-    if ms.get_context("mode") == ms.PYNATIVE_MODE and any(map(_has_stale_mean, _outside_graphs(network))):
+    if not in_graphs(compiles) and any(map(_has_stale_mean, _outside_graphs(network))):
         rule = "one without the mean of nn.BCEWithLogitsLoss in PyNative mode, whose gradient MindSpore divides wrongly"
-        remedy = "Use graph mode, or reduction='none' and ops.mean."
+        remedy = "Use compile=True, or reduction='none' and ops.mean."
         _check.raise_invalid(ValueError, owner, name, rule, "one with it", remedy)
 
 

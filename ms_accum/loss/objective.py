@@ -37,6 +37,7 @@ class Objective:
     Args:
         owner (str): the name used in error messages.
         network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
+        compiles (bool): whether the forward is compiled in PyNative mode.
         of_window (bool): whether the loss is computed once, for all rows of a window. Default: ``False``.
     """
 
@@ -49,6 +50,7 @@ class Objective:
         weight: Any,
         check: str,
         group: Group | None,
+        compiles: bool,
         of_window: bool = False,
     ):
         self._owner = owner
@@ -66,10 +68,10 @@ class Objective:
         """bool, whether losses are sums, which are added as they are."""
         self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
         """Cell, returns a micro-batch's loss from its columns."""
-        check_gradient(owner, self.forward)
+        check_gradient(owner, self.forward, compiles)
         checks = _check.one_of(owner, "check", check, _CHECKS) == "first"
         self._of_window = of_window
-        self._columns = ColumnsCheck(network, loss_fn, self.forward, checks)
+        self._columns = ColumnsCheck(network, loss_fn, self.forward, checks, compiles)
         self._accepted: set[tuple] = set()  # the types of columns that need no further check
         self._additivity: AdditivityCheck | None = None  # until there is nothing left to find out
         if checks and reduction == "mean" and self.weight.is_guess:

@@ -19,6 +19,7 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
 from . import tree
+from .compiled import in_graphs
 from .parameters import as_array, digest_of, excluding
 from .restoring import CELL_ATTRIBUTES, Attributes, number_attributes, restore
 
@@ -64,7 +65,7 @@ def is_sharded(optimizer: Any) -> bool:
 # Checks
 
 
-def check_optimizer(owner: str, optimizer: Any) -> Any:
+def check_optimizer(owner: str, optimizer: Any, compiles: bool = True) -> Any:
     """Return the optimizer, or raise an error if it is none or does not run on this device."""
     kinds = (nn.Optimizer, ExperimentalOptimizer, nn.LARS)
     _check.instance(owner, "optimizer", inner_of(optimizer), kinds, "a MindSpore optimizer")
@@ -73,20 +74,20 @@ def check_optimizer(owner: str, optimizer: Any) -> Any:
         rule, value = "one of parameters that require gradients", f"'{frozen[0]}', which is frozen"
         _check.raise_invalid(ValueError, owner, "optimizer", rule, value, "Freeze before you create it.")
     if ms.get_context("device_target") == "CPU":
-        _check_runs_on_cpu(owner, optimizer)
+        _check_runs_on_cpu(owner, optimizer, compiles)
     return optimizer
 
 
-def _check_runs_on_cpu(owner: str, optimizer: Any) -> None:
+def _check_runs_on_cpu(owner: str, optimizer: Any, compiles: bool) -> None:
     kind = type(optimizer)
     instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
     if instead:
         rule, remedy = "one that MindSpore runs on CPU", f"Use {instead}, or another device."
         _check.raise_invalid(ValueError, owner, "optimizer", rule, kind.__name__, remedy)
     # For these two MindSpore raises no error: the optimizer runs and does not change the parameters.
-    if kind.__module__ in _NOT_IN_PYNATIVE and ms.get_context("mode") == ms.PYNATIVE_MODE:
+    if kind.__module__ in _NOT_IN_PYNATIVE and not in_graphs(compiles):
         value = f"mint.optim.{kind.__name__} in PyNative mode"
-        remedy = f"Use graph mode, or mindspore.experimental.optim.{kind.__name__}."
+        remedy = f"Use compile=True, or mindspore.experimental.optim.{kind.__name__}."
         _check.raise_invalid(ValueError, owner, "optimizer", "one that trains", value, remedy)
     if isinstance(optimizer, nn.AdaFactor) and optimizer.is_group:
         value, remedy = "AdaFactor with parameter groups", "Use it without groups, or nn.Adam."
@@ -221,10 +222,12 @@ class LearningRate:
 
     Args:
         optimizer (Optimizer): the optimizer.
+        compiles (bool): whether it is called in a graph in PyNative mode, too.
     """
 
-    def __init__(self, optimizer: Any):
+    def __init__(self, optimizer: Any, compiles: bool):
         inner = inner_of(optimizer)
+        self._compiles = compiles
         self._optimizer = inner.opt if isinstance(inner, nn.LARS) else inner
         self._sets_its_own = isinstance(inner, nn.AdaFactor) and inner.relative_step
         self._first = _first_of_first_group(self._optimizer)
@@ -244,7 +247,7 @@ class LearningRate:
 
     def _of_first_group(self) -> Any:
         """Return the rate that the optimizer uses for its first group. A graph keeps the rate of its first run."""
-        if ms.get_context("mode") == ms.GRAPH_MODE and self._compiled is not None:
+        if in_graphs(self._compiles) and self._compiled is not None:
             return self._compiled
         rate = _rate_of_group(self._optimizer.param_groups[0])
         if not isinstance(rate, float) and not type(self._optimizer).__module__.startswith("mindspore.mint"):

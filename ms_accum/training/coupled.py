@@ -39,6 +39,7 @@ class Coupled:
         trained (Sequence[Parameter]): the parameters of the optimizer.
         loss_parameters (Sequence[Parameter]): those of them that belong to the loss.
         group (Optional[Group]): the ranks; one loss is computed from all their representations.
+        compiles (bool): whether the passes are compiled in PyNative mode.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Coupled:
         trained: Sequence[Parameter],
         loss_parameters: Sequence[Parameter],
         group: Group | None,
+        compiles: bool,
     ):
         self._loss_of_batch, self._runner, self._trained, self._group = loss_of_batch, runner, trained, group
         self._loss_parameters = list(loss_parameters)
-        self._represent = Represent(loss_of_batch)
+        self._compiles = compiles
+        self._represent = Represent(loss_of_batch, compiles)
         self._second_pass: LossOfRepresentations | None = None
         self._collected: list[tuple] = []
         self._loss = _LossOfWindow()
@@ -113,7 +116,8 @@ class Coupled:
         label_columns = zip(*[micro_batch[self._loss_of_batch.columns :] for micro_batch in collected])
         columns = [_joined(parts, self._group) for parts in label_columns]
         if self._second_pass is None:
-            self._second_pass = LossOfRepresentations(self._loss_of_batch, len(gathered), self._loss_parameters)
+            number, loss_parameters = len(gathered), self._loss_parameters
+            self._second_pass = LossOfRepresentations(self._loss_of_batch, number, loss_parameters, self._compiles)
         loss, *gradients = _flat(self._second_pass(*[Tensor(rows) for rows, _ in gathered], *columns))
         of_rows, of_loss = gradients[: len(gathered)], gradients[len(gathered) :]
         row_gradients = [

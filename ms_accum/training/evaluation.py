@@ -11,9 +11,11 @@ from mindspore.train import Loss
 from mindspore.train.metrics import get_metrics, names
 
 from .. import _check
-from ..engine.ema import Ema, averaged
+from ..engine.collaborators import Collaborators
+from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
+from ..network.compiled import Compiled, check_compile, compiled
 from ..network.restoring import training_mode
 from ..network.runtime import tune
 from ..ranks.agreement import take_from_rank_0
@@ -21,17 +23,19 @@ from ..ranks.group import Group, broadcast_number, total
 from ..saving.checkpointer import Stopped
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
-from .window import WindowLoss
+from .window import OpenWindow, WindowLoss
 
 _OWNER = "train_process"
 
 
-def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
+def evaluate(network: nn.Cell, dataset: Iterable, *, compile: bool = True) -> tuple[int, int]:
     """Count the samples that `network` classifies correctly.
 
     Args:
         network (Cell): from images to one score per class. Its training mode is restored.
         dataset (Union[Dataset, Iterable]): batches of (image, label).
+        compile (bool): whether the network runs as a compiled graph in PyNative mode too, MindSpore's default, which is
+            several times faster. Default: ``True``.
 
     Returns:
         tuple[int, int], the number of right answers and the number of samples.
@@ -46,16 +50,19 @@ def evaluate(network: nn.Cell, dataset: Iterable) -> tuple[int, int]:
         >>> total
         360
     """
-    return evaluate_seen(network, dataset, None)
+    return evaluate_seen(network, dataset, None, compile=compile)
 
 
-def evaluate_seen(network: nn.Cell, dataset: Iterable, see: Callable[..., None] | None) -> tuple[int, int]:
+def evaluate_seen(
+    network: nn.Cell, dataset: Iterable, see: Callable[..., None] | None, *, compile: bool = True
+) -> tuple[int, int]:
     """Do what `evaluate` does; `see`, unless None, gets the images, scores and labels of each batch as arrays."""
     correct = rows = 0
     tune("evaluate", network.get_parameters())
+    scores_of = compiled("evaluate", network, check_compile("evaluate", compile))
     with training_mode(network, False):
         for image, label in next(Data(dataset).epochs(1)):
-            scores, answer = network(image).asnumpy(), label.asnumpy()
+            scores, answer = scores_of(image).asnumpy(), label.asnumpy()
             guess = np.argmax(scores, axis=1)
             if answer.shape != guess.shape:
                 raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
@@ -101,11 +108,11 @@ def evaluate_together(
     return [correct, rows]
 
 
-class _LossAndOutput(nn.Cell):
+class _LossAndOutput(Compiled):
     """From a batch's columns to the loss and the network's output; for a network that returns its loss, to it alone."""
 
-    def __init__(self, network: nn.Cell, loss_fn: Any):
-        super().__init__(auto_prefix=False)
+    def __init__(self, network: nn.Cell, loss_fn: Any, compiles: bool):
+        super().__init__(_OWNER, compiles)
         self.network, self.loss_fn = network, runnable(loss_fn)
 
     def construct(self, data: Any, *labels: Any) -> Any:
@@ -118,17 +125,15 @@ class Evaluation:
 
     Args:
         objective (Objective): the network, its loss, and what that averages over.
+        collaborators (Collaborators): have the average of the weights, which is evaluated, and the ranks: all get rank
+            0's results, so that callbacks decide alike.
         dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
         metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
         every (int): epochs between two evaluations.
-        group (Optional[Group]): the ranks: all get rank 0's results, so that callbacks decide alike.
-        ema (Optional[Ema]): the average of the weights, which is evaluated. Default: ``None``.
     """
 
-    def __init__(
-        self, objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None = None
-    ):
-        self._ema = ema
+    def __init__(self, objective: Objective, collaborators: Collaborators, dataset: Any, metrics: Any, every: int):
+        self._ema = collaborators.ema
         self._every = _check.positive_int(_OWNER, "eval_every", every)
         try:
             self._metrics = get_metrics(metrics) or {}
@@ -137,7 +142,7 @@ class Evaluation:
             raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
         if dataset is None:
             _check.raise_invalid(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
-        self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), group
+        self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), collaborators.group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
@@ -145,7 +150,9 @@ class Evaluation:
                 ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy
             )
         self._has_output = loss_fn is not None
-        self._cell = _LossAndOutput(network, loss_fn) if self._has_output else network
+        compiles = collaborators.compiles
+        self._cell = _LossAndOutput(network, loss_fn, compiles) if self._has_output else network
+        self._run = self._cell if self._has_output else compiled(_OWNER, network, compiles)
         self._check_first_batch(dataset)
 
     def _check_first_batch(self, dataset: Any) -> None:
@@ -181,7 +188,7 @@ class Evaluation:
         for columns in next(self._data.epochs(1)):
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
-            loss, *output = self._cell(*columns) if self._has_output else (self._cell(*columns),)
+            loss, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
             mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
             callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():
@@ -189,8 +196,8 @@ class Evaluation:
         return mean.mean
 
 
-def evaluation_of(
-    objective: Objective, dataset: Any, metrics: Any, every: int, group: Group | None, ema: Ema | None
-) -> Evaluation | None:
+def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int) -> Evaluation | None:
     """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
-    return None if dataset is None and metrics is None else Evaluation(objective, dataset, metrics, every, group, ema)
+    if dataset is None and metrics is None:
+        return None
+    return Evaluation(window.objective, window.collaborators, dataset, metrics, every)

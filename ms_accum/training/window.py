@@ -24,6 +24,7 @@ from ..engine.noise_scale import NoiseScale
 from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
+from ..network.compiled import Compiled, in_graphs
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
 from ..network.out_of_memory import memory_advice
 from ..network.parameters import has_half
@@ -338,7 +339,8 @@ class OpenWindow:
         loss_parameters = trained_by_loss(forward, self.optimizer.parameters)
         window = new_window(name, replace(self.collaborators, weighted=False))
         third_pass = _Accumulating(SumOfProducts(forward, loss_parameters), window, wait=self._wait)
-        return Coupled(forward, third_pass, self.optimizer.parameters, loss_parameters, self.group)
+        compiles = self.collaborators.compiles
+        return Coupled(forward, third_pass, self.optimizer.parameters, loss_parameters, self.group, compiles)
 
 
 def _size_text(size: int | None) -> str:
@@ -410,14 +412,14 @@ class _Accumulating:
         self._add_zeros = _AddZeros(window) if in_step else None
         self._wait = wait and not in_step
         self._waiting: _Waiting | None = None
-        self._learning_rate = LearningRate(optimizer)
+        self._learning_rate = LearningRate(optimizer, window.collaborators.compiles)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Any:
         """Add a micro-batch and return its loss, to be read after the window has ended."""
         columns = micro_batch if weight is None else (*micro_batch, weight)
         if self._waiting is not None and not self._waiting.takes(columns):
             self.run_waiting()
-        if not (self._wait and _may_wait(columns)):
+        if not (self._wait and _may_wait(columns, self._window.collaborators.compiles)):
             return self._forward_backward(*micro_batch, weight=weight)
         if self._waiting is None:
             self._waiting = _Waiting(columns)
@@ -471,14 +473,14 @@ class _Accumulating:
         return (lr, updated, norm, *sums)
 
 
-def _may_wait(columns: tuple) -> bool:
+def _may_wait(columns: tuple, compiles: bool) -> bool:
     """Return whether to collect a micro-batch: it saves graph calls, which are slow on CPU, but needs a copy."""
-    graphs_on_cpu = ms.get_context("device_target") == "CPU" and ms.get_context("mode") == ms.GRAPH_MODE
+    graphs_on_cpu = ms.get_context("device_target") == "CPU" and in_graphs(compiles)
     stackable = all(column.dtype != ms.bfloat16 for column in columns)  # NumPy has no bfloat16
     return graphs_on_cpu and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
 
 
-class TrainTogether(nn.Cell):
+class TrainTogether(Compiled):
     """Run several micro-batches one after the other in one call, because a call costs as much as a small network.
 
     Args:
@@ -494,7 +496,7 @@ class TrainTogether(nn.Cell):
     """
 
     def __init__(self, forward_backward: TrainForwardBackward, maximum: int):
-        super().__init__(auto_prefix=False)
+        super().__init__(forward_backward.owner, forward_backward.compiles)
         self.forward_backward = forward_backward
         self.one_hot = Tensor(np.eye(maximum), ms.bool_)
         window, forward = forward_backward.window, forward_backward.loss_and_gradients
@@ -518,11 +520,11 @@ class TrainTogether(nn.Cell):
         return losses
 
 
-class _AddZeros(nn.Cell):
+class _AddZeros(Compiled):
     """Add zeros to the sum over the ranks if this rank's micro-batch has weight 0: the other ranks wait for the sum."""
 
     def __init__(self, window: Window):
-        super().__init__(auto_prefix=False)
+        super().__init__(_OWNER, window.collaborators.compiles)
         self.window = window
 
     def construct(self) -> Any:
@@ -543,7 +545,7 @@ class _AtOnce:
     def __init__(self, objective: Objective, collaborators: Collaborators):
         self._cell = _UpdateAtOnce(objective.forward, collaborators)
         self._update_with_zeros = None if collaborators.weighted else _UpdateWithZeros(self._cell)
-        self._learning_rate = LearningRate(collaborators.optimizer)
+        self._learning_rate = LearningRate(collaborators.optimizer, collaborators.compiles)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
         """Run a micro-batch and update with it; a weight would cancel out."""
@@ -575,14 +577,14 @@ class _AtOnce:
         self._ended = None
 
 
-class _UpdateAtOnce(nn.Cell):
+class _UpdateAtOnce(Compiled):
     """Run one micro-batch and update with it.
 
     Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`, without a weight, which would cancel out.
     """
 
     def __init__(self, network: nn.Cell, collaborators: Collaborators):
-        super().__init__(auto_prefix=False)
+        super().__init__(_OWNER, collaborators.compiles)
         self.loss_and_gradients = Forward(network, collaborators, own_scale(collaborators.optimizer))
         self.window = Window(collaborators, None)
         self.scaled = collaborators.dynamic is not None
@@ -594,11 +596,11 @@ class _UpdateAtOnce(nn.Cell):
         return loss, updated, norm
 
 
-class _UpdateWithZeros(nn.Cell):
+class _UpdateWithZeros(Compiled):
     """Update with a gradient of 0, the sum of no rows, as windows of several micro-batches do."""
 
     def __init__(self, at_once: _UpdateAtOnce):
-        super().__init__(auto_prefix=False)
+        super().__init__(_OWNER, at_once.compiles)
         self.window = at_once.window
         self.scaled = at_once.scaled
 
