@@ -53,26 +53,30 @@ def pytest_runtest_setup(item):
         os.sched_setaffinity(0, CORES if several else SHARE)
 
 
+# The ways in which networks run. "default": MindSpore's default mode, in which ours are compiled, as users run them.
+# "eager": the same mode, with nothing compiled (MS_JIT=0 is MindSpore's own switch), which is faster for small tests.
 MODES = {
-    "graph": [ms.GRAPH_MODE],
-    "host": [ms.PYNATIVE_MODE],
-    "modes": [ms.PYNATIVE_MODE, pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
-    "both": [ms.PYNATIVE_MODE, ms.GRAPH_MODE],
+    "graph": ["default"],
+    "host": ["eager"],
+    "modes": ["eager", pytest.param("default", marks=pytest.mark.slow)],
+    "both": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
 }
 
 
 def pytest_generate_tests(metafunc):
-    """Let a test run in the modes of MindSpore that its nearest mark names; without one, as users do, in graph mode."""
+    """Let a test run in the modes that its nearest mark names; without one in MindSpore's default mode, compiled."""
     mark = next((mark.name for mark in metafunc.definition.iter_markers() if mark.name in MODES), "graph")
     if mark != "graph":
-        names = {ms.PYNATIVE_MODE: "pynative", ms.GRAPH_MODE: "graph"}
-        metafunc.parametrize("mode", MODES[mark], indirect=True, scope="module", ids=names.get)
+        metafunc.parametrize("mode", MODES[mark], indirect=True, scope="module", ids=lambda mode: MODE_NAMES[mode])
+
+
+MODE_NAMES = {"default": "default", "eager": "eager", ms.GRAPH_MODE: "graph", ms.PYNATIVE_MODE: "pynative"}
 
 
 @pytest.fixture(scope="module")
 def mode(request):
-    """MindSpore's mode (see `pytest_generate_tests`)."""
-    return getattr(request, "param", ms.GRAPH_MODE)
+    """How networks run: a key of `MODE_NAMES`."""
+    return getattr(request, "param", "default")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +89,9 @@ def clean(tmp_path, monkeypatch, mode):
     """
     graph_api._pynative_executor.clear_res()
     monkeypatch.chdir(tmp_path)
-    ms.set_context(mode=mode)
+    if mode == "eager":
+        monkeypatch.setenv("MS_JIT", "0")
+    ms.set_context(mode=ms.PYNATIVE_MODE if mode in ("default", "eager") else mode)
     ms.set_seed(1)
 
 
