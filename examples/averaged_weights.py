@@ -12,7 +12,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network = LeNet5()
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

@@ -21,7 +21,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network = nn.SequentialCell(block(1, 8), block(8, 16), nn.Flatten(), nn.Dense(16 * 4 * 4, 10))
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

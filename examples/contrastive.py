@@ -62,7 +62,6 @@ def show_accuracy(when):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=20)
 epochs = parser.parse_args().epochs
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 images, towers, coupled = load_digits().images.astype(np.float32) / 8 - 1, Towers(), CoupledLoss(info_nce, columns=2)
 train, test = ([images[rows, :, n::2].reshape(-1, 32) for n in (0, 1)] for rows in (slice(1437), slice(1437, None)))

@@ -88,7 +88,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=15)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 pairs = np.random.RandomState(0).permutation([(first, last) for first in range(20) for last in range(20)])
 sentences = [sentence(*pair) for pair in pairs]

@@ -37,7 +37,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=30)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network, loss_fn = Reader(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 0.01)

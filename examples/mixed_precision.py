@@ -13,7 +13,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network = auto_mixed_precision(LeNet5(), "O3")  # MindSpore's mixed precision: all of the network in float16
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

@@ -9,7 +9,6 @@ from mindspore import nn
 from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group
 from ms_accum.zoo import LeNet5, create_dataset
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 group = own_group()
 network, mini_steps = LeNet5(10), 2

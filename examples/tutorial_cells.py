@@ -12,7 +12,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)
 epochs = parser.parse_args().epochs
 
-ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
 network, mini_steps, updates = LeNet5(10), 4, 0
 loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

@@ -1,4 +1,4 @@
-"""Exact gradient accumulation for MindSpore in graph mode.
+"""Exact gradient accumulation for MindSpore.
 
 The public names are listed in `__init__.pyi` only, for type checkers and for this file. Each is imported on first use,
 because the import of MindSpore takes seconds and hundreds of megabytes, and the launcher does not need it.

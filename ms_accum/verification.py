@@ -35,7 +35,7 @@ _BATCH_NORM = (
 _RANDOM = "Random layers draw other masks for micro-batches than for the large batch; without them the gradients agree."
 _WRONG_BACKWARD = (
     "The loss averages over rows, but MindSpore's gradient of it sums: its backward is wrong here, as that of "
-    "BCEWithLogitsLoss in PyNative mode. Use graph mode, or reduction='none' and ops.mean."
+    "BCEWithLogitsLoss in PyNative mode. Compile it, or use reduction='none' and ops.mean."
 )
 _COUPLES = (
     "The loss couples the rows of a batch: no weights make the gradients of micro-batches add up to the "

@@ -1,9 +1,9 @@
-"""Compare the results of two trees of ms_accum: python tests/same_bytes.py OLD NEW [--only NAME] [--mutant]
+"""Compare the results of two trees of ms_accum: python tests/same_bytes.py OLD NEW [--only NAME] [--mutant] [--default]
 
 OLD and NEW are folders that contain ms_accum. Each case is a small training program that imports public names only. It
 runs in a process of its own with each tree. All Parameters of the network and the optimizer, the number of updates, and
 the losses of the windows must be equal, to the last bit. With --mutant NEW trains with a slightly larger learning rate,
-which must be found in all cases.
+which must be found in all cases. Both run in graph mode; with --default NEW runs in MindSpore's default mode, compiled.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from ms_accum import (
 )
 
 MUTATION = "SAME_BYTES_MUTATION"  # the environment variable with what is added to the learning rate
+DEFAULT = "MS_ACCUM_SAME_BYTES_DEFAULT"
 RATE = 0.1 + float(os.environ.get(MUTATION, "0"))
 EVEN = [8] * 8
 UNEVEN = [8, 8, 5, 8, 8, 8, 5, 3]
@@ -207,7 +208,7 @@ class Watch(Callback):
 
 def driver(data=None, mini_steps=4, *, of=dense, loss_fn=None, by=momentum, mode=None, train=None, **options):
     """Train by GradientAccumulation."""
-    ms.set_context(mode=ms.GRAPH_MODE if mode is None else mode)
+    ms.set_context(mode=mode_of_case() if mode is None else mode)
     network, watch = of(), Watch()
     optimizer = by(network.trainable_params())
     if "scheduler" in options:
@@ -408,9 +409,13 @@ CASES_OF_RANKS = {
 }
 
 
+def mode_of_case():
+    return ms.PYNATIVE_MODE if DEFAULT in os.environ else ms.GRAPH_MODE
+
+
 def run_case(name):
     """Run a case in this process, and write what it returns to a file in the working directory."""
-    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_context(mode=mode_of_case())
     rank = own_group().rank if name in CASES_OF_RANKS else 0
     ms.set_seed(1)
     result = {**CASES, **CASES_OF_RANKS}[name]()
@@ -429,13 +434,16 @@ class Side:
         tree (Path): contains ms_accum.
         folder (Path): an empty folder, in which it runs.
         mutation (float): what is added to the learning rate.
+        default (bool): whether it runs in MindSpore's default mode.
     """
 
-    def __init__(self, name, tree, folder, mutation=0.0):
+    def __init__(self, name, tree, folder, mutation=0.0, default=False):
         self._tree, self._folder, self._ranks = tree, folder, RANKS if name in CASES_OF_RANKS else 1
         launcher = ["-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"] if self._ranks > 1 else []
         command = [sys.executable, *launcher, str(Path(__file__).resolve()), "--case", name]
         environment = {"GLOG_v": "3", **os.environ, "PYTHONPATH": str(tree), MUTATION: repr(mutation)}
+        environment |= {DEFAULT: "1"} if default else {}
+        environment |= {"MS_JIT": "0"} if "pynative" in name else {}  # operator by operator
         with (folder / "output.txt").open("w") as output:
             self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
 
@@ -466,13 +474,13 @@ def differences(old, new):
     return names
 
 
-def compare(name, old, new, mutation):
+def compare(name, old, new, mutation, default):
     """Run a case with both trees at the same time, and return what differs."""
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / side for side in ("old", "new")]
         for path in folders:
             path.mkdir()
-        sides = [Side(name, old, folders[0]), Side(name, new, folders[1], mutation)]
+        sides = [Side(name, old, folders[0]), Side(name, new, folders[1], mutation, default)]
         for side in sides:
             side.wait()  # before the folder is removed, also if one fails
         try:
@@ -488,6 +496,7 @@ def main():
     parser.add_argument("trees", nargs="*", type=Path, metavar="tree", help="OLD and NEW, folders with ms_accum")
     parser.add_argument("--only", default="", metavar="NAME", help="run only the cases whose names contain this")
     parser.add_argument("--mutant", action="store_true", help="let NEW train with a larger learning rate")
+    parser.add_argument("--default", action="store_true", help="let NEW run in MindSpore's default mode")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -501,7 +510,7 @@ def main():
         parser.error(f"'--only' must be in one of {', '.join((*CASES, *CASES_OF_RANKS))}, but got {arguments.only}")
     equal = 0
     for name in names:
-        differing = compare(name, old, new, 1e-7 if arguments.mutant else 0.0)
+        differing = compare(name, old, new, 1e-7 if arguments.mutant else 0.0, arguments.default)
         equal += not differing
         shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
         print(f"{name:30}{'DIFFERENT: ' + shown if differing else 'equal'}", flush=True)

@@ -164,13 +164,11 @@ def test_flush_returns_false_for_skipped_window():
 EXPERIMENTAL = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 
 
-def train_with_short_window(kind, sizes):
+def train_with_short_window(kind, sizes, in_step):
     """Feed windows of 3 and 2 micro-batches to an optimizer, and flush."""
     parameters = make_parameters((2,))
     accumulator = Accumulator(getattr(optim, kind)(parameters, lr=0.1), sizes, reduction="mean")
-    step = (
-        compiled(accumulator) if ms.get_context("mode") == ms.GRAPH_MODE else lambda grads: accumulator((grads,), 1.0)
-    )
+    step = compiled(accumulator) if in_step else lambda grads: accumulator((grads,), 1.0)
     for gradient in (1.0, 2.0, 6.0, 4.0, -1.0):
         step(Tensor([gradient, gradient / 2], ms.float32))
     flushed = accumulator.flush()
@@ -178,11 +176,12 @@ def train_with_short_window(kind, sizes):
 
 
 @pytest.mark.modes
+@pytest.mark.parametrize("in_step", [True, False])
 @pytest.mark.parametrize("kind", EXPERIMENTAL)
-def test_flushed_window_equals_full_window_of_same_micro_batches(kind):
+def test_flushed_window_equals_full_window_of_same_micro_batches(kind, in_step):
     """In PyNative mode the first window leaves a compiled part of such an optimizer behind."""
-    flushed = train_with_short_window(kind, 3)
-    full = train_with_short_window(kind, {0: 3, 1: 2})
+    flushed = train_with_short_window(kind, 3, in_step)
+    full = train_with_short_window(kind, {0: 3, 1: 2}, in_step)
     assert flushed[:3] == (True, 2, 0) and full[:3] == (False, 2, 0)
     assert flushed[3] == full[3]
 
@@ -190,9 +189,9 @@ def test_flushed_window_equals_full_window_of_same_micro_batches(kind):
 @pytest.mark.modes
 def test_flush_without_division_is_detected(monkeypatch):
     """The mutant."""
-    full = train_with_short_window("SGD", {0: 3, 1: 2})
+    full = train_with_short_window("SGD", {0: 3, 1: 2}, in_step=True)
     mutate(monkeypatch, "no division")
-    assert train_with_short_window("SGD", 3)[3] != full[3]
+    assert train_with_short_window("SGD", 3, in_step=True)[3] != full[3]
 
 
 @pytest.mark.host

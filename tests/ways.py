@@ -1,4 +1,4 @@
-"""The four ways to accumulate, made alike: the driver, the Cells, the step for Model, and the Accumulator."""
+"""The ways to accumulate, made alike: driver, Cells, step for Model, Accumulator in a compiled step and in a loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ms_accum import (
 )
 from ms_accum.network.state import state, unique_name, zeros_like
 
-WAYS = ("driver", "cells", "step", "accumulator")
+WAYS = ("driver", "cells", "step", "accumulator", "loop")
 
 
 class Half(nn.Cell):
@@ -73,6 +73,8 @@ class Trained:
 
         self.grad_fn = ms.value_and_grad(forward, None, self.optimizer.parameters, has_aux=True)
 
+    make_loop = make_accumulator
+
     def make_cells(self, reduction, options):
         name = unique_name("by_hand")
         grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
@@ -105,10 +107,22 @@ class Trained:
             _, grads = grad_fn(x)
             return system(grads, x.shape[0]) if weighs else system(grads)
 
-        step = ms.jit(step) if ms.get_context("mode") == ms.GRAPH_MODE else step
+        self.run(ms.jit(step), inputs)  # with MS_JIT=0 nothing is compiled
+
+    def train_loop(self, inputs):
+        """Train with an `Accumulator` in a plain loop."""
+        grad_fn, system, weighs = self.grad_fn, self.system, self.weighs
+
+        def step(x):
+            _, grads = grad_fn(x)
+            return system(grads, x.shape[0]) if weighs else system(grads)
+
+        self.run(step, inputs)
+
+    def run(self, step, inputs):
         for x in inputs:
             step(x)
-        system.flush()
+        self.system.flush()
 
     def train_cells(self, inputs):
         for first in range(0, len(inputs), self.window):

@@ -114,7 +114,6 @@ def find_micro_batch_size(
         >>> from ms_accum import GradientAccumulation, find_micro_batch_size
         >>> from ms_accum.zoo import MLP, create_dataset
         >>> def trial(rows):
-        ...     ms.set_context(mode=ms.GRAPH_MODE)
         ...     net = MLP()
         ...     optimizer = nn.Adam(net.trainable_params())
         ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer)

@@ -394,7 +394,7 @@ class _WaitingLoss(NamedTuple):
 class _Accumulating:
     """Runs windows with accumulators: the three Cells around one `Window`.
 
-    In graph mode on CPU, micro-batches of one shape are collected and run in one call, at the latest when the window
+    On CPU, compiled micro-batches of one shape are collected and run in one call, at the latest when the window
     ends; but not if each is summed over the ranks, because other ranks may not be able to collect the same ones.
 
     Args:

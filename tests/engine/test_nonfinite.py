@@ -252,7 +252,7 @@ def weighed(way, data, window, **options):
         def train_step(x):
             return system(grad_fn(x)[1], first_value(x))
 
-        train_step = ms.jit(train_step) if ms.get_context("mode") == ms.GRAPH_MODE else train_step
+        train_step = ms.jit(train_step)
         for (x,) in data:
             train_step(x)
         system.flush()
