@@ -174,6 +174,8 @@ WORKING = {"alone": alone, "on two lines": on_two_lines, "returned": returned()}
 
 @pytest.mark.parametrize("loss_fn", [*WORKING.values(), *(loss_fn for _, loss_fn in inside)])
 def test_only_lambdas_that_mindspore_can_not_compile_are_rejected(loss_fn):
+    ms.set_context(mode=ms.GRAPH_MODE)
+
     class Compiled(nn.Cell):
         def __init__(self):
             super().__init__()
