@@ -523,12 +523,12 @@ def test_learning_rate_advances_once_per_update(lr, window, rng):
 # The modes of MindSpore
 
 
-def trained(mode, make):
+def trained(mode, make, **options):
     ms.set_context(mode=mode)
     ms.set_seed(1)
     network = nn.SequentialCell(nn.Dense(6, 8), nn.ReLU(), nn.Dense(8, 3))
     optimizer = make(network.trainable_params())
-    model = GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5)
+    model = GradientAccumulation(network, cross_entropy(), optimizer, clip_norm=0.5, **options)
     recorder = run(model, batches(np.random.RandomState(0), [8, 8, 4] * 4), 2)
     return values(optimizer.parameters), [record.loss for record in recorder.records]
 
@@ -537,11 +537,19 @@ def trained(mode, make):
     "make",
     [lambda p: nn.Momentum(p, 0.1, 0.9), pytest.param(lambda p: nn.AdamWeightDecay(p, 0.01), marks=pytest.mark.slow)],
 )
-def test_graph_mode_equals_pynative_mode(make):
+def test_default_mode_equals_graph_mode_and_operators_one_by_one(make):
     graph, graph_losses = trained(ms.GRAPH_MODE, make)
-    pynative, pynative_losses = trained(ms.PYNATIVE_MODE, make)
-    assert miss(graph, pynative, 1e-5, 1e-6) <= 1
-    assert graph_losses == pytest.approx(pynative_losses, rel=1e-5)
+    default, default_losses = trained(ms.PYNATIVE_MODE, make)
+    eager, eager_losses = trained(ms.PYNATIVE_MODE, make, compile=False)
+    assert all(map(np.array_equal, graph, default)) and graph_losses == default_losses
+    assert miss(graph, eager, 1e-5, 1e-6) <= 1
+    assert graph_losses == pytest.approx(eager_losses, rel=1e-5)
+
+
+def test_other_rate_is_not_the_same_in_default_mode():
+    graph, _ = trained(ms.GRAPH_MODE, lambda p: nn.Momentum(p, 0.1, 0.9))
+    default, _ = trained(ms.PYNATIVE_MODE, lambda p: nn.Momentum(p, 0.1 + 1e-7, 0.9))
+    assert not all(map(np.array_equal, graph, default))
 
 
 class Head(nn.Cell):

@@ -97,6 +97,7 @@ def test_network_with_fixed_batch_size_is_not_checked(rng):
     assert warnings_of(model, data(rng)) == [] and model.updates == 1
 
 
+@pytest.mark.graph
 def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
     """`mint`'s cross entropy, of a network that returns its loss, has no kernel in PyNative mode on CPU."""
 
@@ -108,7 +109,6 @@ def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
         def construct(self, x, labels):
             return self.loss(self.dense(x), labels)
 
-    ms.set_context(mode=ms.GRAPH_MODE)
     labels = Tensor(np.array([0, 1, -100, -100, -100, -100, 2, 0]), ms.int32)
     data = [(Tensor(rng.randn(8, 4), ms.float32), labels)] * 2
     assert len(warnings_of(driver(Scored()), data)) == 1

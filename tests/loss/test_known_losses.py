@@ -142,6 +142,7 @@ def miss_of(loss_fn, output, labels, count):
     return abs(np.average(losses, weights=[count(*part) for part in parts[1:]]) / total - 1)
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize(("loss_fn", "output", "labels"), KNOWN.values(), ids=KNOWN)
 def test_weighted_mean_of_parts_equals_the_loss(loss_fn, output, labels, rng):
     assert miss_of(loss_fn, output(rng), labels(rng), divisor_of(loss_fn)) < 1e-5
@@ -182,6 +183,7 @@ def by_rows(data, label):
     return len(data)
 
 
+@pytest.mark.graph
 @pytest.mark.parametrize("name", ["nn cross entropy plain", "mint cross entropy weighted", "ops nll weighted"])
 def test_weighting_by_rows_gives_another_loss(name, rng):
     loss_fn, output, labels = KNOWN[name]

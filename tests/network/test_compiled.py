@@ -1,0 +1,220 @@
+"""Networks are compiled in MindSpore's default mode, unless compile=False."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from mindspore.train import Model
+
+from helpers import batches
+from ms_accum import (
+    AccumulatedTrainStep,
+    Accumulator,
+    FlushTail,
+    GradientAccumulation,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+    evaluate,
+    verify,
+)
+from ms_accum.network.compiled import in_graphs
+
+PUBLIC = "GradientAccumulation"
+
+
+class CountsCalls(nn.Cell):
+    """Counts how often Python runs its forward: once for each compilation, or in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(6, 3)
+        self.calls = []
+
+    def construct(self, x):
+        self.calls.append(1)
+        return self.dense(x)
+
+
+class NotCompilable(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(6, 3)
+
+    def construct(self, x):
+        async def nothing():
+            pass
+
+        return self.dense(x)
+
+
+def make_driver(network, **options):
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    return GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, check="off", **options)
+
+
+def data(sizes=(8, 8, 8, 8)):
+    return batches(np.random.RandomState(0), sizes)
+
+
+def train(model, sizes=(8, 8, 8, 8), window=2, **options):
+    model.train_process(1, data(sizes), window, report=(), ckpt_path=None, **options)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_driver_compiles_once_per_shape(window, compiles):
+    model = make_driver(nn.Dense(6, 3))
+    train(model, window=window)
+    number = len(compiles)
+    assert number > 0
+    train(model, window=window)
+    assert len(compiles) == number
+    train(model, (4, 4), window=window)
+    assert len(compiles) > number
+
+
+def test_nothing_is_compiled_with_compile_false(compiles):
+    network = nn.Dense(6, 3)
+    model = make_driver(network, compile=False)
+    train(model, valid_dataset=data(), metrics={"acc"})
+    train(model, window=1)
+    assert compiles == [] and model.updates == 6
+    assert evaluate(network, data(), compile=False)[1] == 32 and compiles == []
+    assert verify(network, nn.CrossEntropyLoss(), data()[0], 2, compile=False).ok and compiles == []
+
+
+def test_evaluations_are_compiled_once(compiles):
+    network = nn.Dense(6, 3)
+    first = evaluate(network, data())
+    number = len(compiles)
+    assert number == 1 and evaluate(network, data()) == first and len(compiles) == number
+    assert evaluate(network, data(), compile=False) == first
+
+
+def test_evaluation_in_training_is_compiled_once(compiles):
+    model = make_driver(nn.Dense(6, 3))
+    train(model, valid_dataset=data())
+    number = len(compiles)
+    train(model, valid_dataset=data())  # another call makes another Cell
+    assert 0 < len(compiles) - number <= 1
+
+
+def test_evaluation_follows_the_weights():
+    """A graph that kept the weights of its first run would give the same answer."""
+    network = nn.Dense(6, 3)
+    evaluate(network, data())
+    network.weight.set_data(Tensor(np.zeros((3, 6)), ms.float32))
+    network.bias.set_data(Tensor([0.0, 0.0, 9.0], ms.float32))
+    labels = np.concatenate([label.asnumpy() for _, label in data()])
+    assert evaluate(network, data()) == (int((labels == 2).sum()), len(labels))
+
+
+def test_training_mode_is_not_that_of_evaluation():
+    network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.9))
+    network.set_train()
+    assert evaluate(network, data()) == evaluate(network[0], data())
+    assert network.training
+
+
+def test_cells_and_step_run_as_graphs():
+    network = nn.WithLossCell(nn.Dense(6, 3), nn.CrossEntropyLoss())
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    cells = TrainForwardBackward(network, optimizer, grad_sum), TrainOptim(optimizer, grad_sum), TrainClear(grad_sum)
+    step = AccumulatedTrainStep(network, optimizer, 2)
+    assert all(cell.compiles for cell in (*cells, step, step.eval_network))
+
+
+def test_model_fit_is_compiled_once(compiles):
+    network = nn.Dense(6, 3)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, 2)
+    model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
+    source = ms.dataset.NumpySlicesDataset([np.concatenate(column) for column in zip(*numpy_data())]).batch(8)
+    model.fit(1, source, source, callbacks=FlushTail())
+    number = len(compiles)
+    model.fit(1, source, source, callbacks=FlushTail())
+    assert number > 0 and len(compiles) == number and step.updates == 4
+
+
+def numpy_data():
+    return [tuple(column.asnumpy() for column in columns) for columns in data()]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_plain_loop_compiles_the_accumulator_once(reduction, compiles):
+    """Rows and gradients are inputs of the graph: as constants each number of rows would compile another one."""
+    network = nn.Dense(6, 3)
+    loss_fn, optimizer = nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1)
+    accumulator = Accumulator(optimizer, 2, reduction=reduction)
+    grad_fn = ms.value_and_grad(lambda x, y: loss_fn(network(x), y), None, optimizer.parameters)
+    for x, y in data((8, 7, 6, 5, 4)):
+        _, grads = grad_fn(x, y)
+        accumulator(grads, *[x.shape[0]][: reduction == "mean"])
+    assert len(compiles) == 1 and (accumulator.updates, accumulator.micro_batches) == (2, 1)
+    assert accumulator.flush() and accumulator.updates == 3
+
+
+@pytest.mark.parametrize("make", [make_driver, lambda network, **options: evaluate(network, data(), **options)])
+def test_compile_false_in_graph_mode_is_rejected(make):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with pytest.raises(ValueError, match=r"'compile' must be True in graph mode, .* Remove ms\.set_context"):
+        make(nn.Dense(6, 3), compile=False)
+
+
+@pytest.mark.parametrize("value", [None, 0, "yes"])
+def test_compile_must_be_bool(value):
+    with pytest.raises(TypeError, match="'compile' must be a bool"):
+        make_driver(nn.Dense(6, 3), compile=value)
+
+
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])
+def test_network_that_can_not_be_compiled_is_one_line(mode):
+    ms.set_context(mode=mode)
+    expected = f"^For '{PUBLIC}', MindSpore can't compile the network.*: Unsupported statement .* Use compile=False .*$"
+    with pytest.raises(RuntimeError, match=expected):
+        train(make_driver(NotCompilable()))
+    with pytest.raises(RuntimeError, match="^For 'evaluate', MindSpore can't compile"):
+        evaluate(NotCompilable(), data())
+
+
+def test_network_that_can_not_be_compiled_trains_with_compile_false():
+    model = make_driver(NotCompilable(), compile=False)
+    train(model)
+    assert model.updates == 2
+
+
+def test_error_of_an_operator_is_not_said_to_be_the_compiler_s():
+    with pytest.raises(ValueError, match="^For 'MatMul'"):
+        train(make_driver(nn.Dense(5, 3)))
+
+
+def test_python_in_a_network_runs_while_it_is_compiled_only():
+    """As in graph mode. What must run each time needs compile=False."""
+    compiled, eager = CountsCalls(), CountsCalls()
+    train(make_driver(compiled))
+    train(make_driver(eager, compile=False))
+    assert len(eager.calls) == 4 > len(compiled.calls)
+
+
+def test_mindspore_s_own_switch_compiles_nothing(compiles, monkeypatch):
+    monkeypatch.setenv("MS_JIT", "0")
+    train(make_driver(nn.Dense(6, 3)))
+    assert compiles == [] and not in_graphs(True)
+
+
+@pytest.mark.parametrize("decorated", [False, True])
+def test_network_with_a_compiled_construct_is_evaluated(decorated):
+    class Network(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(6, 3)
+
+        def construct(self, x):
+            return ops.relu(self.dense(x))
+
+    if decorated:
+        Network.construct = ms.jit(Network.construct)
+    assert evaluate(Network(), data())[1] == 32
