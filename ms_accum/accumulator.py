@@ -16,6 +16,7 @@ from .engine.nonfinite import SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
+from .network.compiled import Compiled
 from .network.optimizers import kind_of, may_have_sparse_rule
 from .network.runtime import tune
 from .network.state import unique_name
@@ -159,7 +160,7 @@ class Accumulator:
         """bool, whether calls outside of graphs are compiled."""
         self.outside = Outside()
         """Outside, distinguishes calls outside of graphs."""
-        self._add_graph = _add_of(self)
+        self._add_in_graph = _Add(self, compile)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
 
@@ -181,10 +182,10 @@ class Accumulator:
         return window.add(grads, weight)
 
     def _add_compiled(self, grads: Any, weight: Any) -> Any:
-        """Run `add` as a graph. Numbers and tuples would be constants of it."""
+        """Run `add` as a graph of its own."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor(weight, ms.float32)
-        return self._add_graph(weight, *grads)
+        return self._add_in_graph(weight, *grads)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -292,9 +293,12 @@ class Accumulator:
         return float(self.window.grad_norm.asnumpy())
 
 
-def _add_of(accumulator: Accumulator) -> Any:
-    @ms.jit
-    def add(weight: Any, *grads: Any) -> Any:
-        return accumulator.add(grads, weight)
+class _Add(Compiled):
+    """Calls `Accumulator.add` from a plain loop. Its inputs are tensors: numbers and tuples would be constants."""
 
-    return add
+    def __init__(self, accumulator: Accumulator, compiles: bool):
+        super().__init__(_OWNER, compiles)
+        self.accumulator = accumulator
+
+    def construct(self, weight: Any, *grads: Any) -> Any:
+        return self.accumulator.add(grads, weight)

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from .. import _check
+from ..network.compiled import Compiled
 from ..network.state import state
 from ..ranks.agreement import check_drift
 from ..ranks.group import Group
@@ -136,8 +137,8 @@ class GraphWindow:
         self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
         """Parameter, the norm of the last window's gradient, before clipping."""
         self.outside = Outside()
-        self._end_compiled = _end_of(self)
-        self._take_part_compiled = _take_part_of(self)
+        self._end_compiled = _End(size_argument.owner, self)
+        self._take_part_compiled = _TakePart(size_argument.owner, self)
 
     def add(self, gradients: Any, weight: Any = None) -> Any:
         """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
@@ -350,17 +351,23 @@ class GraphWindow:
 _COUNTERS = ("updates", "skipped", "updated", "grad_norm")
 
 
-def _end_of(window: GraphWindow) -> Any:
-    @ms.jit
-    def end(scalars: Any) -> Any:  # not the method: in a step that is compiled later it would be the window
-        return window.end_either(scalars)
+class _End(Compiled):
+    """Ends a window outside the user's step. A Cell, because a graph of `ms.jit` does not see weights loaded later."""
 
-    return end
+    def __init__(self, owner: str, window: GraphWindow):
+        super().__init__(owner, compiles=True)
+        self.window = window
+
+    def construct(self, scalars: Any) -> Any:
+        return self.window.end_either(scalars)
 
 
-def _take_part_of(window: GraphWindow) -> Any:
-    @ms.jit
-    def take_part(scalars: Any) -> Any:
-        return window.take_part(scalars)
+class _TakePart(Compiled):
+    """Takes part in the other ranks' micro-batch outside the user's step."""
 
-    return take_part
+    def __init__(self, owner: str, window: GraphWindow):
+        super().__init__(owner, compiles=True)
+        self.window = window
+
+    def construct(self, scalars: Any) -> Any:
+        return self.window.take_part(scalars)

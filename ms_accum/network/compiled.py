@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from typing import Any, Callable
@@ -26,24 +27,39 @@ class Compiled(nn.Cell):
         compiles (bool): whether it is compiled in PyNative mode. In graph mode it always is.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.run_graph = ms.jit(cls.construct)
-
     def __init__(self, owner: str, compiles: bool):
         super().__init__(auto_prefix=False)
         self.owner = owner
         self.compiles = compiles
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        in_pynative = ms.get_context("mode") == ms.PYNATIVE_MODE
-        if in_pynative and not self.compiles:
-            return super().__call__(*inputs, **named)
-        try:
-            return self.run_graph(*inputs, **named) if in_pynative else super().__call__(*inputs, **named)
-        except Exception as error:
-            raise_if_not_compiled(self.owner, error)
-            raise
+        return run(self.owner, self.compiles, self, super().__call__, inputs, named)
+
+
+def run(owner: str, compiles: bool, cell: nn.Cell, call: Callable, inputs: tuple, named: dict[str, Any]) -> Any:
+    """Call a Cell, in PyNative mode as a graph if `compiles`.
+
+    Graphs are those of `Cell.compile_and_run`. A graph of `ms.jit` would silently keep the storage that Parameters had
+    in its first run, and so would neither read nor update weights that are loaded later; it is slower, too.
+
+    Args:
+        owner (str): the name used in error messages.
+        compiles (bool): whether it is compiled in PyNative mode.
+        cell (Cell): the Cell.
+        call (Callable): calls it in the way of MindSpore's mode.
+        inputs (tuple), named (dict): its inputs.
+    """
+    try:
+        if ms.get_context("mode") == ms.GRAPH_MODE or not in_graphs(compiles):
+            return call(*inputs, **named)
+        if named:
+            bound = inspect.signature(cell.construct).bind(*inputs, **named)
+            bound.apply_defaults()
+            inputs, named = bound.args, bound.kwargs
+        return cell.compile_and_run(*inputs, **named)
+    except Exception as error:
+        raise_if_not_compiled(owner, error)
+        raise
 
 
 def in_graphs(compiles: bool) -> bool:
@@ -52,21 +68,11 @@ def in_graphs(compiles: bool) -> bool:
 
 
 def compiled(owner: str, network: nn.Cell, compiles: bool) -> Callable:
-    """Return a function that runs a user's network, in PyNative mode as a graph if `compiles`.
+    """Return a function that calls a user's network, in PyNative mode as a graph if `compiles`.
 
     It is not a Cell around the network, which MindSpore would compile anew in each evaluation.
     """
-    is_compiled_already = hasattr(network.construct, "__wrapped_by_jit__")
-    graph = ms.jit(network) if compiles and not is_compiled_already else network
-
-    def run(*columns: Any) -> Any:
-        try:
-            return network(*columns) if ms.get_context("mode") == ms.GRAPH_MODE else graph(*columns)
-        except Exception as error:
-            raise_if_not_compiled(owner, error)
-            raise
-
-    return run
+    return lambda *columns: run(owner, compiles, network, network, columns, {})
 
 
 def check_compile(owner: str, compile: bool) -> bool:
