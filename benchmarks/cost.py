@@ -18,7 +18,8 @@ from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
-# What each piece is compared with; the windows that follow ours are ways not taken, the last four what users may add.
+# What each piece is compared with; the windows that follow ours are ways not taken, then what users may add; last
+# MindSpore's default mode, in which ours are compiled, beside graph mode, and a loop without `ms.jit`.
 COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",
@@ -30,6 +31,9 @@ COMPARED_WITH = {
     "windows, dynamic loss scale": "windows",
     "windows, average": "windows",
     "windows, noise scale": "windows",
+    "windows, default mode": "windows",
+    "Model, default mode": "Model, graph mode",
+    "loop, Accumulator": "loop, plain",
 }
 TABLES = {"": ("", "network piece ms:.3f ms_min:.3f beside ratio:.3f ratio_min:.3f ratio_max:.3f")}
 NOTE = "ms: per micro-batch, median; ratio: to the piece beside it, median over the rounds"

@@ -72,6 +72,9 @@ _PIECES = {
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",
     "noise scale": "windows, noise scale",
+    "driver in default mode / graph mode": "windows, default mode",
+    "`Model` in default mode / graph mode": "Model, default mode",
+    "plain loop with `Accumulator` / without": "loop, Accumulator",
 }
 
 

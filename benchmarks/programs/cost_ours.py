@@ -6,12 +6,15 @@ from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
+import numpy as np
 from mindspore import Tensor, amp, nn, ops
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Model
 from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
-from ms_accum import Ema, NoiseScale
+from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, NoiseScale
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.state import unique_name
@@ -27,6 +30,7 @@ COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     ", noise scale": lambda: {"noise_scale": NoiseScale()},
 }
 MANY = 25
+_MODEL = ("Model, graph mode", "Model, default mode")
 
 
 class Plain(nn.Cell):
@@ -147,6 +151,7 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         f"windows{name}": (_windows(networks_ms.make(network), data, window, options()), MANY * window)
         for name, options in COLLABORATORS.items()
     }
+    fits = {mode: _fit(networks_ms.make(network), data, window) for mode in _MODEL}
     # By name: what is run, and how many micro-batches that are.
     pieces: dict[str, tuple[Callable[[], Any], int]] = {
         "plain": (lambda: plain(*data[0]), 1),
@@ -159,11 +164,17 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
         "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
         **collaborating,
+        "windows, default mode": (_windows(networks_ms.make(network), data, window, {}), MANY * window),
+        **{name: (fit, MANY * window) for name, fit in fits.items()},
+        "loop, plain": (_loop(networks_ms.make(network), data, None), window),
+        "loop, Accumulator": (_loop(networks_ms.make(network), data, window), window),
     }
 
     def burst(what: str, count: int) -> dict[str, float]:
         run, size = pieces[what]
+        ms.set_context(mode=ms.PYNATIVE_MODE if what.endswith("default mode") or "loop" in what else ms.GRAPH_MODE)
         seconds, _ = timed(lambda: [_wait(run()) for _ in range(count)])
+        ms.set_context(mode=ms.GRAPH_MODE)
         ours.clear()
         return {"seconds": seconds, "micro_batches": size * count}
 
@@ -173,6 +184,30 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
 def _windows(network: nn.Cell, data: list[tuple], window: int, options: dict[str, Any]) -> Callable[[], None]:
     train = driver(network, **options).train_process
     return lambda: train(1, data * MANY, window, report=(), ckpt_path=None)
+
+
+def _fit(network: nn.Cell, data: list[tuple], window: int) -> Callable[[], None]:
+    """Return what runs windows with MindSpore's `Model`."""
+    step = AccumulatedTrainStep((network, networks_ms.loss()), networks_ms.momentum(network), window)
+    model = Model(step)
+    columns = tuple(np.concatenate([column.asnumpy() for column in columns] * MANY) for columns in zip(*data))
+    dataset = NumpySlicesDataset(columns, shuffle=False).batch(len(columns[0]) // (MANY * window))
+    return lambda: model.train(1, dataset, callbacks=FlushTail(), dataset_sink_mode=False)
+
+
+def _loop(network: nn.Cell, data: list[tuple], window: int | None) -> Callable[[], Any]:
+    """Return what runs micro-batches in a loop without `ms.jit`: each with an update, or accumulated in windows."""
+    optimizer = networks_ms.momentum(network)
+    accumulator = None if window is None else Accumulator(optimizer, window, reduction="mean")
+    grad_fn = ms.value_and_grad(nn.WithLossCell(network, networks_ms.loss()), None, optimizer.parameters)
+
+    def run() -> Any:
+        for micro_batch in data:
+            loss, grads = grad_fn(*micro_batch)
+            optimizer(grads) if accumulator is None else accumulator(grads, micro_batch[0].shape[0])
+        return loss
+
+    return run
 
 
 def _wait(result: Any) -> None:

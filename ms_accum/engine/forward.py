@@ -13,7 +13,7 @@ from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators
 
-_SPARSE = "Outside graphs MindSpore returns sparse ones without rows: use compile=True, a compiled step, or nn.Embedding."
+_SPARSE = "Outside graphs MindSpore returns sparse ones without rows: use compile=True, a jit step, or nn.Embedding."
 
 
 class Forward(nn.Cell):
