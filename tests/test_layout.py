@@ -43,6 +43,7 @@ OUTSIDE = ("model_zoo", "train", "eval", "examples", "benchmarks", "tests")
 
 BASES = {
     "nn.Cell": "what MindSpore compiles",
+    "Compiled": "an nn.Cell that runs as a graph in every mode: how a Cell is called can only be inherited",
     "nn.WithLossCell": "what a network says of its compilation goes over",
     "ops.constexpr(_has_in_place, get_instance=False)": "it has one answer inside a graph and one outside",
     "ops.constexpr(lambda: False, get_instance=False)": "it notes calls outside a graph, and none inside",

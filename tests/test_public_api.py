@@ -68,13 +68,13 @@ ERRORS = ("CheckpointError", "Stopped")
 SIGNATURES = {
     ms_accum.Accumulator: (
         "(optimizer, accumulate_step, clip_norm=None, *, reduction='sum', network=None, group='auto', "
-        "sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', ema=None)"
+        "sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', ema=None, compile=True)"
     ),
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
     ms_accum.AccumulatedTrainStep: (
         "(network, optimizer, gradient_accumulation_steps=4, *, clip_norm=None, reduction='mean', weight=None, "
         "check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', "
-        "ema=None)"
+        "ema=None, compile=True)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
     ms_accum.CoupledLoss: "(loss_fn, columns=1)",
@@ -90,21 +90,21 @@ SIGNATURES = {
     ms_accum.ResumableLoop.after_micro_batch: "(self, epoch, batches)",
     ms_accum.TrainForwardBackward: (
         "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False, "
-        "loss_scale=None, nonfinite='skip_window')"
+        "loss_scale=None, nonfinite='skip_window', compile=True)"
     ),
     ms_accum.TrainForwardBackward.construct: "(self, *inputs, weight=None)",
     ms_accum.TrainOptim: (
         "(optimizer, grad_sum, *, weight_sum=None, clip_norm=None, group='auto', sync_every_micro_batch=False, "
-        "loss_scale=None, nonfinite='skip_window', ema=None)"
+        "loss_scale=None, nonfinite='skip_window', ema=None, compile=True)"
     ),
     ms_accum.TrainOptim.construct: "(self, figures=None, divides=True)",
     ms_accum.ZeroOptimizer: "(make, parameters, *, group='auto')",
-    ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None, nonfinite='skip_window')",
+    ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None, nonfinite='skip_window', compile=True)",
     ms_accum.TrainClear.construct: "(self, finite=False)",
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
         "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
-        "nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None)"
+        "nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None, compile=True)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -127,10 +127,11 @@ SIGNATURES = {
     ms_accum.NoiseScale: "(every=25, decay=0.95)",
     ms_accum.Verification: "(ok, diagnosis, table)",
     ms_accum.verify: (
-        "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, rtol=0.001)"
+        "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, rtol=0.001, "
+        "compile=True)"
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
-    ms_accum.evaluate: "(network, dataset)",
+    ms_accum.evaluate: "(network, dataset, *, compile=True)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",
     ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",
     ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
