@@ -18,7 +18,7 @@ import pytest
 from helpers import gone
 from ms_accum import launch as launcher
 from ms_accum.app.process import DISK, Failure
-from ms_accum.app.processes import HOST, cluster, failure_reason, free_port
+from ms_accum.app.processes import HOST, Machine, cluster, failure_reason, reserve_port
 from ms_accum.ranks.heartbeat import read
 from ms_accum.ranks.lifetime import end_with
 
@@ -120,7 +120,7 @@ def test_module_runs_with_one_rank(tmp_path):
 
 
 def test_reserved_port_is_free_only_with_address_reuse():
-    with free_port() as keeper, free_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
+    with reserve_port() as keeper, reserve_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
         address = keeper.getsockname()
         assert another.getsockname() != address
         with pytest.raises(OSError, match="in use"):
@@ -137,7 +137,7 @@ def test_retry_interval_is_one_second_unless_set_by_user(monkeypatch, user_setti
         monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
     for name, value in user_settings.items():
         monkeypatch.setenv(name, value)
-    environment = cluster(2, 8118)
+    environment = cluster(Machine(2, port=8118))
     assert (environment["MS_RETRY_INTERVAL_LOWER"], environment["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
 
 
