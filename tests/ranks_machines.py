@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mindspore import Tensor
 
 from ms_accum import Checkpointer, Stopped, own_group, total
-from ranks import N, adam_driver, driver_of, final_state_of, functional, network_of, own_data, train
+from ranks import N, adam_driver, driver_of, even_data, final_state_of, functional, network_of, train
 
 
 def digest_of(model):
@@ -26,7 +26,7 @@ def digest_of(model):
 def trained(group, change=0.0):
     """Return the digest of a model; `change` is added to the inputs of the last rank."""
     model = driver_of(network_of(seed=1 + group.rank), clip_norm=0.5)
-    data = own_data(group)
+    data = even_data(group)
     if group.rank == group.size - 1:
         data = [(Tensor(x.asnumpy() + change), y) for x, y in data]
     train(model, data)
@@ -35,16 +35,17 @@ def trained(group, change=0.0):
 
 def resumed(group, folder):
     """With ZeRO-1: a complete run, and one that is asked to stop by the last rank in its second window and resumed."""
+    data = even_data(group)
     complete = adam_driver(zero=True)
-    train(complete, own_data(group)[:8])
+    train(complete, data)
     asked = count(1)
     stop = (lambda: next(asked) > N) if group.rank == group.size - 1 else None
     first = adam_driver(zero=True)
     with contextlib.suppress(Stopped):
-        train(first, own_data(group)[:8], checkpointer=Checkpointer(folder, stop=stop))
+        train(first, data, checkpointer=Checkpointer(folder, stop=stop))
     total([0], group)  # no rank looks for the state before it is saved
     second = adam_driver(zero=True)
-    train(second, own_data(group)[:8], checkpointer=Checkpointer(folder, keep=2, resume="auto"))
+    train(second, data, checkpointer=Checkpointer(folder, keep=2, resume="auto"))
     return {"updates": [first.updates, second.updates], "digests": [digest_of(complete), digest_of(second)]}
 
 
@@ -52,7 +53,7 @@ def main(folder, *words):
     group = own_group()
     if "forever" in words:
         print("training", flush=True)
-        train(driver_of(network_of()), own_data(group), epochs=10**9)
+        train(driver_of(network_of()), even_data(group), epochs=10**9)
     seen = {
         "rank": list(group),
         "driver": trained(group),
