@@ -1,6 +1,7 @@
 """One of several ranks on one or several machines; it writes its results to FOLDER/RANK.json.
 
-By msrun or ms_accum.launch: tests/ranks_machines.py FOLDER [forever]. With `forever` it trains until it is ended.
+By msrun or ms_accum.launch: tests/ranks_machines.py FOLDER [other-data]. With `other-data` it also trains with other
+inputs on the last rank.
 """
 
 from __future__ import annotations
@@ -51,13 +52,10 @@ def resumed(group, folder):
 
 def main(folder, *words):
     group = own_group()
-    if "forever" in words:
-        print("training", flush=True)
-        train(driver_of(network_of()), even_data(group), epochs=10**9)
     seen = {
         "rank": list(group),
         "driver": trained(group),
-        "other data": trained(group, change=0.001),
+        **({"other data": trained(group, change=0.001)} if "other-data" in words else {}),
         "accumulator": functional(group, N)["digest"],
         "resumed": resumed(group, folder / "states"),
     }
