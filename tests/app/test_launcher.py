@@ -17,6 +17,7 @@ import pytest
 
 from helpers import gone
 from ms_accum import launch as launcher
+from ms_accum.app.launcher import log_folder
 from ms_accum.app.process import DISK, Failure
 from ms_accum.app.processes import HOST, Machine, cluster, failure_reason, reserve_port
 from ms_accum.ranks.heartbeat import read
@@ -646,6 +647,19 @@ def test_each_machine_starts_its_ranks_and_the_first_one_the_scheduler(tmp_path,
         assert {name: environment[name] for name in expected} == expected
         assert (tmp_path / "log" / f"worker_{rank}.log").read_text() == f"I am {rank}\n"
     assert (tmp_path / "log" / "scheduler.log").exists() == (node == 0)
+
+
+@pytest.mark.host
+def test_machines_share_a_log_folder(tmp_path):
+    """Logs of the other machine's ranks stay, and a link in the place of one of this machine is not followed."""
+    for rank in (0, 3, 4):
+        (tmp_path / f"worker_{rank}.log").touch()
+    second = Machine(2, nnodes=2, node_rank=1)
+    log_folder(str(tmp_path), second)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["worker_0.log", "worker_3.log"]
+    (tmp_path / "worker_2.log").symlink_to("/nowhere")
+    with pytest.raises(OSError, match="it leads to"):
+        log_folder(str(tmp_path), second)
 
 
 def test_failure_on_second_machine_points_to_the_others(tmp_path):
