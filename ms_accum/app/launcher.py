@@ -5,8 +5,11 @@
 MindSpore's dynamic cluster consists of a scheduler and workers, which find it through environment variables. The
 launcher starts them like `msrun`, but with this interpreter, a free port, and meaningful exit codes: if a rank fails,
 the launcher ends the others and returns that rank's exit code. It forwards each signal to the ranks once: they run in
-their own sessions, so Ctrl-C in a terminal reaches only the launcher. One machine only; for several use `msrun`.
-A rank computes on the device with its number, as with `msrun` (Ascend and GPU not run here).
+their own sessions, so Ctrl-C in a terminal reaches only the launcher. A rank computes on the device with its number on
+its machine, as with `msrun` (Ascend and GPU not run here).
+
+On several machines, start one launcher on each, with `--nnodes`, `--node_rank` and `--master_addr`. They do not
+communicate: each one ends the ranks of its machine, and those of the others end because an exchange fails.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -25,22 +29,25 @@ from pathlib import Path
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
 from .flags import Parser, number, path, whole
-from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, Failure, StopRequest, handled_signals, open_streams
+from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
     SCHEDULER,
+    Machine,
     Member,
     Relay,
     cluster,
-    free_port,
     heartbeat_of,
     print_error,
     print_line,
+    reserve_port,
     scheduler_of,
     start,
     terminal_variables,
     worker_of,
 )
 
+_PORT, _LAST_PORT = 8118, 65535  # the first is msrun's
+_ELSEWHERE = "the reason may be on another machine: see the launcher's output there"
 _NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
@@ -51,21 +58,25 @@ On CPU a rank waits for the others for half a minute, then MindSpore raises an e
 
 
 class Job:
-    """The ranks of a program, and the scheduler through which they find each other.
+    """The ranks of a program on this machine, and on machine 0 the scheduler through which all ranks find each other.
 
     Args:
         command (Sequence[str]): the command of each rank, after the interpreter.
-        nproc (int): number of ranks.
+        machine (Machine): the ranks, and the scheduler's address.
         logs (Path): the folder of their logs.
     """
 
-    def __init__(self, command: Sequence[str], nproc: int, logs: Path):
+    def __init__(self, command: Sequence[str], machine: Machine, logs: Path):
         self.workers: list[Member] = []
+        self.machine = machine
+        self._scheduler: Member | None = None
         self._members: list[Member] = []
         self._relay: Relay | None = None
-        self._port = free_port()
+        self._port = reserve_port(machine.address, machine.port) if machine.has_scheduler else None
         try:
-            self._start(command, cluster(nproc, self._port.getsockname()[1]), nproc, logs)
+            if self._port:
+                machine = machine._replace(port=self._port.getsockname()[1])
+            self._start(command, cluster(machine), logs)
         except BaseException:
             self.close()
             raise
@@ -83,7 +94,8 @@ class Job:
                 os.killpg(member.process.pid, signal.SIGKILL)
             member.process.wait()
         self.drain()
-        self._port.close()
+        if self._port:
+            self._port.close()
 
     def drain(self) -> None:
         """Wait until all output of rank 0 is shown."""
@@ -125,7 +137,7 @@ class Job:
 
     def stranded(self) -> bool:
         """Return whether all remaining programs have ended, but their processes hang without the scheduler."""
-        if self._members[0].running():
+        if self._scheduler is None or self._scheduler.running():
             return False
         heartbeats = [read(heartbeat_of(worker.log)) for worker in self.running()]
         return all(beat is not None and beat.over for beat in heartbeats)
@@ -144,17 +156,20 @@ class Job:
         for worker in self.running():
             worker.process.send_signal(number)
 
-    def _start(self, command: Sequence[str], environment: dict[str, str], nproc: int, logs: Path) -> None:
-        log = logs / "scheduler.log"
-        self._members.append(start("the scheduler", SCHEDULER, scheduler_of(environment), log))
-        for rank in range(nproc):
+    def _start(self, command: Sequence[str], environment: dict[str, str], logs: Path) -> None:
+        if self.machine.has_scheduler:
+            log = logs / "scheduler.log"
+            self._scheduler = start("the scheduler", SCHEDULER, scheduler_of(environment), log)
+            self._members.append(self._scheduler)
+        for device, rank in enumerate(self.machine.ranks):
             log = logs / f"worker_{rank}.log"
-            variables = {**worker_of(environment, rank, log), **(terminal_variables() if rank == 0 else {})}
+            variables = {**worker_of(environment, rank, device, log), **(terminal_variables() if rank == 0 else {})}
             heartbeat_of(log).unlink(missing_ok=True)
             self.workers.append(start(f"rank {rank}", command, variables, log, piped=rank == 0))
             self._members.append(self.workers[-1])
         # Created last, because its threads must start after the last fork.
-        self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
+        if self.machine.has_scheduler:
+            self._relay = Relay(self.workers[0].process, logs / "worker_0.log")
 
 
 class Ending:
@@ -197,13 +212,17 @@ class Ending:
             self._gone_since = time.monotonic()
             return
         # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
-        reason = self._job.late(failed) if failed in self._job.workers else _NO_SCHEDULER
+        if failed in self._job.workers:
+            elsewhere = _ELSEWHERE if self._job.machine.nnodes > 1 and failed.process.returncode > 0 else None
+            reason = self._job.late(failed) or elsewhere
+        else:
+            reason = _NO_SCHEDULER
         if not self._stopping:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
         self._gone_since = time.monotonic()
         self._deadline = min(self._deadline, self._gone_since + self._grace)
-        shown = failed is self._job.workers[0]
+        shown = failed.name == "rank 0"
         if shown:
             self._job.drain()
         print_error(failed.end(shown))
@@ -247,12 +266,12 @@ class Ending:
         return self._signal.code
 
 
-def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
-    """Run the ranks of a program, forward signals to them, and return the exit code of the job."""
+def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -> int:
+    """Run this machine's ranks of a program, forward signals to them, and return the exit code of the job."""
     received: list[int] = []
     for signal_number in handled_signals():
         signal.signal(signal_number, lambda signal_number, frame: received.append(signal_number))
-    with Job(command, nproc, logs) as job:
+    with Job(command, machine, logs) as job:
         ending = Ending(job, grace)
         while job.running() and not ending.overdue:
             ending.check_ranks()
@@ -265,11 +284,20 @@ def launch(command: Sequence[str], nproc: int, logs: Path, grace: float) -> int:
 def flags() -> Parser:
     """Return the launcher's flags; everything after the program's name belongs to the program."""
     usage = (
-        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS] (script.py | -m module) [its flags]"
+        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
+        "           [--nnodes M --node_rank K --master_addr HOST [--master_port PORT]]\n"
+        "           (script.py | -m module) [its flags]"
     )
     parser = Parser("Run several processes (ranks) of one program.", usage=usage)
     add = parser.add_argument
-    add("--nproc", type=whole(1), metavar="N", default=1, help="number of processes, default: %(default)s")
+    text = "number of processes on this machine, default: %(default)s"
+    add("--nproc", type=whole(1), metavar="N", default=1, help=text)
+    text = "number of machines, each with a launcher and the same --nproc, default: %(default)s"
+    add("--nnodes", type=whole(1), metavar="M", default=1, help=text)
+    add("--node_rank", type=whole(0), metavar="K", help="number of this machine, from 0")
+    add("--master_addr", metavar="HOST", help="name or IPv4 address of machine 0, which the others must reach")
+    text = f"port on machine 0 for the scheduler, default: {_PORT}; a free one on a single machine"
+    add("--master_port", type=whole(1), metavar="PORT", help=text)
     text = "folder for the logs of the ranks, default: a new folder in 'logs'"
     add("--log_dir", type=path, metavar="DIR", help=text)
     text = "time for the other ranks to end after a rank has failed, default: 20"
@@ -279,7 +307,42 @@ def flags() -> Parser:
     return parser
 
 
-def log_folder(folder: str | None, nproc: int) -> Path:
+def machine_of(args: argparse.Namespace) -> Machine:
+    """Return what this machine runs.
+
+    Raises:
+        Failure: If a flag for several machines is missing, out of range, or given for a single one; or if the address
+            of machine 0 is unknown, or is not this machine's where it must be.
+    """
+    given = {name: getattr(args, name) for name in ("node_rank", "master_addr", "master_port")}
+    if args.nnodes == 1:
+        for name in (name for name, value in given.items() if value is not None):
+            raise Failure(f"argument --{name}: needs --nnodes, the number of machines", USAGE)
+        return Machine(args.nproc)
+    for name in ("node_rank", "master_addr"):
+        if given[name] is None:
+            raise Failure(f"argument --{name}: must be given with --nnodes={args.nnodes}", USAGE)
+    if args.node_rank >= args.nnodes:
+        rule = f"must be < {args.nnodes}, the number of machines, but got {args.node_rank}"
+        raise Failure(f"argument --node_rank: {rule}", USAGE)
+    port = args.master_port or _PORT
+    if port > _LAST_PORT:
+        raise Failure(f"argument --master_port: must be <= {_LAST_PORT}, but got {port}", USAGE)
+    try:
+        address = socket.gethostbyname(args.master_addr)
+    except (OSError, UnicodeError) as error:
+        raise Failure(f"argument --master_addr: '{args.master_addr}' has no address: {error}", USAGE) from None
+    machine = Machine(args.nproc, args.nnodes, args.node_rank, address, port)
+    if machine.has_scheduler:
+        try:
+            reserve_port(address, port).close()
+        except OSError as error:
+            rule = f"port {port} of {address} can't be used on this machine, number 0 of {args.nnodes}: {error}"
+            raise Failure(f"argument --master_addr: {rule}", USAGE) from None
+    return machine
+
+
+def log_folder(folder: str | None, machine: Machine) -> Path:
     """Create the log folder, and remove logs of an earlier job with more ranks.
 
     Raises:
@@ -291,11 +354,20 @@ def log_folder(folder: str | None, nproc: int) -> Path:
     os.makedirs(folder, exist_ok=True)
     for old_log in (*Path(folder).glob("worker_*.log"), *Path(folder).glob("worker_*.beat")):
         rank = old_log.stem[len("worker_") :]
-        if rank.isascii() and rank.isdecimal() and int(rank) >= nproc:
+        if rank.isascii() and rank.isdecimal() and int(rank) >= machine.world_size:
             old_log.unlink()
-    logs = [Path(folder, "scheduler.log"), *(Path(folder, f"worker_{rank}.log") for rank in range(nproc))]
+    logs = [Path(folder, "scheduler.log"), *(Path(folder, f"worker_{rank}.log") for rank in machine.ranks)]
     check_inside(folder, *logs, *map(heartbeat_of, logs))
     return Path(folder)
+
+
+def ranks_text(machine: Machine) -> str:
+    """Return which ranks this machine runs, for people."""
+    if machine.nnodes == 1:
+        return str(machine.nproc)
+    first, last = machine.ranks[0], machine.ranks[-1]
+    own = str(first) if first == last else f"{first} to {last}"
+    return f"{own} of {machine.world_size}, scheduler at {machine.address}:{machine.port}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -308,9 +380,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
         if not (args.module or os.path.isfile(script[0])):
             parser.error(f"argument script.py: '{name}' is not a file")
-        logs = log_folder(args.log_dir, args.nproc)
-        print_line(f"{'ranks':16} {args.nproc}, logs in {logs}")
-        return launch([*script, *program_flags], args.nproc, logs, args.grace)
+        machine = machine_of(args)
+        logs = log_folder(args.log_dir, machine)
+        print_line(f"{'ranks':16} {ranks_text(machine)}, logs in {logs}")
+        return launch([*script, *program_flags], machine, logs, args.grace)
     except Failure as failure:
         print_error(str(failure))
         return failure.code

@@ -73,22 +73,59 @@ class Member(NamedTuple):
         return f"{self.name} {end}; its log is {self.log}"
 
 
-def free_port() -> socket.socket:
-    """Return a socket that reserves a free port for the scheduler.
+class Machine(NamedTuple):
+    """Which ranks of a job this machine runs, and where the scheduler is: on machine 0."""
+
+    nproc: int
+    """The number of ranks on each machine."""
+    nnodes: int = 1
+    """The number of machines."""
+    node_rank: int = 0
+    """The number of this machine."""
+    address: str = HOST
+    """The address of machine 0."""
+    port: int = 0
+    """The scheduler's port; 0 for a free one, on a single machine."""
+
+    @property
+    def has_scheduler(self) -> bool:
+        """bool, whether the scheduler runs on this machine."""
+        return self.node_rank == 0
+
+    @property
+    def world_size(self) -> int:
+        """int, the number of ranks on all machines."""
+        return self.nproc * self.nnodes
+
+    @property
+    def ranks(self) -> range:
+        """range, the ranks on this machine."""
+        return range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc)
+
+
+def reserve_port(address: str = HOST, port: int = 0) -> socket.socket:
+    """Return a socket that reserves the scheduler's port, or a free one, on an address of this machine.
 
     It does not listen, and allows address reuse: the scheduler, which sets the same option, can bind the port, but the
     system does not give it to another process. On systems where this does not work another process may get the port.
     """
-    port = socket.socket()
-    port.bind((HOST, 0))
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return port
+    reserved = socket.socket()
+    try:
+        if port:  # connections of an earlier job may still be closing
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((address, port))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except BaseException:
+        reserved.close()
+        raise
+    return reserved
 
 
-def cluster(nproc: int, port: int) -> dict[str, str]:
+def cluster(machine: Machine) -> dict[str, str]:
     """Return the environment variables common to all processes of a cluster."""
-    address = {"MS_SCHED_HOST": HOST, "MS_SCHED_PORT": str(port)}
-    return {**DEFAULTS, **os.environ, **address, "MS_WORKER_NUM": str(nproc), "RANK_SIZE": str(nproc)}
+    address = {"MS_SCHED_HOST": machine.address, "MS_SCHED_PORT": str(machine.port)}
+    sizes = dict.fromkeys(("MS_WORKER_NUM", "RANK_SIZE"), str(machine.world_size))
+    return {**DEFAULTS, **os.environ, **address, **sizes}
 
 
 def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
@@ -96,11 +133,10 @@ def scheduler_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
 
 
-def worker_of(environment: Mapping[str, str], rank: int, log: Path) -> dict[str, str]:
-    """Return the environment of a rank."""
-    names = ("MS_NODE_ID", "RANK_ID", "DEVICE_ID")
-    variables = {**dict.fromkeys(names, str(rank)), VARIABLE: str(heartbeat_of(log).absolute())}
-    return {**environment, "MS_ROLE": "MS_WORKER", **variables}
+def worker_of(environment: Mapping[str, str], rank: int, device: int, log: Path) -> dict[str, str]:
+    """Return the environment of a rank, which uses a device of its machine."""
+    numbers = {"MS_NODE_ID": str(rank), "RANK_ID": str(rank), "DEVICE_ID": str(device)}
+    return {**environment, "MS_ROLE": "MS_WORKER", **numbers, VARIABLE: str(heartbeat_of(log).absolute())}
 
 
 def heartbeat_of(log: Path) -> Path:

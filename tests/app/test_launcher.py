@@ -17,8 +17,9 @@ import pytest
 
 from helpers import gone
 from ms_accum import launch as launcher
+from ms_accum.app.launcher import log_folder
 from ms_accum.app.process import DISK, Failure
-from ms_accum.app.processes import HOST, cluster, failure_reason, free_port
+from ms_accum.app.processes import HOST, Machine, cluster, failure_reason, reserve_port
 from ms_accum.ranks.heartbeat import read
 from ms_accum.ranks.lifetime import end_with
 
@@ -32,6 +33,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SIGNAL_MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
+SECOND = ("--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1")  # of two machines
 BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
 # Each rank notes which signals it gets, and ends a second after the first.
 NOTES = """
@@ -120,7 +122,7 @@ def test_module_runs_with_one_rank(tmp_path):
 
 
 def test_reserved_port_is_free_only_with_address_reuse():
-    with free_port() as keeper, free_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
+    with reserve_port() as keeper, reserve_port() as another, socket.socket() as scheduler, socket.socket() as stranger:
         address = keeper.getsockname()
         assert another.getsockname() != address
         with pytest.raises(OSError, match="in use"):
@@ -137,7 +139,7 @@ def test_retry_interval_is_one_second_unless_set_by_user(monkeypatch, user_setti
         monkeypatch.delenv(f"MS_RETRY_INTERVAL_{name}", raising=False)
     for name, value in user_settings.items():
         monkeypatch.setenv(name, value)
-    environment = cluster(2, 8118)
+    environment = cluster(Machine(2, port=8118))
     assert (environment["MS_RETRY_INTERVAL_LOWER"], environment["MS_RETRY_INTERVAL_UPPER"]) == (lower, "1")
 
 
@@ -588,6 +590,87 @@ def test_wrong_flags_are_one_line_error(tmp_path, flags, message):
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+# Several machines; tests/ranks/test_machines.py runs two.
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--node_rank=0"], "argument --node_rank: needs --nnodes, the number of machines"),
+        (["--master_addr=10.0.0.1"], "argument --master_addr: needs --nnodes, the number of machines"),
+        (["--master_port=9000"], "argument --master_port: needs --nnodes, the number of machines"),
+        (["--nnodes=2", "--node_rank=0"], "argument --master_addr: must be given with --nnodes=2"),
+        (["--nnodes=2", "--master_addr=127.0.0.1"], "argument --node_rank: must be given with --nnodes=2"),
+        ([*SECOND, "--node_rank=2"], "argument --node_rank: must be < 2, the number of machines, but got 2"),
+        ([*SECOND, "--master_port=65536"], "argument --master_port: must be <= 65535, but got 65536"),
+        ([*SECOND, "--master_addr=a..b"], "argument --master_addr: 'a..b' has no address: "),
+        (
+            ["--nnodes=2", "--node_rank=0", "--master_addr=192.0.2.1"],
+            "argument --master_addr: port 8118 of 192.0.2.1 can't be used on this machine, number 0 of 2: ",
+        ),
+    ],
+)
+def test_wrong_flags_for_several_machines_are_one_line_error(capfd, tmp_path, flags, message):
+    (tmp_path / "program.py").touch()
+    assert launcher.main([*flags, "program.py"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith(f"error: {message}") and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+def test_used_port_is_an_error_before_ranks_start(capfd, tmp_path):
+    (tmp_path / "program.py").touch()
+    with socket.create_server((HOST, 0)) as other_job:
+        port = other_job.getsockname()[1]
+        flags = ["--nnodes=2", "--node_rank=0", f"--master_addr={HOST}", f"--master_port={port}"]
+        assert launcher.main([*flags, "program.py"]) == 2
+    assert f"port {port} of {HOST} can't be used on this machine" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_each_machine_starts_its_ranks_and_the_first_one_the_scheduler(tmp_path, node):
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
+    source = "json.dump(dict(os.environ), open(f'got{rank}', 'w'))\nprint('I am', rank)"
+    flags = ("--nnodes=2", f"--node_rank={node}", "--master_addr=localhost", f"--master_port={port}")
+    code, out, err = launch(tmp_path, source, *flags)
+    own = f"{2 * node} to {2 * node + 1}"
+    shown = [f"ranks            {own} of 4, scheduler at {HOST}:{port}, logs in log", *["[0] I am 0"] * (node == 0)]
+    assert (code, out, err) == (0, shown, [])
+    for device in range(2):
+        rank = 2 * node + device
+        environment = json.loads((tmp_path / f"got{rank}").read_text())
+        expected = {"MS_WORKER_NUM": "4", "RANK_SIZE": "4", "MS_SCHED_HOST": HOST, "MS_SCHED_PORT": str(port)}
+        expected |= {"MS_ROLE": "MS_WORKER", "RANK_ID": str(rank), "MS_NODE_ID": str(rank), "DEVICE_ID": str(device)}
+        assert {name: environment[name] for name in expected} == expected
+        assert (tmp_path / "log" / f"worker_{rank}.log").read_text() == f"I am {rank}\n"
+    assert (tmp_path / "log" / "scheduler.log").exists() == (node == 0)
+
+
+@pytest.mark.host
+def test_machines_share_a_log_folder(tmp_path):
+    """Logs of the other machine's ranks stay, and a link in the place of one of this machine is not followed."""
+    for rank in (0, 3, 4):
+        (tmp_path / f"worker_{rank}.log").touch()
+    second = Machine(2, nnodes=2, node_rank=1)
+    log_folder(str(tmp_path), second)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["worker_0.log", "worker_3.log"]
+    (tmp_path / "worker_2.log").symlink_to("/nowhere")
+    with pytest.raises(OSError, match="it leads to"):
+        log_folder(str(tmp_path), second)
+
+
+def test_failure_on_second_machine_points_to_the_others(tmp_path):
+    code, _, err = launch(tmp_path, "sys.exit('RuntimeError: waited')", *SECOND, nproc=1)
+    error = "error: rank 1 ended with exit code 1: RuntimeError: waited; its log is log/worker_1.log"
+    assert (code, err) == (1, [error, "error: the reason may be on another machine: see the launcher's output there"])
+
+
+def test_killed_rank_on_second_machine_is_its_own_reason(tmp_path):
+    code, _, err = launch(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", *SECOND, nproc=1)
+    assert (code, err) == (137, ["error: rank 1 was killed by SIGKILL; its log is log/worker_1.log"])
 
 
 def test_unusable_log_folder_is_one_line_error(tmp_path):

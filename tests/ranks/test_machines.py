@@ -1,0 +1,161 @@
+"""A job on two machines trains to the same bytes as on one, and ends on one if the other one is gone.
+
+The machines are network namespaces: own addresses and ports, one kernel and one file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts import two_hosts, why_no_hosts
+from ms_accum.saving.training_state import open_state
+from programs import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.several]
+JOB = ROOT / "tests" / "ranks_machines.py"
+PROMISED_SECONDS = 60  # docs/how-to/processes.md
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two machines, on which nothing runs after the tests."""
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    with two_hosts() as both:
+        yield both
+
+
+def environment():
+    """With this interpreter for msrun, which runs the `python` on PATH, and short intervals between attempts."""
+    retries = dict.fromkeys(("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER"), "1")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, **retries, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+
+def by_msrun(hosts, number):
+    sizes = ("--worker_num=2", "--local_worker_num=1", "--join=True")
+    return ["msrun", *sizes, f"--master_addr={hosts[0].address}", f"--node_rank={number}"]
+
+
+def by_launcher(hosts, number):
+    sizes = ("--nproc=1", "--nnodes=2")
+    launch = [sys.executable, "-u", "-m", "ms_accum.launch"]
+    return [*launch, *sizes, f"--master_addr={hosts[0].address}", f"--node_rank={number}"]
+
+
+@pytest.fixture
+def start(hosts, tmp_path):
+    """Start a launcher on each host, in one shared folder, and return their processes."""
+    jobs = []
+
+    def start(launch, *program):
+        pair = []
+        for number, host in enumerate(hosts):
+            command = [*launch(hosts, number), f"--log_dir=log{number}", *program]
+            with open(tmp_path / f"out{number}", "w", encoding="utf-8") as out:
+                pair.append(host.start(*command, cwd=tmp_path, env=environment(), stdout=out, stderr=subprocess.STDOUT))
+        jobs.extend(pair)
+        return pair
+
+    yield start
+    for host in hosts:
+        host.kill()
+        host.plug()
+    for job in jobs:
+        job.wait()
+
+
+def output(folder, number):
+    return (folder / f"out{number}").read_text(encoding="utf-8")
+
+
+def errors(folder, number):
+    """Return the error lines of a launcher, without those of rank 0, which it shows."""
+    return [line for line in output(folder, number).splitlines() if line.startswith("error: ")]
+
+
+def wait_for_line(jobs, folder, text):
+    deadline = time.monotonic() + 120
+    while text not in output(folder, 0):
+        assert all(job.poll() is None for job in jobs) and time.monotonic() < deadline, output(folder, 0)
+        time.sleep(0.1)
+
+
+def seconds_to_end(job):
+    began = time.monotonic()
+    job.wait(timeout=2 * PROMISED_SECONDS)
+    return time.monotonic() - began
+
+
+def results(folder):
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+def run_on_one_host(folder):
+    command = [sys.executable, "-m", "ms_accum.launch", "--nproc=2", "--log_dir=logs", str(JOB), "."]
+    options = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **options, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_two_machines_train_to_the_same_bytes_as_one(start, once, tmp_path):
+    """With the driver, an `Accumulator`, and ZeRO-1 stopped and resumed. Other data on one rank are noticed."""
+    jobs = start(by_msrun, str(JOB), ".", "other-data")
+    assert [job.wait(timeout=300) for job in jobs] == [0, 0], output(tmp_path, 0)[-2000:]
+    seen, expected = results(tmp_path), results(once("one-machine", run_on_one_host))
+    assert [rank["rank"] for rank in seen] == [[0, 2], [1, 2]]
+    others = [rank.pop("other data") for rank in seen]
+    assert seen == expected
+    for rank, other in zip(seen, others):
+        assert rank["resumed"]["updates"] == [2, 6]
+        assert rank["resumed"]["digests"][0] == rank["resumed"]["digests"][1]
+        assert other != rank["driver"]
+    assert seen[0]["driver"] == seen[1]["driver"] and seen[0]["accumulator"] == seen[1]["accumulator"]
+
+
+TRAIN = (str(ROOT / "train.py"), "--model=mlp", "--epochs=100000", "--batch_size=32", "--output_dir=out")
+
+
+def check_end_of(job, rank, folder):
+    """Check that the launcher that is left ends in time, and says why in lines of its own."""
+    assert seconds_to_end(job) < PROMISED_SECONDS and job.returncode == 1
+    first, second = errors(folder, rank)
+    if first.startswith("error: the scheduler ended"):  # it may notice before the rank
+        assert "worker 1 is the first one timed out" in first
+    else:
+        assert first.startswith(f"error: rank {rank} ended with exit code 1") and "AllReduce" in output(folder, rank)
+        assert second == "error: the reason may be on another machine: see the launcher's output there"
+
+
+def test_launchers_stop_together_resume_and_end_without_each_other(hosts, start, tmp_path):
+    """A signal to one machine stops both at the end of the window, with one state. Later it is unreachable."""
+    jobs = start(by_launcher, *TRAIN)
+    wait_for_line(jobs, tmp_path, "[0] epoch: 1")
+    jobs[1].send_signal(signal.SIGTERM)
+    assert [job.wait(timeout=60) for job in jobs] == [143, 143], output(tmp_path, 0)
+    assert errors(tmp_path, 0)[-1] == "error: terminated" == errors(tmp_path, 1)[-1]
+    (state,) = (tmp_path / "out" / "states").glob("*.safetensors")
+    updates = open_state(str(state))[1]["updates"]
+    jobs = start(by_launcher, *TRAIN, "--resume")
+    wait_for_line(jobs, tmp_path, "[0] epoch: ")
+    assert f": {updates} updates" in output(tmp_path, 0)
+    hosts[1].unplug()
+    check_end_of(jobs[0], 0, tmp_path)
+
+
+def test_job_ends_if_the_machine_of_the_scheduler_is_killed(hosts, start, tmp_path):
+    jobs = start(by_launcher, *TRAIN, "--save_every=1")
+    wait_for_line(jobs, tmp_path, "[0] epoch: 2")
+    hosts[0].kill()
+    check_end_of(jobs[1], 1, tmp_path)
+    newest = max((tmp_path / "out" / "states").glob("*.safetensors"))
+    assert open_state(str(newest))[1]["updates"] >= 1
