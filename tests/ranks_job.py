@@ -24,7 +24,7 @@ import ranks_numerics
 from ms_accum import own_group
 
 if __name__ == "__main__":
-    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_context(mode=ms.PYNATIVE_MODE)  # MindSpore's default, in which ours are compiled
     group = own_group()
     rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
     rooms |= {"coupled": ranks_coupled, "numerics": ranks_numerics, "agreement": ranks_agreement}

@@ -12,8 +12,8 @@ from mindspore import nn
 
 from .. import _check
 
-# The part of MindSpore that reads Python and infers types is in the call stack of the errors it raises. Errors of kernels
-# that run, such as a sum over ranks of which one is lost, have others.
+# In the call stack of errors that MindSpore's compiler raises. Those of kernels that run have other files, such as the
+# error of a sum over ranks of which one is lost.
 _COMPILER = re.compile(r"ccsrc/(frontend|pipeline)/")
 _LINE = re.compile(r"In file (\S+?):(\d+)")
 _OURS = os.path.dirname(os.path.dirname(__file__))
