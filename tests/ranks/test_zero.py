@@ -146,4 +146,3 @@ def test_make_must_be_a_function():
 
 def test_elementwise_list_has_no_layerwise_optimizers():
     assert not {nn.Lamb, nn.LARS, nn.AdaFactor} & set(ELEMENTWISE)
-    assert ms.get_context("mode") == ms.GRAPH_MODE
