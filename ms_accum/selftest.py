@@ -10,7 +10,7 @@ from .app.process import begin, run
 def flags() -> Parser:
     """Return the flags."""
     parser = Parser(
-        "Check on this device what ms_accum promises, in about a minute.", prog="python -m ms_accum.selftest"
+        "Check on this device what ms_accum promises, in about two minutes.", prog="python -m ms_accum.selftest"
     )
     add = parser.add_argument
     add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
