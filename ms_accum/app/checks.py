@@ -650,7 +650,9 @@ def check_optimizers(makers: Mapping[str, Callable] = OPTIMIZERS) -> Measured:
     tried = {name: _try_optimizer(make) for name, make in makers.items()}
     details = {name: text for name, (_, text) in tried.items()}
     run = sum(text == "ok" for text in details.values())
-    return Measured(max(error for error, _ in tried.values()), _MOMENTS, f"{run} of {len(tried)} run", details)
+    wrong = [name for name, (error, _) in tried.items() if error > _MOMENTS]
+    note = f"{run} of {len(tried)} run" + (f", not right: {', '.join(wrong)}" if wrong else "")
+    return Measured(max(error for error, _ in tried.values()), _MOMENTS, note, details)
 
 
 def _in_place(name: str, x: Parameter, *arguments: Any) -> Any:

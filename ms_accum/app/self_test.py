@@ -115,7 +115,7 @@ def worst(row: Row, group: Group | None) -> Row:
     order = (FAILED, NOT_RUN, MEASURED, PASSED)
     rank = min(range(group.size), key=lambda rank: (order.index(results[rank][0]), -(results[rank][1] or 0.0)))
     status, error, note, _ = results[rank]
-    note = f"rank {rank}: {note}" if rank and note else note
+    note = ": ".join(filter(None, [f"rank {rank}", note])) if rank and status != PASSED else note
     seconds = max(result[3] for result in results)
     return row._replace(status=status, error=error, note=note, seconds=seconds)
 

@@ -264,7 +264,8 @@ def test_optimizer_that_is_rejected_or_fails_is_named(monkeypatch):
     assert result.details["nn.Lamb"].startswith("rejected: 'optimizer' must be one that MindSpore runs on CPU")
     monkeypatch.setattr(checks, "_updated", broken)
     result = checks.check_optimizers({"nn.SGD": makers["nn.SGD"]})
-    assert not result.passed and result.details["nn.SGD"] == "it is broken"
+    assert not result.passed and result.note == "0 of 1 run, not right: nn.SGD"
+    assert result.details["nn.SGD"] == "it is broken"
 
 
 # The report and the program
@@ -373,5 +374,6 @@ def test_only_rank_0_prints_and_faults_of_ranks_turn_red(fault, tmp_path):
     }[fault]
     assert red == expected, done.stdout
     assert (done.returncode == OK) == (not expected)
+    assert fault != "on rank 1" or rows["clip_norm"]["note"] == "rank 1"
     assert "ranks: NaN on one rank" in done.stdout and "processes        2" in done.stdout
-    assert "ranks: NaN on one rank" not in log and "tolerance" not in log
+    assert f"{'check':36}" not in log and "```" not in log
