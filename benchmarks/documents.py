@@ -22,6 +22,7 @@ PROGRAMS = {
     "launch": ("-m", "ms_accum.launch"),
     "inspect": ("-m", "ms_accum.inspect"),
     "plot": ("-m", "ms_accum.plot"),
+    "selftest": ("-m", "ms_accum.selftest"),
 }
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -36,9 +36,10 @@ FLOORS = (
     (TOP,),
     (APP,),
 )
-COMMANDS = ("launch", "inspect", "plot")  # beside the library, for `python -m ms_accum.launch`
+COMMANDS = ("launch", "inspect", "plot", "selftest")  # beside the library, for `python -m ms_accum.launch`
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 EVERYWHERE = "_check"  # may be imported by all, and imports none
+VERSION = "ms_accum.__version__"  # of the package itself, which imports nothing by that
 OUTSIDE = ("model_zoo", "train", "eval", "examples", "benchmarks", "tests")
 
 BASES = {
@@ -93,7 +94,7 @@ def wrong_imports(source, room, module=""):
         package, _, target = name.partition(".")
         if package in OUTSIDE:
             wrong.append(f"{name} is not a part of the package")
-        if package != "ms_accum" or (target.split(".")[0] == EVERYWHERE and module != EVERYWHERE):
+        if package != "ms_accum" or name == VERSION or (target.split(".")[0] == EVERYWHERE and module != EVERYWHERE):
             continue
         other = room_of(name)
         if not (ROOT / f"{name.replace('.', '/')}.py").is_file():
@@ -203,7 +204,9 @@ def arrows():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = imported(tree, package_of(room, path.stem))
         made |= {
-            (room, room_of(name)) for name in names if name.startswith("ms_accum.") and name != f"ms_accum.{EVERYWHERE}"
+            (room, room_of(name))
+            for name in names
+            if name.startswith("ms_accum.") and name not in (f"ms_accum.{EVERYWHERE}", VERSION)
         }
     return {(room, other) for room, other in made if other != room}
 

@@ -17,7 +17,7 @@ except ImportError:  # before Python 3.11; pytest brings it
     import tomli as tomllib
 
 import ms_accum
-from ms_accum import launch
+from ms_accum import launch, selftest
 from ms_accum.app import launcher, process
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,10 +99,11 @@ def test_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
     assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
     assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
-    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, "ms-accum-launch"}
+    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, "ms-accum-launch", "ms-accum-selftest"}
     for place in PROJECT["scripts"].values():
         module, _, function = place.partition(":")
-        assert callable(getattr({"ms_accum.app.process": process, "ms_accum.launch": launch}[module], function))
+        modules = {"ms_accum.app.process": process, "ms_accum.launch": launch, "ms_accum.selftest": selftest}
+        assert callable(getattr(modules[module], function))
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)

@@ -168,6 +168,16 @@ def test_wrong_flags_fail_before_mindspore_is_imported(installed):
     assert printed.startswith("error: unrecognized arguments: --epoch_s=1") and printed.count("\n") == 1
 
 
+FEW_CHECKS = "from ms_accum import selftest; from ms_accum.app import checks; checks.CHECKS = checks.CHECKS[:1]; "
+
+
+def test_self_test_runs_from_installed_package(installed):
+    programs, home = installed
+    printed = run(programs / "ms-accum-selftest", "--help", cwd=home)
+    assert "--device_target" in printed and "--json" in printed
+    assert "1 checks in " in run(programs / "python", "-c", FEW_CHECKS + "exit(selftest.main())", cwd=home)
+
+
 PROGRAM = """
 from pathlib import Path
 
