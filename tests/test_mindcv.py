@@ -1,4 +1,4 @@
-"""MindCV's optimizers and schedulers train as with one large batch.
+"""MindCV's optimizers and schedulers train as with one large batch, and the code of docs/migration.md runs with them.
 
 MindCV is installed into an environment of its own, which sees the packages of this one behind its own.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sysconfig
 import venv
@@ -100,3 +101,35 @@ def test_optimizer_unsupported_on_cpu_is_rejected(lines):
     (refused,) = [line["refused"] for line in lines[0] if "refused" in line]
     assert refused.startswith("For 'GradientAccumulation', 'optimizer' must be one that MindSpore runs on CPU")
     assert "but got Lamb. Use nn.AdamWeightDecay" in refused
+
+
+# docs/migration.md
+
+
+def program_of_page():
+    """Return the page's data and its code for MindCV, as one program, and what the page says that it prints."""
+    page = (HERE.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+    data = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ((ours, printed),) = re.findall(r"^```py-mindcv\n(.*?)^```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return data[1] + ours, printed
+
+
+def last_line(python, folder, source):
+    (folder / "page.py").write_text(source, encoding="utf-8")
+    done = run(python, folder / "page.py", env={**os.environ, "PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_code_of_migration_page_runs(python, tmp_path):
+    source, printed = program_of_page()
+    assert last_line(python, tmp_path, source) == printed.strip() == "9 updates, 9 rates"
+
+
+def test_schedule_counted_in_micro_batches_is_detected(python, tmp_path):
+    """As MindCV's own script counts."""
+    source, printed = program_of_page()
+    micro_batches = "train.get_dataset_size()"
+    wrong = source.replace(f"updates_per_epoch({micro_batches}, 4)", micro_batches)
+    assert wrong != source
+    assert last_line(python, tmp_path, wrong) == "9 updates, 30 rates" != printed.strip()
