@@ -232,9 +232,10 @@ class Plain:
         return values(self.optimizer.parameters)
 
     def update(self, gradients):
+        mode = ms.get_context("mode")
         ms.set_context(mode=self.mode)
         self.optimizer(tuple(gradients))
-        ms.set_context(mode=ms.GRAPH_MODE)
+        ms.set_context(mode=mode)
 
 
 class Trial(Plain):

@@ -285,7 +285,7 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
 
 def _empty(kind: type[_Cell], collaborators: Collaborators) -> _Cell:
     """Return a Cell without a window. Its own constructor would make a window from the user's arguments."""
-    cell: _Cell = nn.Cell.__new__(kind)
+    cell: _Cell = kind.__new__(kind)
     Compiled.__init__(cell, collaborators.owner, collaborators.compiles)
     return cell
 
