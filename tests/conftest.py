@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 # Before MindSpore is imported. On CPU the wheel's oneDNN takes a reference kernel for convolutions where
@@ -79,6 +80,16 @@ def mode(request):
     return getattr(request, "param", "default")
 
 
+@contextmanager
+def running_in(mode):
+    """Run networks in this way inside the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        if mode == "eager":
+            patch.setenv("MS_JIT", "0")
+        ms.set_context(mode=ms.PYNATIVE_MODE if mode in ("default", "eager") else mode)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch, mode):
     """Start each test in its mode, from one seed, in a folder of its own.
@@ -89,10 +100,9 @@ def clean(tmp_path, monkeypatch, mode):
     """
     graph_api._pynative_executor.clear_res()
     monkeypatch.chdir(tmp_path)
-    if mode == "eager":
-        monkeypatch.setenv("MS_JIT", "0")
-    ms.set_context(mode=ms.PYNATIVE_MODE if mode in ("default", "eager") else mode)
-    ms.set_seed(1)
+    with running_in(mode):
+        ms.set_seed(1)
+        yield
 
 
 @pytest.fixture

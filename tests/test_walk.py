@@ -8,9 +8,9 @@ from walk import THIRD_END, WAYS, walk
 
 # What is allowed at most. `python tests/walk.py --list` shows what it is, and where.
 BOUNDS = {
-    "driver": {"stops": 44, "files": 16, "rooms": 34, "classes": 21},
-    "accumulator": {"stops": 20, "files": 6, "rooms": 13, "classes": 6},
-    "step": {"stops": 21, "files": 8, "rooms": 14, "classes": 9},
+    "driver": {"stops": 47, "files": 17, "rooms": 37, "classes": 21},
+    "accumulator": {"stops": 21, "files": 6, "rooms": 14, "classes": 6},
+    "step": {"stops": 22, "files": 9, "rooms": 15, "classes": 9},
 }
 
 pytestmark = pytest.mark.host

@@ -129,20 +129,20 @@ def data():
 
 def walk_driver(network, loss_fn, optimizer, walk):
     """Watch the driver from one micro-batch to the next."""
-    model = GradientAccumulation(network, loss_fn, optimizer)
+    model = GradientAccumulation(network, loss_fn, optimizer, compile=False)
     model.train_process(1, Watched(data(), walk), WINDOW, report=(), ckpt_path=None)
 
 
 def walk_accumulator(network, loss_fn, optimizer, walk):
     """Watch one call of the Accumulator."""
-    accumulator = Accumulator(optimizer, WINDOW, reduction="mean")
+    accumulator = Accumulator(optimizer, WINDOW, reduction="mean", compile=False)
     grad_fn = ms.value_and_grad(lambda x, y: loss_fn(network(x), y), None, optimizer.parameters)
     watch_call(walk, lambda x, y: (grad_fn(x, y)[1], x.shape[0]), accumulator)
 
 
 def walk_step(network, loss_fn, optimizer, walk):
     """Watch one call of the AccumulatedTrainStep."""
-    step = AccumulatedTrainStep((network, loss_fn), optimizer, WINDOW)
+    step = AccumulatedTrainStep((network, loss_fn), optimizer, WINDOW, compile=False)
     watch_call(walk, lambda x, y: (x, y), step.set_train())
 
 

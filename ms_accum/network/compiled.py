@@ -88,7 +88,7 @@ def check_compile(owner: str, compile: bool) -> bool:
 def raise_if_not_compiled(owner: str, error: Exception) -> None:
     """Raise a one-line error if MindSpore could not compile a network; not for what an operator, or ours, rejects."""
     text = str(error)
-    if not _COMPILER.search(text) or text.lstrip().startswith("For '"):
+    if not _COMPILER.search(text) or text.lstrip("' \n").startswith("For '"):
         return
     lines = [f"{path}:{line}" for path, line in _LINE.findall(text) if not path.startswith((_OURS, _MINDSPORE))]
     where = f" ({lines[-1]})" if lines else ""

@@ -99,7 +99,9 @@ def test_without_conversion_to_dense_training_fails(monkeypatch):
 
 @pytest.mark.host
 def test_sparse_gradients_outside_graphs_are_rejected():
-    with pytest.raises(ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use graph mode, or nn.Emb"):
+    with pytest.raises(
+        ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use compile=True, a jit step, or nn.Emb"
+    ):
         trained(nn.EmbeddingLookup, True, 3)
 
 

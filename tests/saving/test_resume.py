@@ -21,6 +21,7 @@ from mindspore.train import Callback
 from safetensors.numpy import save_file
 
 from cifar_files import write_cifar10
+from conftest import running_in
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, NoiseScale, Stopped, evaluate
@@ -44,15 +45,15 @@ pytestmark = pytest.mark.host
 @pytest.fixture(scope="module")
 def uninterrupted(mode):
     """The result of a run with windows of 3."""
-    ms.set_context(mode=mode)
-    return Run().train(numbers(), 3).left
+    with running_in(mode):
+        return Run().train(numbers(), 3).left
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize(
     ("stop", "reduction", "tail"), [(7, "mean", "flush"), pytest.param(8, "sum", "carry", marks=pytest.mark.slow)]
 )
-def test_stopping_in_graph_mode_changes_no_byte(tmp_path, stop, reduction, tail):
+def test_stopping_compiled_changes_no_byte(tmp_path, stop, reduction, tail):
     def make():
         return Run(reduction=reduction, tail=tail)
 
@@ -365,8 +366,7 @@ def test_random_layers_warn(tmp_path):
 def stopped(tmp_path_factory, mode):
     """The state of a run that was stopped inside a window."""
     folder = tmp_path_factory.mktemp("stopped")
-    ms.set_context(mode=mode)
-    with pytest.raises(Stopped, match="state-00000001"):
+    with running_in(mode), pytest.raises(Stopped, match="state-00000001"):
         Run().train(numbers(), 3, states=Checkpointer(folder, stop=stop_after(2)))
     return folder / "state-00000001.safetensors"
 

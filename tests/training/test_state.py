@@ -221,9 +221,9 @@ def test_invalid_scheduler_is_rejected(make):
         GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=make(optimizer))
 
 
+@pytest.mark.graph
 def test_optimizer_that_ignores_schedulers_is_rejected():
     network = nn.Dense(6, 3)
     optimizer = mint.optim.SGD(network.trainable_params(), 0.5)
-    ms.set_context(mode=ms.GRAPH_MODE)
     with pytest.raises(TypeError, match="mint.optim.SGD, which ignores it. Use mindspore.exp"):
         GradientAccumulation(network, nn.MSELoss(), optimizer, scheduler=schedules.StepLR(optimizer, 1))
