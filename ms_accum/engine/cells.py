@@ -230,7 +230,7 @@ class TrainClear(Compiled):
           without another tensor of zeros. Default: ``False``.
 
     Outputs:
-        bool, True.
+        Tensor of bool, True.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -262,8 +262,8 @@ class TrainClear(Compiled):
         self.skips = skips
 
     def construct(self, finite: bool = False) -> Any:
-        clear_sums(self.grad_sum, self.weight_sum, self.skips, finite=finite)
-        return True
+        cleared = clear_sums(self.grad_sum, self.weight_sum, self.skips, finite=finite)
+        return ops.depend(Tensor(True), cleared)
 
 
 def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainForwardBackward, TrainOptim, TrainClear]:

@@ -236,8 +236,7 @@ class GraphWindow:
         return counted[0] > 0, updated
 
     def _clear(self) -> None:
-        self.sums.clear()
-        ops.assign(self.micro_batches, Tensor(0, ms.int32))
+        ops.assign(self.micro_batches, ops.depend(Tensor(0, ms.int32), self.sums.clear()))
 
     def end_either(self, scalars: Any) -> Any:
         """End the window, with scalars or without; return whether the parameters were updated."""

@@ -80,9 +80,9 @@ class Window:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
         return self.boundary(gradients, None, figures, weight, notes)
 
-    def clear(self) -> None:
-        """Set the sums to zero."""
-        clear_sums(self.grad_sum, self.weight_sum, self.skips)
+    def clear(self) -> Any:
+        """Set the sums to zero, and return them, so that something can depend on it."""
+        return clear_sums(self.grad_sum, self.weight_sum, self.skips)
 
     def zeros(self) -> Any:
         """Return zeros like the gradients of a micro-batch."""
@@ -99,16 +99,19 @@ class Window:
         return sums
 
 
-def clear_sums(grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False) -> None:
-    """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros."""
-    if finite:
-        tree.clear_finite(grad_sum)
-    else:
-        tree.clear(grad_sum)
+def clear_sums(grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False) -> Any:
+    """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros.
+
+    Returns:
+        tuple[Tensor], the sums. Let something depend on it: otherwise MindSpore left out the assignments in a graph
+        that had run before the accumulators were used.
+    """
+    cleared = tree.clear_finite(grad_sum) if finite else tree.clear(grad_sum)
     if skips is not None:
         skips.clear()
     if weight_sum:
         ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
+    return cleared
 
 
 def new_window(

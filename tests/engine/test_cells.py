@@ -422,3 +422,25 @@ def test_dropout_in_the_driver():
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
     model.train_process(1, [ONES] * CALLS, 2, report=(), ckpt_path=None)
     assert gradient_miss([-network.w.asnumpy()], [sum(separate_masks(CALLS))]) <= 1
+
+
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])
+def test_clear_works_after_a_clear_of_unused_accumulators(mode):
+    """MindSpore left out the assignments of such a graph, of which no result was used."""
+    ms.set_context(mode=mode)
+    grad_sum = tuple(ms.Parameter(Tensor(np.zeros(size), ms.float32), name=f"sum.{size}") for size in (3, 4))
+    weight_sum = state("weight_sum", 0.0, ms.float32)
+    clear = TrainClear(grad_sum, weight_sum=weight_sum)
+    for _ in range(2):
+        clear()
+        assert [float(abs(total.asnumpy()).max()) for total in (*grad_sum, weight_sum)] == [0.0, 0.0, 0.0]
+        AddOnes((*grad_sum, weight_sum))()
+
+
+class AddOnes(nn.Cell):
+    def __init__(self, totals):
+        super().__init__(auto_prefix=False)
+        self.totals = totals
+
+    def construct(self):
+        return [ops.assign_add(total, ops.ones_like(total)) for total in self.totals][0]
