@@ -53,8 +53,7 @@ _SEARCH_SETTINGS = (
 
 
 def choose_device(target: str) -> str:
-    """Set MindSpore to graph mode on the device, and return the device; "auto" uses MindSpore's default."""
-    ms.set_context(mode=ms.GRAPH_MODE)
+    """Set MindSpore's device, and return it; "auto" uses MindSpore's default."""
     default = ms.get_context("device_target")
     if target not in ("auto", default):
         try:

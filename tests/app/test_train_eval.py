@@ -178,7 +178,6 @@ def test_unavailable_device_exits_with_usage_code(program, device, tmp_path):
 
 def test_auto_is_the_default_device_of_mindspore():
     assert choose_device("auto") == ms.get_context("device_target")
-    assert ms.get_context("mode") == ms.GRAPH_MODE
 
 
 def test_empty_data_path_of_eval_exits_with_usage_code(capfd, tmp_path):
