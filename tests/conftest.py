@@ -57,7 +57,8 @@ def pytest_runtest_setup(item):
 # The ways in which networks run. "default": MindSpore's default mode, in which ours are compiled, as users run them.
 # "eager": the same mode, with nothing compiled (MS_JIT=0 is MindSpore's own switch), which is faster for small tests.
 MODES = {
-    "graph": ["default"],
+    "default": ["default"],
+    "graph": [ms.GRAPH_MODE],
     "host": ["eager"],
     "modes": ["eager", pytest.param("default", marks=pytest.mark.slow)],
     "both": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
@@ -66,8 +67,8 @@ MODES = {
 
 def pytest_generate_tests(metafunc):
     """Let a test run in the modes that its nearest mark names; without one in MindSpore's default mode, compiled."""
-    mark = next((mark.name for mark in metafunc.definition.iter_markers() if mark.name in MODES), "graph")
-    if mark != "graph":
+    mark = next((mark.name for mark in metafunc.definition.iter_markers() if mark.name in MODES), "default")
+    if mark != "default":
         metafunc.parametrize("mode", MODES[mark], indirect=True, scope="module", ids=lambda mode: MODE_NAMES[mode])
 
 
