@@ -94,6 +94,6 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     where = f" ({lines[-1]})" if lines else ""
     reason = _check.one_line(_check.first_words(text))
     raise RuntimeError(
-        f"For '{owner}', MindSpore can't compile the network{where}: {reason} "
+        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{where}: {reason} "
         "Use compile=False to run it in PyNative mode, without ms.set_context(mode=ms.GRAPH_MODE)."
     ) from error
