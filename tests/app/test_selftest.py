@@ -171,7 +171,7 @@ def test_fault_turns_check_red(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.graph
+@pytest.mark.default
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_in_graph_turns_check_red(name, monkeypatch):
     check_fault_turns_red(name, monkeypatch)
