@@ -11,12 +11,12 @@ from . import _check
 from .engine.collaborators import resolve
 from .engine.ema import Ema
 from .engine.ends import sizes_of
-from .engine.graph_window import GraphWindow, Outside
+from .engine.graph_window import GraphWindow
 from .engine.nonfinite import SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
-from .network.compiled import Compiled
+from .network.compiled import Compiled, check_compile
 from .network.optimizers import kind_of, may_have_sparse_rule
 from .network.runtime import tune
 from .network.state import unique_name
@@ -138,7 +138,7 @@ class Accumulator:
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
-            compile=compile,
+            compiles=check_compile(_OWNER, compile),
             in_graph=True,
         )
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
@@ -156,23 +156,18 @@ class Accumulator:
         """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
-        self.compiles = compile
-        """bool, whether calls outside of graphs are compiled."""
-        self.outside = Outside()
-        """Outside, distinguishes calls outside of graphs."""
-        self._add_in_graph = _Add(self, compile)
+        self._add_in_graph = _Add(self, collaborators.compiles)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         grads = tree.check_gradients("Accumulator", grads, self.window.parameters, dense_only=self.dense_only)
         weight = self._checked(weight)
-        if self.compiles and self.outside():
-            return self._add_compiled(grads, weight)
-        self.window.outside()
-        return self.add(grads, weight)
+        if self.window.outside() and self.window.compiles:
+            return self._add_in_graph(grads, weight)
+        return self._add(grads, weight)
 
-    def add(self, grads: Any, weight: Any) -> Any:
+    def _add(self, grads: Any, weight: Any) -> Any:
         """Add a micro-batch that has been checked; return whether the parameters were updated."""
         window = self.window
         if window.sums.skips is not None:
@@ -180,12 +175,6 @@ class Accumulator:
             filtered = window.sums.skips(grads, None, weight)
             grads, weight = filtered[0], None if weight is None else weight * filtered[1]
         return window.add(grads, weight)
-
-    def _add_compiled(self, grads: Any, weight: Any) -> Any:
-        """Run `add` as a graph of its own."""
-        if weight is not None and not isinstance(weight, Tensor):
-            weight = Tensor(weight, ms.float32)
-        return self._add_in_graph(weight, *grads)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -294,11 +283,16 @@ class Accumulator:
 
 
 class _Add(Compiled):
-    """Calls `Accumulator.add` from a plain loop. Its inputs are tensors: numbers and tuples would be constants."""
+    """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants."""
 
     def __init__(self, accumulator: Accumulator, compiles: bool):
         super().__init__(_OWNER, compiles)
         self.accumulator = accumulator
 
+    def __call__(self, grads: Any, weight: Any) -> Any:
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = Tensor(weight, ms.float32)
+        return super().__call__(weight, *grads)
+
     def construct(self, weight: Any, *grads: Any) -> Any:
-        return self.accumulator.add(grads, weight)
+        return self.accumulator._add(grads, weight)

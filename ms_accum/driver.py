@@ -119,8 +119,8 @@ class GradientAccumulation:
         _check.instance(_OWNER, "wait", wait, bool, "a bool")
         tune(_OWNER, network.get_parameters())
         group = group_of(_OWNER, group)
-        check_compile(_OWNER, compile)
-        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compile)
+        compiles = check_compile(_OWNER, compile)
+        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles)
         check_network(_OWNER, objective.forward)
         collaborators = resolve(
             _OWNER,
@@ -134,7 +134,7 @@ class GradientAccumulation:
             nonfinite=nonfinite,
             ema=ema,
             noise_scale=noise_scale,
-            compile=compile,
+            compiles=compiles,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
         settings = {"reduction": reduction, "tail": tail}

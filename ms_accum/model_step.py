@@ -120,10 +120,10 @@ class AccumulatedTrainStep(Compiled):
         sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         check_compiles(weight, "weight", _OWNER)
         check_compiles(sizes.function, _SIZE.name, _OWNER)
-        if in_graphs(compile):
+        if in_graphs(self.compiles):
             check_compiles(loss_fn, owner=_OWNER)
         group = group_of(_OWNER, group)
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group, compile)
+        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group, self.compiles)
         forward = self._objective.forward
         check_network(_OWNER, forward)
         collaborators = resolve(
@@ -137,7 +137,7 @@ class AccumulatedTrainStep(Compiled):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
-            compile=compile,
+            compiles=self.compiles,
         )
         tune(_OWNER, forward.get_parameters())
         self.group = collaborators.group
@@ -164,7 +164,7 @@ class AccumulatedTrainStep(Compiled):
         self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
         self.average = _AverageInEvaluations(ema)
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
-        self._eval_network = (_Evaluate(network, loss_fn, self.average, compile),)
+        self._eval_network = (_Evaluate(network, loss_fn, self.average, self.compiles),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False

@@ -131,7 +131,7 @@ class Windows:
 
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> _Accumulating:
     """Return the Cells of the driver around a window of their own."""
-    collaborators = resolve("cost", optimizer, forward, weighted=True)
+    collaborators = resolve("cost", optimizer, forward, weighted=True, compiles=True)
     return _Accumulating(forward, new_window(unique_name("cost"), collaborators, weighs_loss=True), wait=True)
 
 

@@ -297,7 +297,7 @@ def _not_here() -> Iterator[None]:
 
 
 def forget_recording() -> None:
-    """End the recording of gradients that an error outside a graph leaves: it would spoil the graphs that follow."""
+    """End the recording of gradients, which MindSpore continues after an error outside a graph."""
     api._pynative_executor.clear_res()
 
 

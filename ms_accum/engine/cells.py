@@ -112,7 +112,7 @@ class TrainForwardBackward(Compiled):
             sync_every_micro_batch=sync_every_micro_batch,
             loss_scale=loss_scale,
             nonfinite=nonfinite,
-            compile=compile,
+            compiles=self.compiles,
         )
         self._set_up(window, network, sens)
 
@@ -202,7 +202,7 @@ class TrainOptim(Compiled):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
-            compile=compile,
+            compiles=self.compiles,
         )
         self._set_up(window)
 
@@ -308,13 +308,13 @@ def _window_of(
     sync_every_micro_batch: bool,
     loss_scale: Any,
     nonfinite: Any,
-    compile: bool,
+    compiles: bool,
     ema: Ema | None = None,
 ) -> Window:
     """Return the window of a Cell from the user's arguments; with several ranks compare them, and `settings`."""
     if network is not None:
         check_network(owner, network)
-        check_gradient(owner, network, compile)
+        check_gradient(owner, network, compiles)
     collaborators = resolve(
         owner,
         optimizer,
@@ -326,7 +326,7 @@ def _window_of(
         loss_scale=loss_scale,
         nonfinite=_policy_or_skips(nonfinite, grad_sum),
         ema=ema,
-        compile=compile,
+        compiles=compiles,
         in_graph=True,
     )
     _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)

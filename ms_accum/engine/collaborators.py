@@ -11,7 +11,6 @@ from mindspore import Parameter, nn
 from .. import _check
 from ..layers.batch_norm import PooledStatistics, pooled_of
 from ..network import tree
-from ..network.compiled import check_compile
 from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
@@ -171,7 +170,7 @@ def resolve(
     nonfinite: Any = SKIP_WINDOW,
     ema: Ema | None = None,
     noise_scale: NoiseScale | None = None,
-    compile: bool = True,
+    compiles: bool,
     in_graph: bool = False,
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
@@ -181,12 +180,12 @@ def resolve(
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
         weighted (bool): whether the window's gradient is a weighted mean.
-        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale, compile: as
-            for `GradientAccumulation`.
+        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
+            `GradientAccumulation`.
+        compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
     """
-    check_compile(owner, compile)
-    check_optimizer(owner, optimizer, compile)
+    check_optimizer(owner, optimizer, compiles)
     if clip_norm is not None:
         clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
     group = group_of(owner, group)
@@ -205,7 +204,7 @@ def resolve(
     return Collaborators(
         owner=owner,
         optimizer=optimizer,
-        compiles=compile,
+        compiles=compiles,
         weighted=weighted,
         clip_norm=clip_norm,
         group=group,

@@ -137,6 +137,8 @@ class GraphWindow:
         self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
         """Parameter, the norm of the last window's gradient, before clipping."""
         self.outside = Outside()
+        self.compiles = collaborators.compiles
+        """bool, whether calls outside of graphs are compiled."""
         self._end_compiled = _End(size_argument.owner, self)
         self._take_part_compiled = _TakePart(size_argument.owner, self)
 
@@ -288,16 +290,21 @@ class GraphWindow:
         return int(self.updates.asnumpy()) > updates_before
 
     def _end_now(self, scalars: Any) -> bool:
-        """End the window in the way in which the step ends windows; return whether the parameters were updated.
+        """End the window in the way in which the step ends windows; return whether the parameters were updated."""
+        return bool((self.end_either if self._runs_outside else self._end_compiled)(scalars))
+
+    def _take_part_now(self, scalars: Any) -> bool:
+        """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
+        return bool((self.take_part if self._runs_outside else self._take_part_compiled)(scalars)[0])
+
+    @property
+    def _runs_outside(self) -> bool:
+        """bool, whether the step runs outside of graphs.
 
         In PyNative mode an optimizer of `mindspore.experimental` that has run outside a graph can't be compiled into
         one any more.
         """
-        return bool((self.end_either if self.outside.called else self._end_compiled)(scalars))
-
-    def _take_part_now(self, scalars: Any) -> bool:
-        """Take part in the other ranks' micro-batch in the same way; return whether there was one."""
-        return bool((self.take_part if self.outside.called else self._take_part_compiled)(scalars)[0])
+        return self.outside.called and not self.compiles
 
     def clear(self) -> None:
         """Discard an open window."""

@@ -208,7 +208,7 @@ def test_what_plain_mindspore_does_not_run_is_no_failure(monkeypatch):
 
 @pytest.mark.slow
 def test_failed_check_does_not_spoil_the_next():
-    """MindSpore goes on recording gradients after an error outside a graph, until it is told to forget them."""
+    """After an error outside a graph MindSpore continues to record gradients."""
 
     def forward(x):
         return broken() if x.shape else x

@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore.experimental import optim
 from mindspore.train import Model
 
 from helpers import batches
@@ -192,7 +193,7 @@ def test_network_that_can_not_be_compiled_trains_with_compile_false():
     assert model.updates == 2
 
 
-def test_error_of_an_operator_is_not_said_to_be_the_compiler_s():
+def test_error_of_an_operator_is_not_called_one_of_the_compiler():
     with pytest.raises(ValueError, match="^For 'MatMul'"):
         train(make_driver(nn.Dense(5, 3)))
 
@@ -205,7 +206,7 @@ def test_python_in_a_network_runs_while_it_is_compiled_only():
     assert len(eager.calls) == 4 > len(compiled.calls)
 
 
-def test_mindspore_s_own_switch_compiles_nothing(compiles, monkeypatch):
+def test_ms_jit_0_compiles_nothing(compiles, monkeypatch):
     monkeypatch.setenv("MS_JIT", "0")
     train(make_driver(nn.Dense(6, 3)))
     assert compiles == [] and not in_graphs(True)
@@ -232,9 +233,10 @@ class MeanProduct(nn.Cell):
     def __init__(self):
         super().__init__()
         self.w = ms.Parameter(Tensor(np.zeros(2), ms.float32), name="w")
+        self.factor = 1.0
 
     def construct(self, x):
-        return ops.mean(x * self.w)
+        return self.factor * ops.mean(x * self.w)
 
 
 def by_driver(network, optimizer, x, window=2):
@@ -281,3 +283,46 @@ def test_weights_loaded_later_are_trained(make):
 def test_graph_of_jit_would_not_train_weights_loaded_later(monkeypatch):
     monkeypatch.setattr(nn.Cell, "compile_and_run", lambda self, *inputs: ms.jit(self)(*inputs))
     assert trained_after_loading(by_driver) == [10.0, 20.0]
+
+
+# Limits, as docs/limits.md states them
+
+
+def moved_after_change(**options):
+    """Return by how much a weight moves after an attribute of the network has been set to 0."""
+    network, x = MeanProduct(), Tensor(np.ones((2, 2)), ms.float32)
+    model = GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), check="off", **options)
+    moved = []
+    for factor in (1.0, 0.0):
+        network.factor = factor
+        before = network.w.asnumpy().copy()
+        model.train_process(1, [(x,), (x,)], 2, report=(), ckpt_path=None)
+        moved.append(float(np.abs(network.w.asnumpy() - before).max()))
+    return moved
+
+
+def test_attributes_are_constant_after_the_first_run_if_compiled():
+    assert moved_after_change() == [0.5, 0.5]
+    assert moved_after_change(compile=False) == [0.5, 0.0]
+
+
+def test_weights_loaded_later_are_not_trained_with_compile_false():
+    def make(network, optimizer, x):
+        model = GradientAccumulation(network, None, optimizer, check="off", compile=False)
+        return lambda: model.train_process(1, [(x,), (x,)], 2, report=(), ckpt_path=None)
+
+    assert trained_after_loading(make) == [10.0, 20.0]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_experimental_optimizer_that_ran_outside_a_graph_needs_compile_false(compile):
+    network = nn.Dense(6, 3)
+    optimizer = optim.Adam(network.trainable_params(), 0.1)
+    optimizer(tuple(ops.ones_like(parameter) for parameter in optimizer.parameters))
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, check="off", compile=compile)
+    if compile:
+        with pytest.raises(RuntimeError, match="compile the network, its loss or the optimizer.*compile=F"):
+            train(model)
+    else:
+        train(model)
+        assert model.updates == 2
