@@ -156,7 +156,7 @@ class Accumulator:
         """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
-        self._add_in_graph = _Add(self, collaborators.compiles)
+        self._add_in_graph = _Add(self, optimizer, collaborators.compiles)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
 
@@ -285,8 +285,8 @@ class Accumulator:
 class _Add(Compiled):
     """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants."""
 
-    def __init__(self, accumulator: Accumulator, compiles: bool):
-        super().__init__(_OWNER, compiles)
+    def __init__(self, accumulator: Accumulator, optimizer: Any, compiles: bool):
+        super().__init__(_OWNER, compiles, optimizer)
         self.accumulator = accumulator
 
     def __call__(self, grads: Any, weight: Any) -> Any:

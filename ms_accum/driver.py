@@ -56,7 +56,7 @@ class GradientAccumulation:
         check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
             not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
         wait (bool): whether to run up to 8 micro-batches in one call, which is faster (on CPU, compiled). Set it
-            to False if your loader changes Parameters of the network between micro-batches. Default: ``True``.
+            to False if your loader changes the network between micro-batches. Default: ``True``.
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
             that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per

@@ -148,6 +148,7 @@ class AccumulatedTrainStep(Compiled):
             settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
+        self.contains(forward, optimizer, weight)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
@@ -323,7 +324,7 @@ class _Evaluate(Compiled):
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Any, average: _AverageInEvaluations, compiles: bool):
-        super().__init__(_OWNER, compiles)
+        super().__init__(_OWNER, compiles, network, loss_fn)
         self.eval_of, self.loss_fn, self.average = network, runnable(loss_fn), average
 
     def __call__(self, *columns: Any) -> Any:

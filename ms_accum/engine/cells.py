@@ -117,6 +117,7 @@ class TrainForwardBackward(Compiled):
         self._set_up(window, network, sens)
 
     def _set_up(self, window: Window, network: nn.Cell, sens: float) -> None:
+        self.contains(network)
         self.window = window
         self.loss_and_gradients = Forward(network, window.collaborators, sens)
 
@@ -207,6 +208,7 @@ class TrainOptim(Compiled):
         self._set_up(window)
 
     def _set_up(self, window: Window) -> None:
+        self.contains(window.collaborators.optimizer)
         self.window = window
 
     def construct(self, figures: Any = None, divides: bool = True) -> Any:

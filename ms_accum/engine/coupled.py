@@ -117,7 +117,7 @@ class Represent(Compiled):
     """
 
     def __init__(self, loss_of_batch: LossOfBatch, compiles: bool):
-        super().__init__(_DRIVER, compiles)
+        super().__init__(_DRIVER, compiles, loss_of_batch.network)
         self.network = loss_of_batch.network
 
     def construct(self, *columns: Any) -> Any:
@@ -135,7 +135,7 @@ class LossOfRepresentations(Compiled):
     """
 
     def __init__(self, loss_of_batch: LossOfBatch, number: int, parameters: list[Parameter], compiles: bool):
-        super().__init__(_DRIVER, compiles)
+        super().__init__(_DRIVER, compiles, loss_of_batch.loss_fn)
         self.loss_fn = loss_of_batch.loss_fn
         weights = ms.ParameterTuple(parameters) if parameters else None
         self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from .. import _check
 from ..loss.known_losses import WithLoss, scalar
@@ -33,7 +33,12 @@ class Forward(nn.Cell):
         self.sens = sens * collaborators.scale
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
+        self.frozen = ops.constexpr(self._frozen, reuse_result=False)
         self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
+
+    def _frozen(self) -> tuple[bool, ...]:
+        """Return whether each parameter requires no gradient. Runs on the host, when a graph is compiled."""
+        return tuple(not parameter.requires_grad for parameter in self.parameters)
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = self.network(*inputs)
@@ -47,6 +52,7 @@ class Forward(nn.Cell):
             scale = scale * self.changing[0]
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
+        grads = tree.zero_where(grads, self.frozen())  # a graph differentiates them all the same
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, grads
 

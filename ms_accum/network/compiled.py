@@ -11,6 +11,8 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
+from .constants import Constants
+from .state import attached
 
 # In the call stack of errors that MindSpore's compiler raises. Those of kernels that run have other files, such as the
 # error of a sum over ranks of which one is lost.
@@ -26,18 +28,32 @@ class Compiled(nn.Cell):
     Args:
         owner (str): the name used in error messages.
         compiles (bool): whether it is compiled in PyNative mode. In graph mode it always is.
+        *parts (Any): the Cells and functions of the user in it. If they change, it is compiled again.
     """
 
-    def __init__(self, owner: str, compiles: bool):
+    def __init__(self, owner: str, compiles: bool, *parts: Any):
         super().__init__(auto_prefix=False)
         self.owner = owner
         self.compiles = compiles
+        self.contains(*parts)
+
+    def contains(self, *parts: Any) -> None:
+        """Set the parts."""
+        self.constants = Constants(self.owner, parts)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return run(self.owner, self.compiles, self, super().__call__, inputs, named)
+        return _run(self.owner, self.compiles, self, self.constants, super().__call__, inputs, named)
 
 
-def run(owner: str, compiles: bool, cell: nn.Cell, call: Callable, inputs: tuple, named: dict[str, Any]) -> Any:
+def _run(
+    owner: str,
+    compiles: bool,
+    cell: nn.Cell,
+    constants: Constants,
+    call: Callable,
+    inputs: tuple,
+    named: dict[str, Any],
+) -> Any:
     """Call a Cell, in PyNative mode as a graph if `compiles`.
 
     Graphs are those of `Cell.compile_and_run`. A graph of `ms.jit` would silently keep the storage that Parameters had
@@ -47,20 +63,31 @@ def run(owner: str, compiles: bool, cell: nn.Cell, call: Callable, inputs: tuple
         owner (str): the name used in error messages.
         compiles (bool): whether it is compiled in PyNative mode.
         cell (Cell): the Cell.
+        constants (Constants): what its graphs contain as constants.
         call (Callable): calls it in the way of MindSpore's mode.
         inputs (tuple), named (dict): its inputs.
     """
+    if not in_graphs(compiles):
+        return call(*inputs, **named)
+    phase = cell.phase  # MindSpore has a graph for each
+    number = constants.graph()
+    if number:
+        cell.phase = f"{phase}.{number}"
     try:
-        if ms.get_context("mode") == ms.GRAPH_MODE or not in_graphs(compiles):
+        if ms.get_context("mode") == ms.GRAPH_MODE:
             return call(*inputs, **named)
         if named:
             bound = inspect.signature(cell.construct).bind(*inputs, **named)
             bound.apply_defaults()
             inputs, named = bound.args, bound.kwargs
+        cell.__compile_cell_hook__ = True  # as in graph mode: the Cell's own hooks are in the graph
         return cell.compile_and_run(*inputs, **named)
     except Exception as error:
         raise_if_not_compiled(owner, error)
         raise
+    finally:
+        if number:
+            cell.phase = phase
 
 
 def in_graphs(compiles: bool) -> bool:
@@ -73,7 +100,8 @@ def compiled(owner: str, network: nn.Cell, compiles: bool) -> Callable:
 
     It is not a Cell around the network, which MindSpore would compile anew in each evaluation.
     """
-    return lambda *columns: run(owner, compiles, network, network, columns, {})
+    constants = attached(network, "_ms_accum_constants", lambda: Constants(owner, [network]))
+    return lambda *columns: _run(owner, compiles, network, constants, network, columns, {})
 
 
 def check_compile(owner: str, compile: bool) -> bool:

@@ -261,6 +261,11 @@ def dense(gradients: Any, parameters: Any) -> Any:
     return _map(_dense, gradients, parameters)
 
 
+def zero_where(gradients: Any, conditions: tuple[bool, ...]) -> Any:
+    """Return `gradients` with zeros where a condition is true."""
+    return tuple([ops.zeros_like(grad) if condition else grad for grad, condition in zip(gradients, conditions)])
+
+
 # Arithmetic
 
 

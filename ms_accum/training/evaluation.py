@@ -112,7 +112,7 @@ class _LossAndOutput(Compiled):
     """From a batch's columns to the loss and the network's output; for a network that returns its loss, to it alone."""
 
     def __init__(self, network: nn.Cell, loss_fn: Any, compiles: bool):
-        super().__init__(_OWNER, compiles)
+        super().__init__(_OWNER, compiles, network, loss_fn)
         self.network, self.loss_fn = network, runnable(loss_fn)
 
     def construct(self, data: Any, *labels: Any) -> Any:

@@ -496,7 +496,7 @@ class TrainTogether(Compiled):
     """
 
     def __init__(self, forward_backward: TrainForwardBackward, maximum: int):
-        super().__init__(forward_backward.owner, forward_backward.compiles)
+        super().__init__(forward_backward.owner, forward_backward.compiles, forward_backward.loss_and_gradients.network)
         self.forward_backward = forward_backward
         self.one_hot = Tensor(np.eye(maximum), ms.bool_)
         window, forward = forward_backward.window, forward_backward.loss_and_gradients
@@ -584,7 +584,7 @@ class _UpdateAtOnce(Compiled):
     """
 
     def __init__(self, network: nn.Cell, collaborators: Collaborators):
-        super().__init__(_OWNER, collaborators.compiles)
+        super().__init__(_OWNER, collaborators.compiles, network, collaborators.optimizer)
         self.loss_and_gradients = Forward(network, collaborators, own_scale(collaborators.optimizer))
         self.window = Window(collaborators, None)
         self.scaled = collaborators.dynamic is not None
@@ -600,7 +600,7 @@ class _UpdateWithZeros(Compiled):
     """Update with a gradient of 0, the sum of no rows, as windows of several micro-batches do."""
 
     def __init__(self, at_once: _UpdateAtOnce):
-        super().__init__(_OWNER, at_once.compiles)
+        super().__init__(_OWNER, at_once.compiles, at_once.window.collaborators.optimizer)
         self.window = at_once.window
         self.scaled = at_once.scaled
 

@@ -1,0 +1,329 @@
+"""What graphs contain as constants may change between two calls, as it may where nothing is compiled."""
+
+import functools
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from conftest import running_in
+from mindspore import Tensor, nn, ops
+from mindspore.experimental import optim
+from ms_accum import (
+    AccumulatedTrainStep,
+    Accumulator,
+    GradientAccumulation,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+    freeze_batch_norm,
+)
+from ms_accum.loss.known_losses import WithLoss
+from ms_accum.network.constants import Constants
+from ms_accum.network.restoring import training_mode
+from ms_accum.training.evaluation import evaluate_seen
+
+pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")
+
+shift = 1.0
+TABLE = {"scale": 1.0}
+
+
+class Network(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(3, 4, weight_init="ones", bias_init="zeros")
+        self.norm = nn.BatchNorm1d(4)
+        self.act = nn.Identity()
+        self.last = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+        self.factor = 1.0
+        self.factors = [1.0]
+        self.table = {"scale": 1.0}
+
+    def construct(self, x):
+        hidden = self.act(self.norm(self.first(x)))
+        return self.last(hidden) * self.factor * self.factors[0] * self.table["scale"] * scaled(1.0)
+
+
+def scaled(value):
+    return value * TABLE["scale"]
+
+
+def mean_error(factor, output, target):
+    return ops.mean((output - target) ** 2) * factor * shift
+
+
+def error_of(output, target):
+    return mean_error(1.0, output, target)
+
+
+def times_three(cell, inputs, output):
+    return output * 3
+
+
+def set_factor(network, optimizer):
+    network.factor = 3.0
+
+
+def set_list(network, optimizer):
+    network.factors[0] = 3.0
+
+
+def set_dict(network, optimizer):
+    network.table["scale"] = 3.0
+
+
+def set_global(network, optimizer):
+    globals()["shift"] = 3.0
+
+
+def set_global_of_helper(network, optimizer):
+    TABLE["scale"] = 3.0
+
+
+def set_one_layer(network, optimizer):
+    network.norm.set_train(False)
+
+
+def freeze(network, optimizer):
+    network.first.weight.requires_grad = False
+
+
+def freeze_statistics(network, optimizer):
+    freeze_batch_norm(network)
+
+
+def replace(network, optimizer):
+    network.act = nn.Tanh()
+
+
+def add_hook(network, optimizer):
+    network.act.register_forward_hook(times_three)
+
+
+def set_rate(network, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.3
+
+
+def set_decay(network, optimizer):
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        set_factor,
+        set_list,
+        set_dict,
+        set_global,
+        set_global_of_helper,
+        set_one_layer,
+        freeze,
+        freeze_statistics,
+        replace,
+        add_hook,
+        set_rate,
+        set_decay,
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    globals()["shift"] = TABLE["scale"] = 1.0
+
+
+def make_driver(network, loss_fn, optimizer, columns, **options):
+    model = GradientAccumulation(network, loss_fn, optimizer, check="off", **options)
+    return lambda: model.train_process(1, [columns] * 2, 2, report=(), ckpt_path=None)
+
+
+def make_driver_at_once(network, loss_fn, optimizer, columns, **options):
+    model = GradientAccumulation(network, loss_fn, optimizer, check="off", **options)
+    return lambda: model.train_process(1, [columns], 1, report=(), ckpt_path=None)
+
+
+def make_step(network, loss_fn, optimizer, columns, **options):
+    step = AccumulatedTrainStep((network, loss_fn), optimizer, 2, check="off", **options)
+    network.set_train()
+    return lambda: (step.epoch_begins(2), step(*columns), step(*columns))
+
+
+def make_cells(network, loss_fn, optimizer, columns, **options):
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    whole = nn.WithLossCell(network, loss_fn)
+    run = TrainForwardBackward(whole, optimizer, grad_sum, **options)
+    update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum, **options)
+    network.set_train()
+    return lambda: (run(*columns), run(*columns), update(), clear())
+
+
+def make_loop(network, loss_fn, optimizer, columns, **options):
+    accumulator = Accumulator(optimizer, 2, **options)
+    network.set_train()
+
+    def forward(x, y):
+        return loss_fn(network(x), y)
+
+    grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+    return lambda: [accumulator(grad_fn(*columns)[1]) for _ in range(2)]
+
+
+WAYS = {
+    "driver": make_driver,
+    "windows of 1": make_driver_at_once,
+    "step": make_step,
+    "Cells": make_cells,
+    "loop": make_loop,
+}
+
+
+def parts():
+    network = Network()
+    optimizer = optim.SGD(network.trainable_params(), 0.1)
+    loss_fn = functools.partial(mean_error, 1.0)
+    network.set_train()
+    return Constants("test", (WithLoss(network, loss_fn), optimizer)), network, optimizer
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_change_needs_another_graph(change):
+    constants, network, optimizer = parts()
+    assert [constants.graph(), constants.graph()] == [0, 0]
+    change(network, optimizer)
+    assert [constants.graph(), constants.graph()] == [1, 1]
+
+
+def test_graph_is_used_again_after_a_change_back():
+    constants, network, _ = parts()
+    numbers = []
+    for factor in (1.0, 2.0, 1.0, 3.0, 2.0):
+        network.factor = factor
+        numbers.append(constants.graph())
+    assert numbers == [0, 1, 0, 2, 1]
+
+
+def notes_of_calls(network, optimizer):
+    network(Tensor(np.zeros((2, 3)), ms.float32))
+
+
+def evaluation(network, optimizer):
+    network.set_train()
+    with training_mode(network, False):
+        network.compile_and_run(Tensor(np.zeros((2, 3)), ms.float32))
+
+
+def equal_number(network, optimizer):
+    network.factor = float("1.0")
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+
+
+def new_weights(network, optimizer):
+    for parameter in network.get_parameters():
+        parameter.set_data(Tensor(np.ones(parameter.shape), parameter.dtype))
+
+
+def local_names(network, optimizer):
+    globals()["output"] = globals()["mean"] = object()  # a local name, and an attribute
+
+
+@pytest.mark.parametrize("no_change", [notes_of_calls, evaluation, equal_number, new_weights, local_names])
+def test_graph_stays_without_a_change(no_change):
+    constants, network, optimizer = parts()
+    network.set_train()
+    assert constants.graph() == 0
+    no_change(network, optimizer)
+    assert constants.graph() == 0
+
+
+def test_scheduler_needs_no_other_graph():
+    constants, network, optimizer = parts()
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+    assert constants.graph() == 0
+    scheduler.step()
+    assert constants.graph() == 0
+
+
+def test_deleted_attribute_and_new_child_need_another_graph():
+    constants, network, _ = parts()
+    constants.graph()
+    del network.factor
+    assert constants.graph() == 1
+    network.other = nn.Dense(2, 2)
+    assert constants.graph() == 2
+
+
+def test_many_graphs_are_a_warning_that_names_what_changes():
+    constants, network, _ = parts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for factor in range(8):
+            network.factor = float(factor)
+            constants.graph()
+    network.factor = 100.0
+    with pytest.warns(RuntimeWarning, match="compiled for the 9th time, because 'factor' has changed.*ops.assign"):
+        constants.graph()
+    network.factor = 101.0
+    constants.graph()  # once
+
+
+def trained(make, change, mode, **options):
+    """Return the parameters after a window, a change of what a graph contains as a constant, and another window."""
+    globals()["shift"] = TABLE["scale"] = 1.0
+    with running_in(mode):
+        network = Network()
+        parameters = network.trainable_params()
+        optimizer = optim.SGD(parameters, 0.1)
+        random = np.random.RandomState(0)
+        columns = Tensor(random.rand(4, 3), ms.float32), Tensor(random.rand(4, 1), ms.float32)
+        run = make(network, error_of, optimizer, columns, **options)
+        run()
+        change(network, optimizer)
+        run()
+        return [parameter.asnumpy() for parameter in parameters]
+
+
+def check_equal(make, change, mode):
+    with_change = trained(make, change, ms.PYNATIVE_MODE, compile=False)
+    without = trained(make, lambda network, optimizer: None, ms.PYNATIVE_MODE, compile=False)
+    assert any(not np.allclose(mine, its, atol=1e-4) for mine, its in zip(with_change, without))
+    for mine, its in zip(trained(make, change, mode), with_change):
+        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+
+
+FAST = [("driver", "set_factor"), ("driver", "freeze"), ("windows of 1", "set_rate"), ("step", "set_global")]
+FAST += [("Cells", "set_one_layer"), ("loop", "set_decay")]
+CASES = [
+    pytest.param(WAYS[way], change, id=f"{way}, {name}", marks=[] if (way, name) in FAST else pytest.mark.slow)
+    for way in WAYS
+    for name, change in CHANGES.items()
+    if way != "loop" or name in ("set_rate", "set_decay")  # the forward is the user's own
+]
+
+
+@pytest.mark.parametrize(("make", "change"), CASES)
+def test_change_between_two_calls_is_followed(make, change):
+    check_equal(make, change, ms.PYNATIVE_MODE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "change"), CASES)
+def test_change_between_two_calls_is_followed_in_graph_mode(make, change):
+    check_equal(make, change, ms.GRAPH_MODE)
+
+
+def test_change_would_be_ignored_without_constants(monkeypatch):
+    monkeypatch.setattr(Constants, "graph", lambda self: 0)
+    with pytest.raises(AssertionError):
+        check_equal(make_driver, set_factor, ms.PYNATIVE_MODE)
+
+
+def test_evaluate_follows_a_change_and_hooks_of_the_network():
+    network = Network()
+    data = [(Tensor(np.ones((4, 3)), ms.float32), Tensor(np.zeros(4), ms.int32))]
+    scores = []
+    for change in (lambda: None, lambda: set_factor(network, None), lambda: network.register_forward_hook(times_three)):
+        change()
+        evaluate_seen(network, data, lambda image, score, label: scores.append(score[0, 0]))
+    np.testing.assert_allclose(scores, [scores[0], scores[0] * 3, scores[0] * 9], rtol=1e-6)
