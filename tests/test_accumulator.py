@@ -649,6 +649,7 @@ def test_network_as_optimizer_is_rejected():
 NO_WEIGHTS = {
     "a NumPy number of no dimension": (np.array(8.0), TypeError, "not a NumPy array, but got"),
     "an array": (np.array([8.0, 2.0]), TypeError, "not a NumPy array, but got"),
+    "a bool": (True, TypeError, "must be a number or a Tensor with one element"),
     "a text": ("8", TypeError, "must be a number or a Tensor with one element"),
     "a list": ([8], TypeError, "must be a number or a Tensor with one element"),
     "two numbers": (Tensor([8.0, 2.0]), ValueError, "must be one number, but got a Tensor of shape (2"),

@@ -8,9 +8,9 @@ from walk import THIRD_END, WAYS, walk
 
 # What is allowed at most. `python tests/walk.py --list` shows what it is, and where.
 BOUNDS = {
-    "driver": {"stops": 47, "files": 17, "rooms": 37, "classes": 21},
+    "driver": {"stops": 49, "files": 17, "rooms": 39, "classes": 21},
     "accumulator": {"stops": 21, "files": 6, "rooms": 14, "classes": 6},
-    "step": {"stops": 22, "files": 9, "rooms": 15, "classes": 9},
+    "step": {"stops": 24, "files": 9, "rooms": 17, "classes": 9},
 }
 
 pytestmark = pytest.mark.host

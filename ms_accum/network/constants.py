@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import types
 from collections.abc import Iterable
 from operator import attrgetter, is_, itemgetter
@@ -20,10 +21,9 @@ from .restoring import CELL_ATTRIBUTES
 
 # Each graph keeps memory, and compiling takes seconds.
 _MANY = 8
-# Of the attributes that every Cell has, graphs depend on these; others are notes of MindSpore, as are those of _NOTES.
+# Of the attributes that every Cell has, graphs depend on these; others are notes of MindSpore.
 _HOOKS = tuple(sorted(name for name in CELL_ATTRIBUTES if "ward" in name and "hook" in name))
 _OF_EVERY_CELL = ("training", "mixed_precision_type", *_HOOKS)
-_NOTES = frozenset({"_func_graph_flags", "current_phase", "sequence_modified"})
 _requires_grad = attrgetter("requires_grad")
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -74,6 +74,7 @@ class _State:
         self._visited: set[int] = set()
         self._parameters: list[Parameter] = []
         self._sources: list[Callable[[], Iterable[Any]]] = []
+        self._attributes = frozenset().union(*map(_attributes_read_by, _classes_in(parts)))
         for part in parts:
             self._read("", part)
         self._objects = self._current_objects()
@@ -109,18 +110,9 @@ class _State:
         self._values.append(value)
         if value is None or isinstance(value, _PLAIN):
             return
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, dict)):
             self._values[-1] = len(value)
-            if isinstance(value, list):
-                self._sources.append(value.copy)
-            for item in value:
-                self._read(name, item)
-        elif isinstance(value, dict):
-            self._values[-1] = len(value)
-            self._sources.append(value.values)
-            for key, item in value.items():
-                self._read(f"{name}[{key!r}]", item)
-        elif id(value) not in self._visited:
+        if id(value) not in self._visited:
             self._visited.add(id(value))
             self._read_contents(name, value)
 
@@ -129,26 +121,38 @@ class _State:
         if isinstance(value, Parameter):
             self._parameters.append(value)
             self._read(f"{name}.requires_grad", value.requires_grad)
+        elif isinstance(value, (list, tuple)):
+            if isinstance(value, list):
+                self._sources.append(value.copy)
+            for item in value:
+                self._read(name, item)
+        elif isinstance(value, dict):
+            self._sources.append(value.values)
+            for key, item in value.items():
+                self._read(f"{name}[{key!r}]", item)
         elif isinstance(value, nn.Cell):
             self._read_cell(value)
         elif isinstance(value, functools.partial):
-            self._read(name, (value.func, value.args, value.keywords))
+            for item in (value.func, *value.args, *value.keywords.values()):
+                self._read(name, item)
         elif isinstance(value, types.MethodType):
-            self._read(name, (value.__func__, value.__self__))
+            self._read(name, value.__func__)
+            self._read(name, value.__self__)
         elif isinstance(value, types.FunctionType):
             self._sources.append(functools.partial(_variables, value))
             for variable, content in zip(_names(value), _variables(value)):
                 self._read(variable, content)
         elif hasattr(type(value), "__ms_class__"):
-            self._read_class(type(value))
+            self._read_functions(type(value))
             self._sources.append(vars(value).values)
             for attribute, content in vars(value).items():
                 self._read(attribute, content)
 
     def _read_cell(self, cell: nn.Cell) -> None:
         attributes = vars(cell)
-        names = [name for name in attributes if name in _OF_EVERY_CELL or _is_of_user(name)]
+        names = [name for name in attributes if name in _OF_EVERY_CELL or name in self._attributes]
         self._sources += [functools.partial(itemgetter(*names), attributes), attributes["_cells"].values]
+        self._sources.append(functools.partial(_number_of, attributes))  # `hasattr` may ask for a new one
         if attributes["_params"]:
             self._sources.append(attributes["_params"].values)
         for name in names:
@@ -158,24 +162,47 @@ class _State:
             self._read(name, parameter)
         for name, child in attributes["_cells"].items():
             self._read(name, child)
-        self._read_class(type(cell))
+        self._read_functions(type(cell))
 
-    def _read_class(self, kind: type) -> None:
+    def _read_functions(self, kind: type) -> None:
         """Read what the methods of a user's class use from outside."""
         if id(kind) not in self._visited and not _is_library(kind.__module__):
             self._visited.add(id(kind))
-            for name, method in vars(kind).items():
-                if isinstance(method, types.FunctionType) and not name.startswith("__"):
-                    self._read(name, method)
+            for method in _methods(kind):
+                self._read(method.__name__, method)
 
 
 def _same(mine: Any, its: Any) -> bool:
     return mine is its or (type(mine) is type(its) and isinstance(mine, _PLAIN) and mine == its)
 
 
-def _is_of_user(name: str) -> bool:
-    """Return whether an attribute of a Cell is not one of MindSpore's or of this package."""
-    return name not in CELL_ATTRIBUTES and name not in _NOTES and not name.startswith(("__", "_ms_accum"))
+def _number_of(attributes: dict[str, Any]) -> tuple[int]:
+    return (len(attributes),)
+
+
+def _classes_in(parts: Iterable[Any]) -> set[type]:
+    """Return the classes of the Cells in these parts."""
+    return {type(cell) for part in parts if isinstance(part, nn.Cell) for _, cell in part.cells_and_names()}
+
+
+@functools.cache
+def _attributes_read_by(kind: type) -> frozenset[str]:
+    """Return the names that the methods of a class use as attributes; others, such as a user's notes, do not matter."""
+    classes = kind.__mro__[: kind.__mro__.index(nn.Cell)]
+    names = {name for each in classes for method in _methods(each) for name in _names_in(method.__code__)}
+    return frozenset(names - CELL_ATTRIBUTES)
+
+
+def _methods(kind: type) -> list[types.FunctionType]:
+    """Return the functions and properties that are written in a class."""
+    functions = [getattr(value, "fget", value) for name, value in vars(kind).items() if not name.startswith("__")]
+    return [function for function in map(inspect.unwrap, functions) if isinstance(function, types.FunctionType)]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names in a function's code, also those of `getattr` and of functions inside it."""
+    names = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
+    return names.union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _names(function: types.FunctionType) -> tuple[str, ...]:
@@ -199,7 +226,7 @@ def _contents(cell: types.CellType) -> Any:
         return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names that a function reads. `co_names` also contains names of attributes."""
     names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}

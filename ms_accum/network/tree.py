@@ -225,7 +225,7 @@ def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
 
 def check_weight(owner: str, value: Any) -> Any:
     """Return the weight of a micro-batch for `add_weighted`, or raise an error if it is not one number."""
-    if not isinstance(value, (int, float, np.number, ms.Tensor)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number, ms.Tensor)):
         raise TypeError(
             f"For '{owner}', 'weight' must be a number or a Tensor with one element, not a NumPy array, but got "
             f"{value}. Write float(weight)."
@@ -259,11 +259,6 @@ def _lookup_layers(network: nn.Cell) -> list[nn.Cell]:
 def dense(gradients: Any, parameters: Any) -> Any:
     """Return `gradients` as dense tensors: for an embedding a graph returns only the rows that were looked up."""
     return _map(_dense, gradients, parameters)
-
-
-def zero_where(gradients: Any, conditions: tuple[bool, ...]) -> Any:
-    """Return `gradients` with zeros where a condition is true."""
-    return tuple([ops.zeros_like(grad) if condition else grad for grad, condition in zip(gradients, conditions)])
 
 
 # Arithmetic
