@@ -10,8 +10,8 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterable
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any, Callable
 
 from mindspore import Parameter, nn
@@ -23,7 +23,7 @@ from .restoring import CELL_ATTRIBUTES
 _MANY = 8
 # Of the attributes that every Cell has, graphs depend on these; others are notes of MindSpore.
 _HOOKS = tuple(sorted(name for name in CELL_ATTRIBUTES if "ward" in name and "hook" in name))
-_OF_EVERY_CELL = ("training", "mixed_precision_type", *_HOOKS)
+_OF_EVERY_CELL = ("training", "mixed_precision_type", "construct", *_HOOKS)
 _requires_grad = attrgetter("requires_grad")
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -87,10 +87,7 @@ class _State:
 
     def is_untouched(self) -> bool:
         """Return whether all that has been read refers to the same objects; fast, because each call asks."""
-        try:
-            now = self._current_objects()
-        except KeyError:  # an attribute was deleted
-            return False
+        now = self._current_objects()
         return len(now) == len(self._objects) and all(map(is_, now, self._objects))
 
     def equals(self, other: _State) -> bool:
@@ -112,7 +109,10 @@ class _State:
             return
         if isinstance(value, (list, tuple, dict)):
             self._values[-1] = len(value)
-        if id(value) not in self._visited:
+        if isinstance(value, tuple):  # each time: whether two attributes are one tuple does not matter
+            for item in value:
+                self._read(name, item)
+        elif id(value) not in self._visited:
             self._visited.add(id(value))
             self._read_contents(name, value)
 
@@ -121,9 +121,8 @@ class _State:
         if isinstance(value, Parameter):
             self._parameters.append(value)
             self._read(f"{name}.requires_grad", value.requires_grad)
-        elif isinstance(value, (list, tuple)):
-            if isinstance(value, list):
-                self._sources.append(value.copy)
+        elif isinstance(value, list):
+            self._sources.append(value.copy)
             for item in value:
                 self._read(name, item)
         elif isinstance(value, dict):
@@ -142,33 +141,38 @@ class _State:
             self._sources.append(functools.partial(_variables, value))
             for variable, content in zip(_names(value), _variables(value)):
                 self._read(variable, content)
-        elif hasattr(type(value), "__ms_class__"):
-            self._read_functions(type(value))
-            self._sources.append(vars(value).values)
-            for attribute, content in vars(value).items():
-                self._read(attribute, content)
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and not _is_library(type(value).__module__):
+            self._read_class(type(value))
+            self._read_attributes(vars(value), [name for name in vars(value) if name in self._attributes])
 
     def _read_cell(self, cell: nn.Cell) -> None:
         attributes = vars(cell)
         names = [name for name in attributes if name in _OF_EVERY_CELL or name in self._attributes]
-        self._sources += [functools.partial(itemgetter(*names), attributes), attributes["_cells"].values]
-        self._sources.append(functools.partial(_number_of, attributes))  # `hasattr` may ask for a new one
+        self._read_attributes(attributes, names)
+        self._sources.append(attributes["_cells"].values)
         if attributes["_params"]:
             self._sources.append(attributes["_params"].values)
-        for name in names:
-            value = attributes[name]
-            self._read(name, None if name in _HOOKS and not value else value)
         for name, parameter in attributes["_params"].items():
             self._read(name, parameter)
         for name, child in attributes["_cells"].items():
             self._read(name, child)
-        self._read_functions(type(cell))
+        self._read_class(type(cell))
 
-    def _read_functions(self, kind: type) -> None:
-        """Read what the methods of a user's class use from outside."""
-        if id(kind) not in self._visited and not _is_library(kind.__module__):
-            self._visited.add(id(kind))
-            for method in _methods(kind):
+    def _read_attributes(self, attributes: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Read these attributes of an object."""
+        self._sources.append(functools.partial(_values_of, attributes, names))
+        for name in names:
+            value = attributes[name]
+            self._read(name, None if name in _HOOKS and not value else value)
+
+    def _read_class(self, kind: type) -> None:
+        """Read the attributes of a user's class, and what its methods use from outside."""
+        for each in kind.__mro__:
+            if id(each) in self._visited or _is_library(each.__module__):
+                continue
+            self._visited.add(id(each))
+            self._read_attributes(vars(each), [name for name in vars(each) if name in self._attributes])
+            for method in _methods(each):
                 self._read(method.__name__, method)
 
 
@@ -176,8 +180,9 @@ def _same(mine: Any, its: Any) -> bool:
     return mine is its or (type(mine) is type(its) and isinstance(mine, _PLAIN) and mine == its)
 
 
-def _number_of(attributes: dict[str, Any]) -> tuple[int]:
-    return (len(attributes),)
+def _values_of(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """Return the values of attributes, and how many there are, because `hasattr` may ask for a new one."""
+    return (*map(attributes.get, names), len(attributes))
 
 
 def _classes_in(parts: Iterable[Any]) -> set[type]:
@@ -234,4 +239,4 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in ("mindspore", "ms_accum", "numpy")
+    return (module or "").partition(".")[0] in ("mindspore", "ms_accum", "numpy", "builtins")

@@ -30,9 +30,17 @@ shift = 1.0
 TABLE = {"scale": 1.0}
 
 
+class Settings:
+    def __init__(self):
+        self.scale = 1.0
+
+
 class Network(nn.Cell):
+    gain = 1.0
+
     def __init__(self):
         super().__init__()
+        self.settings = Settings()
         self.first = nn.Dense(3, 4, weight_init="ones", bias_init="zeros")
         self.norm = nn.BatchNorm1d(4)
         self.act = nn.Identity()
@@ -44,7 +52,8 @@ class Network(nn.Cell):
     def construct(self, x):
         hidden = self.act(self.norm(self.first(x)))
         hidden = hidden * 3 if hasattr(self, "triples") else hidden
-        return self.last(hidden) * self.factor * self.factors[0] * self.table["scale"] * scaled(1.0)
+        scale = scaled(self.gain * self.settings.scale * self.table["scale"])
+        return self.last(hidden) * self.factor * self.factors[0] * scale
 
 
 def scaled(value):
@@ -73,6 +82,14 @@ def set_list(network, optimizer):
 
 def set_dict(network, optimizer):
     network.table["scale"] = 3.0
+
+
+def set_in_object(network, optimizer):
+    network.settings.scale = 3.0
+
+
+def set_in_class(network, optimizer):
+    Network.gain = 3.0
 
 
 def set_global(network, optimizer):
@@ -121,6 +138,8 @@ CHANGES = {
         set_factor,
         set_list,
         set_dict,
+        set_in_object,
+        set_in_class,
         set_global,
         set_global_of_helper,
         set_one_layer,
@@ -138,7 +157,7 @@ CHANGES = {
 @pytest.fixture(autouse=True)
 def restored():
     yield
-    globals()["shift"] = TABLE["scale"] = 1.0
+    globals()["shift"] = TABLE["scale"] = Network.gain = 1.0
 
 
 def make_driver(network, loss_fn, optimizer, columns, **options):
@@ -252,6 +271,16 @@ def test_graph_stays_without_a_change(no_change):
     assert constants.graph() == 0
 
 
+def test_equal_tuple_needs_no_other_graph():
+    """A run of `Model` replaces the optimizer's tuple of parameters, of which the optimizer has two names."""
+    network = nn.Dense(3, 2)
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    constants = Constants("test", [optimizer])
+    assert constants.graph() == 0 and optimizer._parameters is optimizer.parameters
+    object.__setattr__(optimizer, "parameters", ms.ParameterTuple(tuple(optimizer.parameters)))
+    assert constants.graph() == 0
+
+
 def test_scheduler_needs_no_other_graph():
     constants, network, optimizer = parts()
     scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
@@ -293,7 +322,7 @@ def test_many_graphs_are_a_warning_that_names_what_changes():
 
 def trained(make, change, mode, **options):
     """Return the parameters after a window, a change of what a graph contains as a constant, and another window."""
-    globals()["shift"] = TABLE["scale"] = 1.0
+    globals()["shift"] = TABLE["scale"] = Network.gain = 1.0
     with running_in(mode):
         network = Network()
         parameters = network.trainable_params()
