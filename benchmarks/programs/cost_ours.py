@@ -6,9 +6,8 @@ from typing import Any, Callable
 
 import mindspore as ms
 import networks_ms
-import numpy as np
 from mindspore import Tensor, amp, nn, ops
-from mindspore.dataset import NumpySlicesDataset
+from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
 from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
@@ -190,8 +189,9 @@ def _fit(network: nn.Cell, data: list[tuple], window: int) -> Callable[[], None]
     """Return what runs windows with MindSpore's `Model`."""
     step = AccumulatedTrainStep((network, networks_ms.loss()), networks_ms.momentum(network), window)
     model = Model(step)
-    columns = tuple(np.concatenate([column.asnumpy() for column in columns] * MANY) for columns in zip(*data))
-    dataset = NumpySlicesDataset(columns, shuffle=False).batch(len(columns[0]) // (MANY * window))
+    micro_batches = [tuple(column.asnumpy() for column in columns) for columns in data * MANY]
+    names = [f"column {number}" for number in range(len(micro_batches[0]))]
+    dataset = GeneratorDataset(micro_batches, names, shuffle=False)  # a Transformer has more labels than rows
     return lambda: model.train(1, dataset, callbacks=FlushTail(), dataset_sink_mode=False)
 
 
