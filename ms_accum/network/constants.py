@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, is_
@@ -193,7 +194,7 @@ def _classes_in(parts: Iterable[Any]) -> set[type]:
 @functools.cache
 def _attributes_read_by(kind: type) -> frozenset[str]:
     """Return the names that the methods of a class use as attributes; others, such as a user's notes, do not matter."""
-    classes = kind.__mro__[: kind.__mro__.index(nn.Cell)]
+    classes = itertools.takewhile(lambda each: each is not nn.Cell, kind.__mro__)
     names = {name for each in classes for method in _methods(each) for name in _names_in(method.__code__)}
     return frozenset(names - CELL_ATTRIBUTES)
 
