@@ -222,17 +222,14 @@ class LearningRate:
 
     Args:
         optimizer (Optimizer): the optimizer.
-        compiles (bool): whether it is called in a graph in PyNative mode, too.
     """
 
-    def __init__(self, optimizer: Any, compiles: bool):
+    def __init__(self, optimizer: Any):
         inner = inner_of(optimizer)
-        self._compiles = compiles
         self._optimizer = inner.opt if isinstance(inner, nn.LARS) else inner
         self._sets_its_own = isinstance(inner, nn.AdaFactor) and inner.relative_step
         self._first = _first_of_first_group(self._optimizer)
         self._counters = _counters_of(self._optimizer)
-        self._compiled: Any = None
 
     def __call__(self) -> float:
         """Return the learning rate."""
@@ -246,13 +243,10 @@ class LearningRate:
             return _number(rate[self._first] if isinstance(rate, (tuple, list)) else rate)
 
     def _of_first_group(self) -> Any:
-        """Return the rate that the optimizer uses for its first group. A graph keeps the rate of its first run."""
-        if in_graphs(self._compiles) and self._compiled is not None:
-            return self._compiled
+        """Return the rate that the optimizer uses for its first group."""
         rate = _rate_of_group(self._optimizer.param_groups[0])
         if not isinstance(rate, float) and not type(self._optimizer).__module__.startswith("mindspore.mint"):
             rate = self._optimizer.lrs[0]
-        self._compiled = rate
         return rate
 
     @contextmanager

@@ -412,7 +412,7 @@ class _Accumulating:
         self._add_zeros = _AddZeros(window) if in_step else None
         self._wait = wait and not in_step
         self._waiting: _Waiting | None = None
-        self._learning_rate = LearningRate(optimizer, window.collaborators.compiles)
+        self._learning_rate = LearningRate(optimizer)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Any:
         """Add a micro-batch and return its loss, to be read after the window has ended."""
@@ -545,7 +545,7 @@ class _AtOnce:
     def __init__(self, objective: Objective, collaborators: Collaborators):
         self._cell = _UpdateAtOnce(objective.forward, collaborators)
         self._update_with_zeros = None if collaborators.weighted else _UpdateWithZeros(self._cell)
-        self._learning_rate = LearningRate(collaborators.optimizer, collaborators.compiles)
+        self._learning_rate = LearningRate(collaborators.optimizer)
 
     def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
         """Run a micro-batch and update with it; a weight would cancel out."""

@@ -41,7 +41,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_learning_rate(kind):
     optimizer = OPTIMIZERS[kind]()
-    rate = LearningRate(optimizer, compiles=True)
+    rate = LearningRate(optimizer)
     assert rate() == 0.5
     assert rate() == 0.5  # reading is no update
     optimizer((Tensor(np.ones(2), ms.float32),) * 2)
@@ -52,7 +52,7 @@ def test_learning_rate_follows_a_scheduler():
     optimizer = optim.SGD(parameters(), lr=0.5)
     scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     scheduler.step()
-    assert LearningRate(optimizer, compiles=True)() == 0.25
+    assert LearningRate(optimizer)() == 0.25
 
 
 class Changes(Recorder):
@@ -97,14 +97,14 @@ def test_recorded_rate_is_the_one_used(how, window):
 
 def test_rate_is_nan_if_optimizer_computes_its_own():
     network = Slope(4)
-    assert math.isnan(LearningRate(nn.AdaFactor([network.w]), compiles=True)())
-    assert LearningRate(nn.AdaFactor([network.w], 0.5, relative_step=False), compiles=True)() == 0.5
+    assert math.isnan(LearningRate(nn.AdaFactor([network.w]))())
+    assert LearningRate(nn.AdaFactor([network.w], 0.5, relative_step=False))() == 0.5
 
 
 def test_rate_is_that_of_first_group_given_by_user():
     first, second = parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.1}, {"order_params": [second, first]}]
-    assert LearningRate(nn.SGD(groups, 0.2), compiles=True)() == 0.5
+    assert LearningRate(nn.SGD(groups, 0.2))() == 0.5
 
 
 @pytest.mark.host
@@ -117,7 +117,7 @@ def test_rate_of_groups_with_order_params(kind):
     rates = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}]
     shown = 0.5 if kind is nn.SGD else 0.25
     for groups, expected in [([*decays, order], 0.2), ([*rates, order], shown), ([order, *rates], shown)]:
-        assert LearningRate(kind(groups, 0.2), compiles=True)() == pytest.approx(expected)
+        assert LearningRate(kind(groups, 0.2))() == pytest.approx(expected)
 
 
 # The rate is not the first argument of all. FTRL takes no rates of groups, and AdaFactor no groups on CPU.
@@ -292,7 +292,7 @@ WITH_EFFECTS = {
 def test_reading_rate_changes_nothing(kind):
     optimizer = WITH_EFFECTS[kind][0]()
     before = state_of(optimizer)
-    rate = LearningRate(optimizer, compiles=True)
+    rate = LearningRate(optimizer)
     assert [rate(), rate()] == [WITH_EFFECTS[kind][1]] * 2
     assert state_of(optimizer) == before
 
@@ -307,10 +307,10 @@ def test_failed_reading_changes_nothing():
 
     optimizer.get_lr = fails
     with pytest.raises(ValueError, match="no rate"):
-        LearningRate(optimizer, compiles=True)()
+        LearningRate(optimizer)()
     assert optimizer.global_step.asnumpy().tolist() == [0]
 
 
 @pytest.mark.host
 def test_lars_returns_rate_of_its_optimizer():
-    assert LearningRate(nn.LARS(nn.Momentum(parameters(), 0.5, 0.9)), compiles=True)() == 0.5
+    assert LearningRate(nn.LARS(nn.Momentum(parameters(), 0.5, 0.9)))() == 0.5
