@@ -80,10 +80,10 @@ class Trained:
         grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
         shared = {"weight_sum": weight_sum}
-        both = {name: options[name] for name in ("loss_scale", "nonfinite") if name in options}
+        both = {name: options[name] for name in ("loss_scale", "nonfinite", "compile") if name in options}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **both)
         self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
-        policy = {name: options[name] for name in ("nonfinite",) if name in options}
+        policy = {name: options[name] for name in ("nonfinite", "compile") if name in options}
         self.clear = TrainClear(grad_sum, **shared, **policy)
         self.system = self.optim.window.collaborators
 

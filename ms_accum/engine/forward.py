@@ -52,10 +52,8 @@ class Forward(nn.Cell):
             scale = scale * self.changing[0]
         (_, loss), grads = self.differentiate(scale, *inputs)
         grads = tree.dense(grads, self.parameters)
-        if any(self.frozen()):  # a graph differentiates them all the same
-            grads = tuple([ops.zeros_like(grad) if frozen else grad for grad, frozen in zip(grads, self.frozen())])
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
-        return loss, grads
+        return loss, tree.zero_where(self.frozen(), grads)  # a graph differentiates them all the same
 
 
 def check_network(owner: str, network: nn.Cell) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import itertools
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any, Callable
 
+import numpy as np
 from mindspore import Parameter, nn
 
 from .. import _check
@@ -26,7 +26,9 @@ _MANY = 8
 _HOOKS = tuple(sorted(name for name in CELL_ATTRIBUTES if "ward" in name and "hook" in name))
 _OF_EVERY_CELL = ("training", "mixed_precision_type", "construct", *_HOOKS)
 _requires_grad = attrgetter("requires_grad")
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic)
+_ENTRIES = frozenset({"construct", "bprop", "__call__"})
+_OF_CELLS = frozenset(nn.Cell.__mro__)
 
 
 class Constants:
@@ -59,6 +61,10 @@ class Constants:
         self._states.append(now)
         return self._number
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: no graphs, whose states may contain modules, which can't be copied."""
+        return {**vars(self), "_states": [], "_number": 0}
+
     def _warn(self, name: str) -> None:
         _check.warn(
             f"For '{self._owner}', the network is compiled for the {_MANY + 1}th time, because '{name}' has changed. "
@@ -67,17 +73,24 @@ class Constants:
 
 
 class _State:
-    """The values that graphs of these parts would contain now, and their names."""
+    """The values that graphs of these parts would contain now, and their names.
 
-    def __init__(self, parts: Iterable[Any]):
-        self._names: list[str] = []
-        self._values: list[Any] = []
-        self._visited: set[int] = set()
-        self._parameters: list[Parameter] = []
-        self._sources: list[Callable[[], Iterable[Any]]] = []
-        self._attributes = frozenset().union(*map(_attributes_read_by, _classes_in(parts)))
-        for part in parts:
-            self._read("", part)
+    Attributes that no code in the graphs names, such as a user's notes, do not matter. Which code that is shows while
+    it is read: from `construct` to the methods and functions that it names. So parts are read until no name is new.
+    """
+
+    def __init__(self, parts: Sequence[Any]):
+        self._used = set(_ENTRIES)
+        known = 0
+        while known < len(self._used):
+            known = len(self._used)
+            self._names: list[str] = []
+            self._values: list[Any] = []
+            self._visited: set[int] = set()
+            self._parameters: list[Parameter] = []
+            self._sources: list[Callable[[], Iterable[Any]]] = []
+            for part in parts:
+                self._read("", part)
         self._objects = self._current_objects()
 
     def _current_objects(self) -> list[Any]:
@@ -93,22 +106,21 @@ class _State:
 
     def equals(self, other: _State) -> bool:
         """Return whether graphs would be the same."""
-        mine, others = self._values, other._values
-        return len(mine) == len(others) and (all(map(is_, mine, others)) or all(map(_same, mine, others)))
+        return self._names == other._names and all(map(_same, self._values, other._values))
 
     def difference(self, other: _State) -> str:
         """Return the name of the first value that differs."""
-        for name, mine, its in zip(self._names, self._values, other._values):
-            if not _same(mine, its):
+        for name, its_name, value, its in zip(self._names, other._names, self._values, other._values):
+            if name != its_name or not _same(value, its):
                 return name
-        return (self._names if len(self._names) > len(other._names) else other._names)[-1]
+        return max(self._names, other._names, key=len)[-1]
 
     def _read(self, name: str, value: Any) -> None:
         self._names.append(name)
         self._values.append(value)
         if value is None or isinstance(value, _PLAIN):
             return
-        if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict, set)):
             self._values[-1] = len(value)
         if isinstance(value, tuple):  # each time: whether two attributes are one tuple does not matter
             for item in value:
@@ -122,12 +134,12 @@ class _State:
         if isinstance(value, Parameter):
             self._parameters.append(value)
             self._read(f"{name}.requires_grad", value.requires_grad)
-        elif isinstance(value, list):
-            self._sources.append(value.copy)
+        elif isinstance(value, (list, set)):
+            self._sources.append(functools.partial(list, value))
             for item in value:
                 self._read(name, item)
         elif isinstance(value, dict):
-            self._sources.append(value.values)
+            self._sources += [value.keys, value.values]
             for key, item in value.items():
                 self._read(f"{name}[{key!r}]", item)
         elif isinstance(value, nn.Cell):
@@ -138,18 +150,34 @@ class _State:
         elif isinstance(value, types.MethodType):
             self._read(name, value.__func__)
             self._read(name, value.__self__)
+        elif isinstance(value, property):
+            self._read(name, value.fget)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._read(name, value.__func__)
         elif isinstance(value, types.FunctionType):
-            self._sources.append(functools.partial(_variables, value))
-            for variable, content in zip(_names(value), _variables(value)):
-                self._read(variable, content)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not _is_library(type(value).__module__):
+            self._read_function(inspect.unwrap(value))
+        elif not isinstance(value, (type, types.ModuleType)) and not _is_library(type(value).__module__):
+            attributes = getattr(value, "__dict__", {})
             self._read_class(type(value))
-            self._read_attributes(vars(value), [name for name in vars(value) if name in self._attributes])
+            self._read_attributes(attributes, [name for name in attributes if name in self._used])
+
+    def _read_function(self, function: Any) -> None:
+        """Read which attributes a function names, and, for one of the user's, its variables that are not local."""
+        codes = list(_codes(function.__code__)) if isinstance(function, types.FunctionType) else []
+        for code in codes:
+            self._used.update(_names_in(code))
+        if codes and not _is_library(function.__module__):
+            names = (*function.__code__.co_freevars, *sorted({name for code in codes for name in _global_names(code)}))
+            variables = functools.partial(_variables, function, names)
+            self._sources.append(variables)
+            for name, content in zip((*names, "defaults", "defaults"), variables()):
+                self._read(name, content)
 
     def _read_cell(self, cell: nn.Cell) -> None:
+        self._read_class(type(cell))
         attributes = vars(cell)
-        names = [name for name in attributes if name in _OF_EVERY_CELL or name in self._attributes]
-        self._read_attributes(attributes, names)
+        named = self._used - CELL_ATTRIBUTES
+        self._read_attributes(attributes, [name for name in attributes if name in _OF_EVERY_CELL or name in named])
         self._sources.append(attributes["_cells"].values)
         if attributes["_params"]:
             self._sources.append(attributes["_params"].values)
@@ -157,7 +185,6 @@ class _State:
             self._read(name, parameter)
         for name, child in attributes["_cells"].items():
             self._read(name, child)
-        self._read_class(type(cell))
 
     def _read_attributes(self, attributes: Mapping[str, Any], names: Sequence[str]) -> None:
         """Read these attributes of an object."""
@@ -167,18 +194,24 @@ class _State:
             self._read(name, None if name in _HOOKS and not value else value)
 
     def _read_class(self, kind: type) -> None:
-        """Read the attributes of a user's class, and what its methods use from outside."""
+        """Read the methods of a class that are used, and other attributes; those of MindSpore's classes stay."""
         for each in kind.__mro__:
-            if id(each) in self._visited or _is_library(each.__module__):
+            if each in _OF_CELLS or id(each) in self._visited:
                 continue
             self._visited.add(id(each))
-            self._read_attributes(vars(each), [name for name in vars(each) if name in self._attributes])
-            for method in _methods(each):
-                self._read(method.__name__, method)
+            names = [name for name in vars(each) if name in self._used]
+            if not _is_library(each.__module__):
+                self._read_attributes(vars(each), names)
+                continue
+            for name in names:
+                self._read(name, vars(each)[name])
 
 
 def _same(mine: Any, its: Any) -> bool:
-    return mine is its or (type(mine) is type(its) and isinstance(mine, _PLAIN) and mine == its)
+    if mine is its:
+        return True
+    both_plain = type(mine) is type(its) and isinstance(mine, _PLAIN)
+    return both_plain and bool(mine == its or (mine != mine and its != its))  # also two NaN
 
 
 def _values_of(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
@@ -186,43 +219,30 @@ def _values_of(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Any
     return (*map(attributes.get, names), len(attributes))
 
 
-def _classes_in(parts: Iterable[Any]) -> set[type]:
-    """Return the classes of the Cells in these parts."""
-    return {type(cell) for part in parts if isinstance(part, nn.Cell) for _, cell in part.cells_and_names()}
-
-
-@functools.cache
-def _attributes_read_by(kind: type) -> frozenset[str]:
-    """Return the names that the methods of a class use as attributes; others, such as a user's notes, do not matter."""
-    classes = itertools.takewhile(lambda each: each is not nn.Cell, kind.__mro__)
-    names = {name for each in classes for method in _methods(each) for name in _names_in(method.__code__)}
-    return frozenset(names - CELL_ATTRIBUTES)
-
-
-def _methods(kind: type) -> list[types.FunctionType]:
-    """Return the functions and properties that are written in a class."""
-    functions = [getattr(value, "fget", value) for name, value in vars(kind).items() if not name.startswith("__")]
-    return [function for function in map(inspect.unwrap, functions) if isinstance(function, types.FunctionType)]
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and of the functions and comprehensions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names in a function's code, also those of `getattr` and of functions inside it."""
-    names = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
-    return names.union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+    """Return the names that code may use as attributes, also those of `getattr`."""
+    return {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
 
 
-def _names(function: types.FunctionType) -> tuple[str, ...]:
-    """Return the names of the variables of a user's function that are not local to it."""
-    if _is_library(function.__module__):
-        return ()
-    return (*function.__code__.co_freevars, *_global_names(function.__code__))
+@functools.cache
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """Return the global names that code reads. `co_names` also contains names of attributes."""
+    return frozenset(item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL")
 
 
-def _variables(function: types.FunctionType) -> list[Any]:
-    """Return the values of these variables."""
-    names = _names(function)
-    free = function.__closure__ or () if names else ()
-    return [*map(_contents, free), *map(function.__globals__.get, names[len(free) :])]
+def _variables(function: types.FunctionType, names: Sequence[str]) -> list[Any]:
+    """Return the values of a function's free variables and globals, which have these names, and of its defaults."""
+    free = function.__closure__ or ()
+    values = [*map(_contents, free), *map(function.__globals__.get, names[len(free) :])]
+    return [*values, function.__defaults__, function.__kwdefaults__]
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -230,13 +250,6 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
-
-
-@functools.cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the global names that a function reads. `co_names` also contains names of attributes."""
-    names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
-    return tuple(sorted(names))
 
 
 def _is_library(module: str | None) -> bool:

@@ -72,6 +72,14 @@ def _rows_summed(gradient: Any, parameter: Any) -> Any:
     return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
 
 
+_zero_if = ops.MultitypeFuncGraph("zero_if")
+
+
+@_zero_if.register("Bool", "Tensor")
+def _zero_gradient_if(condition: bool, gradient: Any) -> Any:
+    return ops.zeros_like(gradient) if condition else gradient
+
+
 _dense_only = ops.MultitypeFuncGraph("dense_only")
 
 
@@ -262,6 +270,11 @@ def dense(gradients: Any, parameters: Any) -> Any:
 
 
 # Arithmetic
+
+
+def zero_where(conditions: tuple[bool, ...], gradients: Any) -> Any:
+    """Return `gradients` with zeros where a condition, which is constant in a graph, is true."""
+    return _map(_zero_if, conditions, gradients)
 
 
 def add(total: Any, gradients: Any) -> Any:
