@@ -169,12 +169,12 @@ class Accumulator:
 
     def _add(self, grads: Any, weight: Any) -> Any:
         """Add a micro-batch that has been checked; return whether the parameters were updated."""
-        window = self.window
+        window, kept = self.window, None
         if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
-            filtered = window.sums.skips(grads, None, weight)
-            grads, weight = filtered[0], None if weight is None else weight * filtered[1]
-        return window.add(grads, weight)
+            kept = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
+            weight = None if weight is None else weight * kept
+        return window.add(grads, weight, kept)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""

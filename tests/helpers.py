@@ -12,8 +12,11 @@ from mindspore import Parameter, Tensor, nn, ops
 import ms_accum.engine.ends
 import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
+from ms_accum.engine.boundary import Boundary
+from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.loss.objective import Weight
 from ms_accum.network import tree
+from ms_accum.network.kernels import NativeKernels
 
 
 class Slope(nn.Cell):
@@ -120,12 +123,25 @@ def joined(micro_batches):
     return tuple(Tensor(np.concatenate([column.asnumpy() for column in columns])) for columns in zip(*micro_batches))
 
 
-def _no_division(gradients, divisor):
-    return gradients
+def _no_division(self, weight_sum, norm, scale):
+    return None
 
 
-def _no_clear(total):
+def _no_clear(total, finite=False):
     return total
+
+
+def in_both(name, replacement, of_tree=None):
+    """Return the two places of a function on gradients: MindSpore's kernels, and our own."""
+    return [
+        (tree, of_tree or name, replacement),
+        (NativeKernels, name, staticmethod(replacement)),
+    ]
+
+
+def never_emptied(update, collaborators, rule, *, empties, make=NativeUpdate.__init__):
+    make(update, collaborators, rule, empties=False)
+    update.empties = empties
 
 
 def _one_late(micro_batches, window):
@@ -135,11 +151,13 @@ def _one_late(micro_batches, window):
 # Faults planted to test the checks: (module, name, replacement).
 MUTATIONS = {
     "no division": [
-        (tree, "multiply", _no_division),
-        (tree, "multiply_in_place", _no_division),
+        (Boundary, "_divisor", _no_division),
         (Weight, "set_unit_for", lambda weight, micro_batches: None),  # else full windows need none
     ],
-    "no clear": [(tree, "clear", _no_clear), (tree, "clear_finite", _no_clear)],
+    "no clear": [
+        *in_both("clear", _no_clear),
+        (NativeUpdate, "__init__", never_emptied),
+    ],
     "one late": [(ms_accum.engine.ends, "is_full", _one_late), (ms_accum.engine.graph_window, "is_full", _one_late)],
 }
 

@@ -40,11 +40,14 @@ EVERYTHING = "everything" in sys.argv  # the job's argument
 
 def on_host(scenario, *arguments, **options):
     """Run a scenario with nothing compiled, by MindSpore's own switch."""
+    before = os.environ.get("MS_JIT")  # scenarios may be nested
     os.environ["MS_JIT"] = "0"
     try:
         return scenario(*arguments, **options)
     finally:
-        os.environ.pop("MS_JIT", None)  # scenarios may be nested
+        del os.environ["MS_JIT"]
+        if before is not None:
+            os.environ["MS_JIT"] = before
 
 
 def in_job_mode(scenario, *arguments, **options):

@@ -27,6 +27,7 @@ from ms_accum import (
 )
 from ms_accum.engine.boundary import Boundary
 from ms_accum.engine.loss_scale import DynamicScale
+from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.engine.nonfinite import SkipMicro
 from ms_accum.loss.objective import Weight
 from ms_accum.network.state import state, unique_name, zeros_like
@@ -413,12 +414,12 @@ def _late_scale(scale, updated, loss, left_out=None):
     return None
 
 
-def _with_weight(self, gradients, loss=None, weight=None, skip=SkipMicro.__call__):
-    return skip(self, gradients, loss)
+def _with_weight(self, kernels, gradients, loss=None, weight=None, skip=SkipMicro.__call__):
+    return skip(self, kernels, gradients, loss)
 
 
-def _twice(self, updated, step=Ema.after_window):
-    return step(self, step(self, updated))
+def _twice(self, updated, kept=Ema.kept):
+    return kept(self, updated) * kept(self, updated)
 
 
 def _without_open_window(self, state, counters, load=OpenWindow.load):
@@ -437,16 +438,20 @@ def _without_bad(self, state, bad=()):
     return _load_losses(self, state)
 
 
-def _clipped_twice(self, grad_sum, weight_sum, norm, scale, gradients=Boundary._gradients):
-    return gradients(self, grad_sum, weight_sum, norm * 2, scale)
+def _clipped_twice(self, weight_sum, norm, scale, divisor=Boundary._divisor):
+    return divisor(self, weight_sum, norm * 2, scale)
 
 
-def _unscaled(self, grad_sum, weight_sum, norm, scale, gradients=Boundary._gradients):
-    return gradients(self, grad_sum, weight_sum, norm, scale * 2)
+def _unscaled(self, weight_sum, norm, scale, divisor=Boundary._divisor):
+    return divisor(self, weight_sum, norm, scale * 2)
 
 
-def _always(self, finite, gradients, update=Boundary._update):
-    return update(self, Tensor(True), gradients)
+def _always(self, finite, *sums, update=Boundary._update):
+    return update(self, Tensor(True), *sums)
+
+
+def _always_native(self, finite, *sums, update=NativeUpdate.__call__):
+    return update(self, Tensor(True), *sums)
 
 
 def _counts_all(self, requests=(), end=OpenWindow.end):
@@ -464,14 +469,14 @@ MUTANTS = {
     **MUTATIONS,
     "a dynamic scale that stays": [(DynamicScale, "adjust", _late_scale)],
     "weight 0 is left out": [(SkipMicro, "__call__", _with_weight)],
-    "an average twice": [(Ema, "after_window", _twice)],
+    "an average twice": [(Ema, "kept", _twice)],
     "an open window is not resumed": [(OpenWindow, "load", _without_open_window)],
     "its losses are not resumed": [(OpenWindow, "load", _without_losses)],
     "its unit is not resumed": [(OpenWindow, "load", _without_unit)],
     "its bad micro-batches are not resumed": [(WindowLoss, "load", _without_bad)],
-    "clipping to the half": [(Boundary, "_gradients", _clipped_twice)],
-    "unscaling by the double": [(Boundary, "_gradients", _unscaled)],
-    "nothing is skipped": [(Boundary, "_update", _always)],
+    "clipping to the half": [(Boundary, "_divisor", _clipped_twice)],
+    "unscaling by the double": [(Boundary, "_divisor", _unscaled)],
+    "nothing is skipped": [(Boundary, "_update", _always), (NativeUpdate, "__call__", _always_native)],
     "skipped windows count as updates": [(OpenWindow, "end", _counts_all)],
     "all micro-batches count alike": [(Weight, "counted", _one_each)],
     "what is cleared stays": [(_Accumulating, "clear", lambda self: None)],

@@ -25,7 +25,9 @@ FACES = [ROOT / package / "__init__.py" for package in ("ms_accum", "model_zoo")
 # The rooms by floors, from the ground; TOP are the modules that users import. A room imports rooms of lower floors.
 TOP = "top"
 APP = "app"
+NATIVE = "native"  # a module with its source in C++, which users import, too
 FLOORS = (
+    (NATIVE,),
     ("network",),
     ("ranks",),
     ("layers",),
@@ -84,7 +86,7 @@ def room_of(module):
 
 
 def package_of(room, module):
-    return "ms_accum" if room == TOP or module in COMMANDS else f"ms_accum.{room}"
+    return "ms_accum" if room in (TOP, NATIVE) or module in COMMANDS else f"ms_accum.{room}"
 
 
 def wrong_imports(source, room, module=""):
@@ -192,7 +194,7 @@ def test_valid_sources_pass_rules(rule, source):
 
 def room_of_file(path):
     if path.parent.name == "ms_accum":
-        return APP if path.stem in COMMANDS else TOP
+        return APP if path.stem in COMMANDS else NATIVE if path.stem == NATIVE else TOP
     return path.parent.name
 
 
@@ -211,7 +213,7 @@ def arrows():
     return {(room, other) for room, other in made if other != room}
 
 
-@pytest.mark.parametrize("room", [room for room in FLOOR if room != TOP])
+@pytest.mark.parametrize("room", [room for room in FLOOR if room not in (TOP, NATIVE)])
 def test_package_init_contains_only_docstring(room):
     body = ast.parse((ROOT / "ms_accum" / room / "__init__.py").read_text(encoding="utf-8")).body
     assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{room}/__init__.py is its docstring and nothing else"

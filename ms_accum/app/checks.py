@@ -25,7 +25,7 @@ try:
 except ImportError:  # before MindSpore 2.9
     from mindspore.common import api
 
-from .. import _check
+from .. import _check, native
 from ..accumulator import Accumulator
 from ..driver import GradientAccumulation
 from ..engine.coupled import CoupledLoss
@@ -33,6 +33,7 @@ from ..engine.ema import Ema
 from ..loss.first_micro_batch import without_logs
 from ..model_step import AccumulatedTrainStep, FlushTail
 from ..network import tree
+from ..network.kernels import NativeKernels
 from ..network.optimizers import inner_of
 from ..network.parameters import as_array
 from ..network.restoring import synchronously
@@ -711,6 +712,7 @@ def _operators() -> dict[str, tuple[Callable[[], Any], Any]]:
         "maximum": (lambda: ops.maximum(x, y), np.maximum(a, b)),
         "mean": (lambda: ops.mean(x), 1.5),
         "minimum": (lambda: ops.minimum(x, y), np.minimum(a, b)),
+        "pow": (lambda: ops.pow(x, Tensor(2, ms.int32)), a**2),
         "ones_like": (lambda: ops.ones_like(x), np.ones((2, 2))),
         "relu": (lambda: ops.relu(x), np.maximum(a, 0)),
         "reshape": (lambda: ops.reshape(x, (4,)), a.ravel()),
@@ -728,6 +730,10 @@ def _operators() -> dict[str, tuple[Callable[[], Any], Any]]:
     device = ms.get_context("device_target")
     if device == "CPU":
         calls["cdist"] = (lambda: ops.cdist(x, ops.zeros((1, 2), ms.float32)), np.linalg.norm(a, axis=1)[:, None])
+    library = native.library()
+    if library is not None:
+        norm = NativeKernels(library).norm
+        calls["Custom"] = (lambda: norm((x, y)), np.sqrt((a**2).sum() + (b**2).sum()))
     if device in ("CPU", "Ascend"):
         calls["Tensor.mul_"] = (lambda: _in_place("mul_", parameter(), Tensor(3.0, ms.float32)), 3 * a)
         calls["Tensor.copy_"] = (lambda: _in_place("copy_", parameter(), y), b)

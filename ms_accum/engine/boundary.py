@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, ops
 from ..network import tree
 from .collaborators import Collaborators
 from .loss_scale import own_scale
+from .native_update import native_update
 
 
 @ms.jit_class
@@ -21,16 +22,25 @@ class Boundary:
     change the loss scale → what follows a window, such as the average of the weights.
 
     A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
-    end, so gradients are read once for the norm and multiplied once. The caller clears the accumulators. An optimizer
-    with a `loss_scale` divides by it itself; norm and clipping apply to the gradient after that.
+    end, so gradients are read once for the norm and once for the update. The caller clears the accumulators, unless it
+    `empties` them. An optimizer with a `loss_scale` divides by it itself; norm and clipping apply to the gradient after
+    that.
 
     Args:
         collaborators (Collaborators): what the window works with.
-        in_place (bool): whether the gradients are accumulators, which may be multiplied in place.
+        accumulated (bool): whether the gradients are accumulators, which may be multiplied in place.
+        may_empty (bool): whether these may be emptied. Default: ``False``.
         touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
     """
 
-    def __init__(self, collaborators: Collaborators, *, in_place: bool, touched: Sequence[Parameter] = ()):
+    def __init__(
+        self,
+        collaborators: Collaborators,
+        *,
+        accumulated: bool,
+        may_empty: bool = False,
+        touched: Sequence[Parameter] = (),
+    ):
         optimizer = collaborators.optimizer
         self.optimizer = optimizer
         self.parameters = collaborators.parameters
@@ -39,12 +49,16 @@ class Boundary:
         self.constant = collaborators.scale * own_scale(optimizer)
         self.dynamic = collaborators.dynamic
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
-        self.skips = collaborators.skips if in_place else None
-        self.followers = collaborators.followers
+        self.skips = collaborators.skips if accumulated else None
         self.sums = collaborators.summing.at_the_end
-        in_place = in_place and (self.sums is None or self.sums.in_place)
+        in_place = accumulated and (self.sums is None or self.sums.in_place)
         self.multiply = tree.multiply_in_place if in_place else tree.multiply
+        self.measures = collaborators.kernels if self.sums is None else self.sums
         self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
+        self.native = native_update(collaborators, empties=in_place and may_empty)
+        self.empties = self.native is not None and self.native.empties
+        """bool, whether the accumulators are zero after it."""
+        self.followers = collaborators.followers if self.native is None else collaborators.pooled
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
         used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
@@ -66,26 +80,44 @@ class Boundary:
             grad_sum, weight_sum, figures, counts, notes = self._summed(grad_sum, weight_sum, figures, notes)
             loss = None if loss is None else figures[0]
         scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
-        norm = self._norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
+        norm = self.measures.norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
         if weight_sum is not None:
             norm = norm / weight_sum
         elif counts is not None:
             only = counts[0]  # the micro-batches that were not left out: without any the norm is 0/0 as well
         if only is not None:
             norm = norm * (only / only)
-        gradients = self._gradients(grad_sum, weight_sum, norm, scale)
         finite = ops.isfinite(norm)
-        if self.narrow:
-            # A gradient that is finite in float32 may not be finite in the parameters' type.
-            finite = ops.logical_and(finite, ops.isfinite(self._norm(gradients, norm)))
         weight = only if weight_sum is None else weight_sum
         if notes is not None:
             finite = ops.logical_and(finite, notes[0] > 0)
             weight = notes[0] if weight is None else weight
-        updated = self._update(finite, gradients)
+        divisor = self._divisor(weight_sum, norm, scale)
+        if self.native is None:
+            updated = self._update(finite, grad_sum, divisor, norm)
+        else:
+            updated = self.native(finite, grad_sum, divisor)
         if self.dynamic is not None or self.followers:
             updated = self._follow(updated, loss, weight, counts)
         return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
+
+    def _update(self, finite: Any, grad_sum: Any, divisor: Any, norm: Any) -> Any:
+        """Divide, and call the optimizer, or skip; return whether it was called."""
+        gradients = grad_sum
+        if divisor is not None:
+            # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
+            gradients = self.multiply(grad_sum, 1.0 / divisor)
+        gradients = tree.cast_like(gradients, self.parameters)
+        if self.narrow:
+            # A gradient that is finite in float32 may not be finite in the parameters' type.
+            finite = ops.logical_and(finite, ops.isfinite(self.measures.norm(gradients, norm)))
+        return self._call_optimizer(self.touch(finite), gradients)
+
+    def _call_optimizer(self, finite: Any, gradients: Any) -> Any:
+        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
+        if finite:
+            self.optimizer(gradients)
+        return finite
 
     def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
         """Do what follows a window, and return `updated`, because MindSpore warns about calls that return nothing."""
@@ -95,13 +127,6 @@ class Boundary:
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
         for follower in self.followers:
             updated = follower.after_window(updated)
-        return updated
-
-    def _update(self, finite: Any, gradients: Any) -> Any:
-        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
-        updated = self.touch(finite)
-        if updated:
-            self.optimizer(gradients)
         return updated
 
     def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
@@ -117,9 +142,6 @@ class Boundary:
         weights = None if weight_sum is None else extra[0]
         return grad_sum, weights, extra[1], counts, None if notes is None else extra[2]
 
-    def _norm(self, gradients: Any, depends_on: Any) -> Any:
-        return tree.global_norm(gradients) if self.sums is None else self.sums.norm(gradients, depends_on)
-
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
 
@@ -128,15 +150,12 @@ class Boundary:
         """
         return ops.depend(condition, self.touched)
 
-    def _gradients(self, grad_sum: Any, weight_sum: Any, norm: Any, scale: Any) -> Any:
-        """Return the divided, unscaled and clipped gradients; still times the scale by which the optimizer divides."""
-        gradients, divisor = grad_sum, weight_sum
+    def _divisor(self, weight_sum: Any, norm: Any, scale: Any) -> Any:
+        """Return what divides, unscales and clips the gradients, but for the scale by which the optimizer divides."""
+        divisor = weight_sum
         if self.clip_norm is not None:
             excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
             divisor = excess if divisor is None else excess * divisor
         if self.dynamic is not None or self.scale != 1.0:
             divisor = scale if divisor is None else scale * divisor
-        if divisor is not None:
-            # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
-            gradients = self.multiply(grad_sum, 1.0 / divisor)
-        return tree.cast_like(gradients, self.parameters)
+        return divisor

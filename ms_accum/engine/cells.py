@@ -17,6 +17,7 @@ from .. import _check
 from ..loss.known_losses import check_gradient
 from ..network import tree
 from ..network.compiled import Compiled, check_compile
+from ..network.kernels import kernels
 from ..network.runtime import tune
 from ..network.state import attached, untracked
 from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
@@ -130,11 +131,13 @@ class TrainForwardBackward(Compiled):
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
         loss, grads = self.loss_and_gradients(counted if window.weighs_loss else 1.0, *inputs)
+        kept = None
         if window.skips is not None:
-            grads, kept, left_out = window.skips(grads, loss, Tensor(1.0, ms.float32) if counted is None else counted)
+            weight = Tensor(1.0, ms.float32) if counted is None else counted
+            kept, left_out = window.skips(window.kernels, grads, loss, weight)
             counted = None if counted is None else counted * kept
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
-        return ops.depend(loss, window.add(grads, counted))
+        return ops.depend(loss, window.add(grads, counted, kept=kept))
 
 
 class TrainOptim(Compiled):
@@ -256,15 +259,16 @@ class TrainClear(Compiled):
         skips = None
         if policy_of(owner, nonfinite) == SKIP_MICRO:
             skips = _policy_or_skips(nonfinite, grad_sum)
-        self._set_up(tuple(grad_sum), untracked(weight_sum), skips)
+        self._set_up(kernels(self.compiles, grad_sum), tuple(grad_sum), untracked(weight_sum), skips)
 
-    def _set_up(self, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> None:
+    def _set_up(self, kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> None:
+        self.kernels = kernels
         self.grad_sum = grad_sum
         self.weight_sum = weight_sum
         self.skips = skips
 
     def construct(self, finite: bool = False) -> Any:
-        cleared = clear_sums(self.grad_sum, self.weight_sum, self.skips, finite=finite)
+        cleared = clear_sums(self.kernels, self.grad_sum, self.weight_sum, self.skips, finite=finite)
         return ops.depend(Tensor(True), cleared)
 
 
@@ -281,7 +285,7 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
     optim, clear = _empty(TrainOptim, collaborators), _empty(TrainClear, collaborators)
     forward_backward._set_up(window, network, sens)
     optim._set_up(window)
-    clear._set_up(window.grad_sum, window.weight_sum, window.skips)
+    clear._set_up(window.kernels, window.grad_sum, window.weight_sum, window.skips)
     return forward_backward, optim, clear
 
 
@@ -330,6 +334,7 @@ def _window_of(
         ema=ema,
         compiles=compiles,
         in_graph=True,
+        accumulators=grad_sum,
     )
     _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)
     if network is not None:

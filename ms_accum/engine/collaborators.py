@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mindspore import Parameter, nn
 
-from .. import _check
+from .. import _check, native
 from ..layers.batch_norm import PooledStatistics, pooled_of
 from ..network import tree
+from ..network.kernels import kernels
 from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
@@ -33,6 +34,8 @@ class Collaborators:
     """Updates the parameters."""
     compiles: bool
     """Whether Cells are compiled in PyNative mode, too."""
+    kernels: Any
+    """Measure and empty gradients: MindSpore's, or our own."""
     weighted: bool
     """Whether the window's gradient is divided by the sum of the weights."""
     clip_norm: float | None
@@ -150,6 +153,7 @@ class Collaborators:
         return {
             "'compile'": self.compiles,
             "'clip_norm'": self.clip_norm,
+            native.SWITCH: "off" if self.kernels.library is None else "on",
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
             "'ema'": None if self.ema is None else self.ema.settings,
@@ -172,6 +176,7 @@ def resolve(
     noise_scale: NoiseScale | None = None,
     compiles: bool,
     in_graph: bool = False,
+    accumulators: Iterable[Parameter] = (),
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
 
@@ -184,8 +189,10 @@ def resolve(
             `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
+        accumulators (Iterable[Parameter]): the accumulators, if the user made them. Default: none.
     """
     check_optimizer(owner, optimizer, compiles)
+    used = kernels(compiles, accumulators)
     if clip_norm is not None:
         clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
     group = group_of(owner, group)
@@ -205,10 +212,11 @@ def resolve(
         owner=owner,
         optimizer=optimizer,
         compiles=compiles,
+        kernels=used,
         weighted=weighted,
         clip_norm=clip_norm,
         group=group,
-        summing=summing(owner, optimizer, group, sync_every_micro_batch),
+        summing=summing(owner, optimizer, group, sync_every_micro_batch, used),
         scale=scale,
         dynamic=dynamic,
         skips=skips,

@@ -57,7 +57,8 @@ class Ema:
             _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
         self.warm_up = warm_up
         self._weights: tuple = ()
-        self._averages: tuple = ()
+        self.averages: tuple = ()
+        """tuple[Parameter], the averages, in the order of the weights."""
         self._applied = False
         self.times_applied = 0
         """int, the number of times that the averages were applied."""
@@ -68,20 +69,23 @@ class Ema:
         """Create float32 averages of these Parameters; raise an error if it already averages others."""
         if [*map(id, parameters)] == [*map(id, self._weights)]:
             return
-        if self._averages:
+        if self.averages:
             _check.raise_invalid(ValueError, _OWNER, "ema", "a new one for each optimizer", "one that is in use")
         self._weights = tuple(parameters)
-        self._averages = zeros_like(self._name, self._weights)
+        self.averages = zeros_like(self._name, self._weights)
 
     def after_window(self, updated: Any) -> Any:
         """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""
+        kept = ops.where(updated, self.kept(updated), Tensor(1.0, ms.float32))
+        return ops.depend(updated, tree.update_averages(self.averages, self._weights, kept))
+
+    def kept(self, updated: Any) -> Any:
+        """Count an update, if it is one; return the weight of the old average, in the graph that ends a window."""
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         count = ops.cast(self._updates, ms.float32)
         one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
-        decay = ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
-        assigned = tree.update_averages(self._averages, self._weights, ops.where(updated, decay, one))
-        return ops.depend(updated, assigned)
+        return ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -91,7 +95,7 @@ class Ema:
             RuntimeError: If there is no average yet, or the averages are already applied, or there were updates inside
                 the block, which are lost.
         """
-        if not self._averages:
+        if not self.averages:
             raise RuntimeError(
                 "For 'Ema', 'applied' needs averages: pass the Ema as 'ema' to a driver or a step, and train with that."
             )
@@ -103,7 +107,7 @@ class Ema:
         try:
             self._applied = True
             self.times_applied += 1
-            _assign(self._weights, map(as_array, self._averages))
+            _assign(self._weights, map(as_array, self.averages))
             yield
         finally:
             _assign(self._weights, copies)
@@ -128,7 +132,7 @@ class Ema:
     @property
     def parameters(self) -> tuple:
         """tuple[Parameter], the Parameters that `after_window` changes."""
-        return (self._updates, *self._averages)
+        return (self._updates, *self.averages)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -138,7 +142,7 @@ class Ema:
     @property
     def state(self) -> dict[str, Parameter]:
         """dict, its Parameters in a training state, by name."""
-        named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self._averages)}
+        named = {f"of.{weight.name}": average for weight, average in zip(self._weights, self.averages)}
         return {"updates": self._updates, **named}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from .. import _check
+from ..network import tree
 from ..network.compiled import Compiled
 from ..network.state import state
 from ..ranks.agreement import check_drift
@@ -142,26 +143,26 @@ class GraphWindow:
         self._end_compiled = _End(size_argument.owner, self)
         self._take_part_compiled = _TakePart(size_argument.owner, self)
 
-    def add(self, gradients: Any, weight: Any = None) -> Any:
+    def add(self, gradients: Any, weight: Any = None, kept: Any = None) -> Any:
         """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
         if not self.sums.has_sums:
-            return self._closed_at_once(gradients, weight, None)
+            return self._closed_at_once(gradients, weight, kept, None)
         updated = Tensor(False)
-        if self.sums.boundary.touch(self._add(gradients, weight, None)):
+        if self.sums.boundary.touch(self._add(gradients, weight, kept, None)):
             updated = self.end()
         ops.assign(self.updated, updated)
         return updated
 
-    def add_with(self, scalars: Any, gradients: Any, weight: Any, last: Any) -> Any:
+    def add_with(self, scalars: Any, gradients: Any, weight: Any, kept: Any, last: Any) -> Any:
         """Add a micro-batch, with scalars to sum over the ranks; end the window if it is full, or if `last` is true.
 
         Returns:
             tuple[Tensor], whether the window ended, and the scalars, summed if it ended.
         """
         if not self.sums.has_sums:
-            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, scalars)), scalars
+            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, kept, scalars)), scalars
         updated = Tensor(False)
-        ends = self._add(gradients, weight, last)
+        ends = self._add(gradients, weight, kept, last)
         if self.sums.boundary.touch(ends):
             updated, scalars = self.end_with(scalars)
         ops.assign(self.updated, updated)
@@ -183,8 +184,9 @@ class GraphWindow:
         self._begin_next()
         return updated, closed[2]
 
-    def _closed_at_once(self, gradients: Any, weight: Any, scalars: Any) -> Any:
+    def _closed_at_once(self, gradients: Any, weight: Any, kept: Any, scalars: Any) -> Any:
         """End a window of one micro-batch, which has no accumulators."""
+        gradients = gradients if kept is None else tree.multiply_no_nan(gradients, kept)
         weight = None if weight is None else ops.cast(weight, ms.float32)
         return self._count(self.sums.close_at_once(gradients, weight, scalars))
 
@@ -192,25 +194,28 @@ class GraphWindow:
         return None if self.rank_status is None else self.rank_status.sent(self.micro_batches)
 
     def _begin_next(self) -> None:
-        self._clear()
+        if self.sums.is_empty_when_closed:
+            ops.assign(self.micro_batches, Tensor(0, ms.int32))
+        else:
+            self._clear()
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
 
-    def _add(self, gradients: Any, weight: Any, last: Any) -> Any:
+    def _add(self, gradients: Any, weight: Any, kept: Any, last: Any) -> Any:
         """Add a micro-batch; return whether the window ends with it."""
         if self.sums.sum_over_ranks is not None:
             last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
-            return self._add_together(gradients, weight, 1.0, last)[1] > 0
-        added = self.sums.add(gradients, weight)
+            return self._add_together(gradients, weight, kept, 1.0, last)[1] > 0
+        added = self.sums.add(gradients, weight, kept=kept)
         ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         full = is_full(self.micro_batches, self.size)
         return full if last is None else ops.logical_or(full, last)
 
-    def _add_together(self, gradients: Any, weight: Any, adds: float, last: Any) -> Any:
+    def _add_together(self, gradients: Any, weight: Any, kept: Any, adds: float, last: Any) -> Any:
         """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
         full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
         own_counts = ops.stack((Tensor(adds, ms.float32), adds * full + last))
-        counts = self.sums.add(gradients, weight, (own_counts,))[0]
+        counts = self.sums.add(gradients, weight, (own_counts,), kept)[0]
         ops.assign_add(self.micro_batches, ops.cast(counts[0] > 0, ms.int32))
         return counts[0], counts[1]
 
@@ -231,7 +236,7 @@ class GraphWindow:
 
     def take_part(self, scalars: Any) -> Any:
         """Add zeros to the other ranks' micro-batch; return whether there was one, and whether it updated."""
-        counted = self._add_together(self.sums.zeros(), None, 0.0, ops.zeros((), ms.float32))
+        counted = self._add_together(self.sums.zeros(), None, None, 0.0, ops.zeros((), ms.float32))
         updated = Tensor(False)
         if self.sums.boundary.touch(counted[1] > 0):
             updated = self.end() if scalars is None else self.end_with(scalars)[0]

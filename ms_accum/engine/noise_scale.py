@@ -9,8 +9,8 @@ from typing import Any
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..network import tree
 from ..network.compiled import Compiled
+from ..network.kernels import kernels
 from .ema import check_decay
 from .loss_scale import own_scale
 
@@ -176,6 +176,7 @@ class _Norm(Compiled):
     def __init__(self, sums: Sequence[Any]):
         super().__init__(_OWNER, compiles=True)
         self.sums = tuple(sums)
+        self.kernels = kernels(self.compiles)
 
     def construct(self) -> Any:
-        return tree.global_norm(self.sums)
+        return self.kernels.norm(self.sums)

@@ -33,21 +33,21 @@ class SkipMicro:
         self.uncounted = state(f"{name}.uncounted", 0, ms.int32)
         """Parameter, those of this rank that the other ranks have not counted yet."""
 
-    def __call__(self, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
-        """Leave out a micro-batch, in a graph.
+    def __call__(self, kernels: Any, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
+        """Decide whether a micro-batch is left out, in a graph.
 
         A micro-batch of weight 0 is not left out, because it does not count: its loss may be 0/0 for a good reason.
 
         Args:
+            kernels (Union[Kernels, NativeKernels]): measure gradients.
             gradients (tuple[Tensor]): its gradients.
             loss (Optional[Tensor]): its loss. Default: ``None``, only the gradients are looked at.
             weight (Optional[Tensor]): its weight. Default: ``None``, it counts.
 
         Returns:
-            tuple, the gradients, or zeros if the micro-batch does not count or is left out; 1.0, or 0.0 in these cases;
-            and whether it is left out.
+            tuple, 1.0, or 0.0 if the micro-batch does not count or is left out; and whether it is left out.
         """
-        finite = ops.isfinite(tree.sum_of_elements(gradients))
+        finite = kernels.all_finite(gradients)
         left_out = ops.logical_not(finite)
         overflows = ops.cast(left_out, ms.float32)
         if loss is not None:
@@ -62,7 +62,7 @@ class SkipMicro:
         ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(left_out, ms.float32), overflows)))
         ops.assign_add(self.left_out, ops.cast(left_out, ms.int32))
         ops.assign_add(self.uncounted, ops.cast(left_out, ms.int32))
-        return tree.multiply_no_nan(gradients, kept), kept, left_out
+        return kept, left_out
 
     def pass_over(self) -> None:
         """Count a micro-batch that is not run because it does not count, on the host."""
@@ -83,9 +83,9 @@ class SkipMicro:
         added = ops.assign_add(self.left_out, of_other_ranks)
         return ops.depend(summed, ops.assign(self.uncounted, ops.depend(Tensor(0, ms.int32), added)))
 
-    def clear(self) -> None:
+    def clear(self) -> Any:
         """Begin a new window."""
-        ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
+        return ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
 
 
 def skip_micro_of(grad_sum: Any) -> SkipMicro:

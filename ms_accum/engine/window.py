@@ -13,6 +13,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..network import tree
+from ..network.kernels import Kernels
 from ..network.state import state, untracked, zeros_like
 from .boundary import Boundary
 from .collaborators import Collaborators
@@ -29,6 +30,8 @@ class Window:
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
         weighs_loss (bool): whether the loss has been multiplied by the weight, and so the gradients too. Default:
             ``False``, weights multiply the gradients, in float32.
+        may_empty (bool): whether its end may leave it empty, which is faster. Default: ``False``, for accumulators of
+            the user's, who empties them.
         touched (Sequence[Parameter]): more Parameters that the branch with the optimizer uses. Default: none.
     """
 
@@ -39,9 +42,14 @@ class Window:
         weight_sum: Parameter | None = None,
         *,
         weighs_loss: bool = False,
+        may_empty: bool = False,
         touched: Sequence[Parameter] = (),
     ):
         self.collaborators = collaborators
+        self.kernels = collaborators.kernels
+        # In a loop MindSpore asks our own for the shapes of sparse gradients before it knows them. That succeeds in the
+        # end, but leaves a report of a failure in the working directory.
+        self.adding = Kernels() if collaborators.sparse else self.kernels
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
@@ -50,10 +58,18 @@ class Window:
         self.sum_over_ranks = collaborators.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in collaborators.parameters)
         self.shapes = tuple(parameter.shape for parameter in collaborators.parameters)
-        self.boundary = Boundary(collaborators, in_place=self.has_sums, touched=touched)
+        self.boundary = Boundary(collaborators, accumulated=self.has_sums, may_empty=may_empty, touched=touched)
+        self.is_empty_when_closed = self.boundary.empties
+        """bool, whether its end leaves it empty."""
 
-    def add(self, gradients: Any, weight: Any = None, extra: Any = ()) -> Any:
+    def add(self, gradients: Any, weight: Any = None, extra: Any = (), kept: Any = None) -> Any:
         """Add the gradients of a micro-batch, times the weight if there is one.
+
+        Args:
+            gradients (tuple[Tensor]): its gradients.
+            weight (Optional[Tensor]): its weight. Default: ``None``, no weights.
+            extra (tuple[Tensor]): what is summed over the ranks with it. Default: nothing.
+            kept (Optional[Tensor]): 0 if nothing is added, also for NaN; else 1. Default: ``None``, 1.
 
         Returns:
             tuple[Tensor], the sums of `extra` if every micro-batch is summed over the ranks, else the accumulators.
@@ -61,28 +77,40 @@ class Window:
         """
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
-        multiplies = weight is not None and not self.weighs_loss
+        factor = None if weight is None or self.weighs_loss else weight
+        if kept is not None:
+            factor = kept if factor is None else factor * kept
         if self.sum_over_ranks is not None:
-            gradients = tree.multiply(gradients, weight) if multiplies else gradients
+            if kept is not None:
+                gradients = tree.multiply_no_nan(gradients, factor)
+            elif factor is not None:
+                gradients = tree.multiply(gradients, factor)
             summed = self.sum_over_ranks(gradients, extra)
-            tree.add(self.grad_sum, summed[0])
-            return summed[1]
-        if multiplies:
-            return tree.add_weighted(self.grad_sum, gradients, weight)
-        return tree.add(self.grad_sum, gradients)
+            return ops.depend(summed[1], self.adding.add(self.grad_sum, summed[0]))
+        if kept is not None:
+            return self.adding.add_no_nan(self.grad_sum, gradients, factor)
+        if factor is not None:
+            return self.adding.add_weighted(self.grad_sum, gradients, factor)
+        return self.adding.add(self.grad_sum, gradients)
 
     def close(self, figures: Any = None, notes: Any = None, *, divides: bool = True) -> Any:
-        """End the window: see `Boundary`. ``divides=False``: the weights add up to 1."""
+        """End the window: see `Boundary`. ``divides=False``: the weights add up to 1.
+
+        Afterwards it must be cleared, unless it `is_empty_when_closed`.
+        """
         weight_sum = self.weight_sum[0] if self.weight_sum and divides else None
-        return self.boundary(self.grad_sum, weight_sum, figures, None, notes)
+        closed = self.boundary(self.grad_sum, weight_sum, figures, None, notes)
+        if self.is_empty_when_closed:
+            return ops.depend(closed, clear_scalars(self.weight_sum, self.skips))
+        return closed
 
     def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None, notes: Any = None) -> Any:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
         return self.boundary(gradients, None, figures, weight, notes)
 
     def clear(self) -> Any:
-        """Set the sums to zero, and return them, so that something can depend on it."""
-        return clear_sums(self.grad_sum, self.weight_sum, self.skips)
+        """Set the sums to zero; let something depend on what it returns."""
+        return clear_sums(self.kernels, self.grad_sum, self.weight_sum, self.skips)
 
     def zeros(self) -> Any:
         """Return zeros like the gradients of a micro-batch."""
@@ -99,18 +127,25 @@ class Window:
         return sums
 
 
-def clear_sums(grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False) -> Any:
+def clear_sums(
+    kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False
+) -> Any:
     """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros.
 
     Returns:
-        tuple[Tensor], the sums. Let something depend on it: otherwise MindSpore left out the assignments in a graph
-        that had run before the accumulators were used.
+        tuple[Tensor], what was assigned. Let something depend on it: otherwise MindSpore left out the assignments in a
+        graph that had run before the accumulators were used.
     """
-    cleared = tree.clear_finite(grad_sum) if finite else tree.clear(grad_sum)
+    return clear_scalars(weight_sum, skips), kernels.clear(grad_sum, finite)
+
+
+def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
+    """Assign zeros to the sums that are not of gradients."""
+    cleared: tuple = ()
     if skips is not None:
-        skips.clear()
+        cleared = (skips.clear(),)
     if weight_sum:
-        ops.assign(weight_sum[0], Tensor(0.0, ms.float32))
+        cleared = (*cleared, ops.assign(weight_sum[0], Tensor(0.0, ms.float32)))
     return cleared
 
 
@@ -120,4 +155,5 @@ def new_window(
     """Return a window with new accumulators, whose names begin with `name`."""
     grad_sum = zeros_like(f"{name}.grad_sum", collaborators.summing.like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if collaborators.weighted else None
-    return Window(collaborators, grad_sum, weight_sum, weighs_loss=weighs_loss, touched=tuple(touched))
+    touched = tuple(touched)
+    return Window(collaborators, grad_sum, weight_sum, weighs_loss=weighs_loss, may_empty=True, touched=touched)

@@ -117,6 +117,11 @@ def _multiply_no_nan(factor: Any, gradient: Any) -> Any:
     return no_nan(ops.cast(gradient, ms.float32), factor)  # `where` takes five times as long on CPU
 
 
+@_of_tensors("Tensor")
+def _add_no_nan(factor: Any, total: Any, gradient: Any) -> Any:
+    return _add(total, _multiply_no_nan(factor, gradient))
+
+
 @_of_tensors()
 def _clear(total: Any) -> Any:
     # Assign zeros: multiplying by zero, or subtracting the total from itself, would keep NaN.
@@ -138,6 +143,11 @@ def _multiply(factor: Any, gradient: Any) -> Any:
 def _multiply_in_place(factor: Any, total: Any) -> Any:
     # Return the Parameter instead of the product: a branch copies all inputs that are not Parameters.
     return ops.depend(total, total.mul_(factor) if _in_place() else ops.assign(total, total * factor))
+
+
+@_of_tensors()
+def _in_float32(gradient: Any) -> Any:
+    return ops.cast(gradient, ms.float32)
 
 
 @_of_tensors()
@@ -287,19 +297,19 @@ def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
     return _map(ops.partial(_add_weighted, weight), total, gradients)
 
 
+def add_no_nan(total: Any, gradients: Any, weight: Any) -> Any:
+    """Do what `add_weighted` does; a weight of 0 adds 0 also for NaN."""
+    return _map(ops.partial(_add_no_nan, weight), total, gradients)
+
+
 def multiply_no_nan(gradients: Any, factor: Any) -> Any:
     """Return the gradients times a factor, in float32; a factor of 0 gives 0 also for NaN."""
     return _map(ops.partial(_multiply_no_nan, factor), gradients)
 
 
-def clear(total: Any) -> Any:
-    """Assign zero to every Parameter of `total`."""
-    return _map(_clear, total)
-
-
-def clear_finite(total: Any) -> Any:
-    """Set every Parameter of `total` to zero where it is finite, without allocating zeros of the model size."""
-    return _map(_clear_finite, total)
+def clear(total: Any, finite: bool = False) -> Any:
+    """Assign zero to every Parameter of `total`. What is `finite` is cancelled, without zeros of the model size."""
+    return _map(_clear_finite if finite else _clear, total)
 
 
 def multiply(gradients: Any, factor: Any) -> Any:
@@ -312,6 +322,11 @@ def multiply_in_place(total: Any, factor: Any) -> Any:
     return _map(ops.partial(_multiply_in_place, factor), total)
 
 
+def in_float32(gradients: Any) -> Any:
+    """Return `gradients` in float32; nothing is done where they are."""
+    return _map(_in_float32, gradients)
+
+
 def cast_like(gradients: Any, parameters: Any) -> Any:
     """Return `gradients` cast to the types of `parameters`; nothing is done where the types agree."""
     return _map(_cast_like, gradients, parameters)
@@ -322,9 +337,9 @@ def update_averages(averages: Any, values: Any, decay: Any) -> Any:
     return _map(ops.partial(_update_average, decay), averages, values)
 
 
-def sum_of_elements(gradients: Any) -> Any:
-    """Return the sum of all elements, which is not finite if an element is not finite."""
-    return ops.addn(_map(_sum, gradients))
+def all_finite(gradients: Any) -> Any:
+    """Return whether all elements are finite: then their sum is."""
+    return ops.isfinite(ops.addn(_map(_sum, gradients)))
 
 
 def sum_of_squares(gradients: Any) -> Any:
@@ -335,8 +350,11 @@ def sum_of_squares(gradients: Any) -> Any:
     return ops.addn(_map(_squares, gradients))
 
 
-def global_norm(gradients: Any) -> Any:
-    """Return the 2-norm of all elements; not finite if an element is not finite, or if the norm exceeds 1.8e19."""
+def global_norm(gradients: Any, after: Any = None) -> Any:
+    """Return the 2-norm of all elements; not finite if an element is not finite, or if the norm exceeds 1.8e19.
+
+    `after` is what a norm over several ranks would be sent after; here nothing is sent.
+    """
     return ops.sqrt(sum_of_squares(gradients))
 
 

@@ -69,12 +69,14 @@ class WholeSums:
 
     Args:
         parameters (Sequence[Parameter]): Parameters with the gradients' shapes.
+        kernels (Union[Kernels, NativeKernels]): measure gradients.
     """
 
     in_place = False
     """bool, whether it returns the accumulators themselves."""
 
-    def __init__(self, parameters: Sequence[Parameter]):
+    def __init__(self, parameters: Sequence[Parameter], kernels: Any):
+        self.kernels = kernels
         self.all_reduce = ops.AllReduce()
         self.pieces = pieces([parameter.size for parameter in parameters], _PIECE)
 
@@ -91,7 +93,7 @@ class WholeSums:
 
     def norm(self, gradients: Any, after: Any) -> Any:
         """Return the global norm of the sums. Nothing is sent, so `after` is ignored."""
-        return tree.global_norm(gradients)
+        return self.kernels.norm(gradients, after)
 
 
 @ms.jit_class
@@ -101,11 +103,13 @@ class PartSums:
     Args:
         parts (Sequence[Part]): this rank's part of each gradient.
         group (Group): the ranks.
+        kernels (Union[Kernels, NativeKernels]): measure gradients.
     """
 
     in_place = False
 
-    def __init__(self, parts: Sequence[Part], group: Group):
+    def __init__(self, parts: Sequence[Part], group: Group, kernels: Any):
+        self.kernels = kernels
         self.parts = tuple(parts)
         self.rank = group.rank
         self.all_reduce = ops.AllReduce()
@@ -132,7 +136,7 @@ class PartSums:
 
     def norm(self, gradients: Any, after: Any) -> Any:
         """Return the global norm over the parts of all ranks; its communication follows that of `after`."""
-        squares = ops.reshape(tree.sum_of_squares(gradients), (1,))
+        squares = ops.reshape(self.kernels.sum_of_squares(gradients), (1,))
         return ops.sqrt(self.all_reduce(ops.depend(squares, after))[0])
 
 
@@ -173,7 +177,7 @@ class Summing(NamedTuple):
     """Parameters with the accumulators' shapes."""
 
 
-def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> Summing:
+def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool, kernels: Any) -> Summing:
     """Return how gradients are summed over `group`, the user's argument, for this optimizer.
 
     A `ZeroOptimizer` needs only its parts of the sums.
@@ -186,7 +190,7 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool) -> 
         _check.raise_invalid(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
     if group is None:
         return Summing(None, None, like)
-    sums = PartSums(optimizer.parts, optimizer.group) if sharded else WholeSums(like)
+    sums = PartSums(optimizer.parts, optimizer.group, kernels) if sharded else WholeSums(like, kernels)
     if not every_micro_batch:
         return Summing(None, sums, like)
     return Summing(sums, SumsAlready(sums), inner_of(optimizer).parameters if sharded else like)

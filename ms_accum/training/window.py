@@ -468,8 +468,9 @@ class _Accumulating:
             ops.assign(self._window.weight_sum[0], Tensor(weights, ms.float32))
         divides = weights is None or weights != 1
         updated, norm, *sums = self._optim(scalars, divides)
-        # After an update the norm was finite, so every element is finite.
-        self._clear(bool(updated.asnumpy()))
+        if not self._window.is_empty_when_closed:
+            # After an update the norm was finite, so every element is finite.
+            self._clear(bool(updated.asnumpy()))
         return (lr, updated, norm, *sums)
 
 

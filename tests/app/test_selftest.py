@@ -23,14 +23,16 @@ import ms_accum.engine.boundary
 import ms_accum.engine.ends
 import ms_accum.engine.graph_window
 import ms_accum.training.record
-from helpers import MUTATIONS
+from helpers import MUTATIONS, in_both, never_emptied
 from ms_accum import AccumulatedTrainStep, FlushTail, selftest
 from ms_accum.app import checks, self_test
 from ms_accum.app.process import DISK, OK, TRAINING, USAGE, run
 from ms_accum.app.self_test import FAILED, MEASURED, NOT_RUN, PASSED
 from ms_accum.engine.coupled import LossOfRepresentations
+from ms_accum.engine.ema import Ema
 from ms_accum.engine.graph_window import GraphWindow
 from ms_accum.engine.loss_scale import DynamicScale
+from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.engine.window import Window
 from ms_accum.loss.objective import Weight
 from ms_accum.network import tree
@@ -43,7 +45,7 @@ NO_DIVISION = MUTATIONS["no division"]
 ONE_LATE = MUTATIONS["one late"]
 
 
-def cleared_by_multiplying(total):
+def cleared_by_multiplying(total, finite=False):
     return tree.multiply_in_place(total, 0.0)
 
 
@@ -55,11 +57,7 @@ def half_added(total, gradients):
     return tree.add_weighted(total, gradients, 0.5)
 
 
-def plain_product(gradients, factor):
-    return tree.multiply(gradients, factor)
-
-
-def twice_the_norm(gradients):
+def twice_the_norm(gradients, after=None):
     return 2.0 * ops.sqrt(tree.sum_of_squares(gradients))
 
 
@@ -68,11 +66,8 @@ def on_each_micro_batch(window, gradients, weight=None, extra=()):
     return tree.add(window.grad_sum, ops.depend(gradients, advanced))
 
 
-def averaged_the_other_way(averages, values, decay):
-    return OTHER_WAY(averages, values, 1.0 - decay)
-
-
-OTHER_WAY = tree.update_averages
+def averaged_the_other_way(ema, updated, kept=Ema.kept):
+    return 1.0 - kept(ema, updated)
 
 
 def without_sums(window):
@@ -114,26 +109,26 @@ FAULTS = {
         (FlushTail, "_flush", lambda callback, run_context: None),
         (AccumulatedTrainStep, "epoch_begins", lambda step, micro_batches: None),
     ],
-    "Accumulator in a compiled step": [(tree, "add_weighted", weight_ignored)],
+    "Accumulator in a compiled step": in_both("add_weighted", weight_ignored),
     "Accumulator in a plain loop": [(GraphWindow, "flush", lambda window, scalars=None: False)],
-    "clip_norm": [(tree, "global_norm", twice_the_norm)],
+    "clip_norm": in_both("norm", twice_the_norm, "global_norm"),
     "learning-rate schedule": [(Window, "add", on_each_micro_batch)],
-    "NaN: skip_window": [(tree, "clear", cleared_by_multiplying), (tree, "clear_finite", cleared_by_multiplying)],
-    "NaN: skip_micro": [(tree, "multiply_no_nan", plain_product)],
+    "NaN: skip_window": [*in_both("clear", cleared_by_multiplying), (NativeUpdate, "__init__", never_emptied)],
+    "NaN: skip_micro": in_both("add_no_nan", tree.add_weighted),
     "NaN: raise": [(ms_accum.training.record, "raise_not_finite", lambda window: None)],
-    "Ema": [(tree, "update_averages", averaged_the_other_way)],
+    "Ema": [(Ema, "kept", averaged_the_other_way)],
     "loss scale, with overflows": [(DynamicScale, "adjust", lambda scale, updated, loss, left_out=None: None)],
     "resume inside a window": [(Window, "state", property(without_sums))],
     "sparse gradients": [(tree, "dense", last_row_wins)],
-    "optimizers": [(tree, "add_weighted", weight_ignored)],
+    "optimizers": in_both("add_weighted", weight_ignored),
     "operators": [(ops, "minimum", lambda x, y: ops.maximum(x, y))],
     "convolution and pooling": NO_DIVISION,
-    "reduction='sum'": [(tree, "add", half_added)],
+    "reduction='sum'": in_both("add", half_added),
     "tail='carry'": ONE_LATE,
     "a growing window": ONE_LATE,
     "CoupledLoss": [(LossOfRepresentations, "construct", one_row_less)],
     "resume in graph mode": [(Window, "state", property(without_sums))],
-    "more optimizers": [(tree, "add_weighted", weight_ignored)],
+    "more optimizers": in_both("add_weighted", weight_ignored),
 }
 # Those that run, or whose fault shows, in compiled graphs only.
 COMPILED = ("the same in graph mode", "resume in graph mode", "sparse gradients", "optimizers", "more optimizers")

@@ -62,12 +62,12 @@ def test_scale_does_not_change_training_in_graphs(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_missing_division_by_scale_is_detected(way, monkeypatch):
     expected = weights(way)
-    unscaled = boundary.Boundary._gradients
+    divisor = boundary.Boundary._divisor
 
-    def scaled(self, grad_sum, weight_sum, norm, scale):
-        return unscaled(self, grad_sum, weight_sum, norm, scale * 0 + 1)
+    def scaled(self, weight_sum, norm, scale):
+        return divisor(self, weight_sum, norm, scale * 0 + 1)
 
-    monkeypatch.setattr(boundary.Boundary, "_gradients", scaled)
+    monkeypatch.setattr(boundary.Boundary, "_divisor", scaled)
     assert miss([weights(way, loss_scale=1024)], [expected], 1e-6) >= 100
 
 

@@ -86,7 +86,7 @@ def test_accumulators_change_in_place(elements, compiled, mode):
         return True
 
     def cancel():
-        tree.clear_finite(total)
+        tree.clear(total, True)
         return True
 
     if compiled:

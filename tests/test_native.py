@@ -1,0 +1,627 @@
+"""The operators in C++: are they right, are they built safely, and do windows end in them?"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.experimental import optim as experimental
+
+from helpers import batches, cross_entropy, run
+from ms_accum import Ema, GradientAccumulation, native
+from ms_accum.native import call
+from reference import miss
+from ways import WAYS, Trained
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+
+F32 = np.float32
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return ctypes.CDLL(str(native.library()))
+
+
+def number(value):
+    return np.array(value, F32)
+
+
+def arrays(rng, *shapes):
+    return [np.array(rng.randn(*shape), F32) for shape in shapes]
+
+
+SHAPES = [(3,), (), (70000,), (5, 7, 2), (0,), (1,)]
+
+
+# The operators, against NumPy
+
+
+@pytest.mark.host
+def test_norm_is_that_of_float64(loaded, rng):
+    values, result = arrays(rng, *SHAPES), np.zeros(1, F32)
+    squares = sum(np.square(array, dtype=np.float64).sum() for array in values)
+    assert call(loaded, "norm", *values, result) == 0 and result[0] == F32(np.sqrt(squares))
+    assert call(loaded, "sum_of_squares", *values, result) == 0 and result[0] == F32(squares)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 65535, 65536, 69999])
+def test_one_bad_element_is_found(value, place, loaded, rng):
+    values, norm, finite = arrays(rng, *SHAPES), np.zeros(1, F32), np.array([False])
+    assert call(loaded, "all_finite", *values, finite) == 0 and finite[0]
+    values[2][place] = value
+    call(loaded, "all_finite", *values, finite)
+    call(loaded, "norm", *values, norm)
+    assert not finite[0] and not np.isfinite(norm[0])
+
+
+@pytest.mark.host
+def test_norm_is_not_finite_where_squares_exceed_float32(loaded):
+    """As MindSpore's is, so that both skip the same windows."""
+    norm = np.zeros(1, F32)
+    call(loaded, "norm", np.array([1.9e19], F32), norm)
+    assert norm[0] == np.inf
+    call(loaded, "norm", np.array([1.8e19], F32), norm)
+    assert norm[0] == F32(1.8e19)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("factor", "no_nan", "adds"), [(0.5, False, True), (0.0, True, False), (2.0, True, True)])
+def test_add(factor, no_nan, adds, loaded, rng):
+    sums, gradients, result = arrays(rng, *SHAPES), arrays(rng, *SHAPES), np.array([False])
+    expected = [total + gradient * F32(factor) if adds else total.copy() for total, gradient in zip(sums, gradients)]
+    if not adds:
+        gradients[0][:] = np.nan
+    assert call(loaded, "add", number(factor), np.array(no_nan), *sums, *gradients, result) == 0
+    assert all(np.array_equal(total, other) for total, other in zip(sums, expected)) and result[0] == adds
+
+
+@pytest.mark.host
+def test_empty_writes_zeros_over_nan(loaded, rng):
+    values = [np.full(shape, np.nan, F32) for shape in SHAPES]
+    assert call(loaded, "empty", *values, np.array([False])) == 0
+    assert not any(array.any() for array in values)
+
+
+def momentum_by_numpy(gradient, parameter, moment, rate, decay, momentum):
+    moment = moment * momentum + (parameter * decay + gradient)
+    return parameter - moment * rate, moment
+
+
+def update_inputs(rng, *, finite=True, empties=True, averages=True, rates=(0.1,), decays=(0.01,)):
+    """Return the inputs of `momentum`, by name."""
+    inputs = {
+        "finite": np.array(finite),
+        "factor": number(0.5),
+        "kept": number(0.75),
+        "rates": np.array(rates, F32),
+        "decays": np.array(decays, F32),
+        "unscale": number(1.0),
+        "layout": np.array([len(SHAPES), empties, averages, 1], np.int32),
+        "momentum": number(0.9),
+        "step": np.array([7], np.int32),
+    }
+    kinds = {"gradients": arrays(rng, *SHAPES), "parameters": arrays(rng, *SHAPES), "moments": arrays(rng, *SHAPES)}
+    if averages:
+        kinds["averages"] = arrays(rng, *SHAPES)
+    return inputs, kinds
+
+
+def flat(inputs, kinds, result):
+    return [*inputs.values(), *(array for kind in kinds.values() for array in kind), result]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("empties", [True, False])
+@pytest.mark.parametrize("averages", [True, False])
+@pytest.mark.parametrize("several", [True, False])
+def test_update_is_that_of_numpy(empties, averages, several, loaded, rng):
+    rates, decays = (np.linspace(0.1, 0.6, 6), np.linspace(0, 0.5, 6)) if several else ((0.1,), (0.01,))
+    inputs, kinds = update_inputs(rng, empties=empties, averages=averages, rates=rates, decays=decays)
+    before = {name: [array.copy() for array in kind] for name, kind in kinds.items()}
+    result = np.array([False])
+    assert call(loaded, "momentum", *flat(inputs, kinds, result)) == 0 and result[0] and inputs["step"][0] == 8
+    for index in range(len(SHAPES)):
+        rate, decay = (F32(each[index if several else 0]) for each in (rates, decays))
+        old = [before[name][index] for name in ("gradients", "parameters", "moments")]
+        parameter, moment = momentum_by_numpy(old[0] * F32(0.5), *old[1:], rate, decay, F32(0.9))
+        assert np.array_equal(kinds["parameters"][index], parameter)
+        assert np.array_equal(kinds["moments"][index], moment)
+        assert np.array_equal(kinds["gradients"][index], old[0] * (0 if empties else 1))
+        if averages:
+            expected = before["averages"][index] * F32(0.75) + parameter * F32(0.25)
+            assert np.array_equal(kinds["averages"][index], expected)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("empties", [True, False])
+def test_skipped_update_changes_only_the_sums(empties, loaded, rng):
+    inputs, kinds = update_inputs(rng, finite=False, empties=empties)
+    kinds["gradients"][0][:] = np.nan
+    before = {name: [array.copy() for array in kind] for name, kind in kinds.items()}
+    result = np.array([True])
+    assert call(loaded, "momentum", *flat(inputs, kinds, result)) == 0 and not result[0] and inputs["step"][0] == 7
+    for name in ("parameters", "moments", "averages"):
+        assert all(np.array_equal(array, old) for array, old in zip(kinds[name], before[name]))
+    assert any(array.any() for array in kinds["gradients"]) is not empties
+
+
+@pytest.mark.host
+def test_wrong_numbers_and_types_of_inputs_are_refused(loaded, rng):
+    inputs, kinds = update_inputs(rng)
+    before = [array.copy() for array in kinds["parameters"]]
+    values = flat(inputs, kinds, np.array([False]))
+    assert call(loaded, "momentum", *values[:-2], values[-1]) != 0
+    assert all(np.array_equal(array, old) for array, old in zip(kinds["parameters"], before))
+    narrow = Parameter(Tensor(np.ones(4), ms.float16), name="narrow")
+    empty = ops.Custom(f"{native.library()}:empty", lambda *_: (1,), lambda *_: ms.bool_, "aot")
+    with pytest.raises(RuntimeError, match="is 1"):
+        ms.jit(lambda: empty(narrow))() if os.environ.get("MS_JIT") != "0" else empty(narrow).asnumpy()
+
+
+PROGRAM = """
+import ctypes, hashlib, os, sys
+import numpy as np
+os.sched_setaffinity(0, [int(core) for core in sys.argv[2].split(",")])
+sys.path[:0] = sys.argv[3:]
+from ms_accum.native import call
+loaded, rng = ctypes.CDLL(sys.argv[1]), np.random.RandomState(1)
+size = 3_000_001
+state = [rng.randn(size).astype(np.float32) for _ in range(3)]
+norm, flag = np.zeros(1, np.float32), np.array([False])
+digest = hashlib.sha256()
+for _ in range(3):
+    gradient = rng.randn(size).astype(np.float32)
+    assert not call(loaded, "norm", gradient, norm)
+    numbers = [np.array(x, np.float32) for x in (1 / norm[0], 0, 0.1, 0.01, 1)]
+    powers = [np.array(1, np.float32), np.array(1, np.float32)]
+    own = [np.array(x, np.float32) for x in (0.9, 0.999, 1e-8, 0)]
+    layout = np.array([1, 1, 0, 0], np.int32)
+    assert not call(loaded, "adam", np.array(True), *numbers, layout, *powers, *own, gradient, *state, flag)
+    digest.update(norm.tobytes() + b"".join(array.tobytes() for array in state))
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.several
+@pytest.mark.host
+def test_bytes_do_not_depend_on_threads():
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(native.library()), ",".join(map(str, used)), str(ROOT)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for used in (cores[:1], cores)
+    }
+    assert len(printed) == 1
+
+
+# Against MindSpore's optimizers
+
+
+def schedule():
+    return nn.ExponentialDecayLR(0.1, 0.5, 2)
+
+
+class HalvedDecay(nn.Cell):
+    def construct(self, step):
+        return 0.1 / (step + 1.0)
+
+
+def grouped(make):
+    def of(parameters):
+        first, *others = parameters
+        groups = [{"params": others, "lr": 0.3, "weight_decay": 0.2}, {"params": [first]}, {"order_params": parameters}]
+        return make(groups)
+
+    return of
+
+
+def experimental_groups(parameters):
+    first, *others = parameters
+    return experimental.AdamW(
+        [{"params": others, "lr": 0.3, "betas": (0.5, 0.9)}, {"params": [first], "maximize": True}], 0.1
+    )
+
+
+# By name: how to make it, and whether it is equal to the byte.
+OPTIMIZERS = {
+    "SGD": (lambda p: nn.SGD(p, 0.1), True),
+    "SGD, momentum": (lambda p: nn.SGD(p, 0.1, momentum=0.9, dampening=0.2, weight_decay=0.1), True),
+    "SGD, nesterov": (lambda p: nn.SGD(p, 0.1, momentum=0.9, nesterov=True), True),
+    "SGD, loss scale": (lambda p: nn.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, loss_scale=8.0), True),
+    "SGD, groups": (grouped(lambda g: nn.SGD(g, 0.1, momentum=0.9)), True),
+    "Momentum": (lambda p: nn.Momentum(p, 0.1, 0.9), True),
+    "Momentum, schedule": (lambda p: nn.Momentum(p, schedule(), 0.9, weight_decay=0.1), True),
+    "Momentum, list": (lambda p: nn.Momentum(p, [0.4, 0.3, 0.2, 0.1], 0.9), True),
+    "Momentum, changing decay": (lambda p: nn.Momentum(p, 0.1, 0.9, weight_decay=HalvedDecay()), True),
+    "Momentum, groups": (grouped(lambda g: nn.Momentum(g, schedule(), 0.9, weight_decay=0.1)), True),
+    "Adam": (lambda p: nn.Adam(p, 0.1, weight_decay=0.1), False),
+    "Adam, nesterov": (lambda p: nn.Adam(p, 0.1, use_nesterov=True), False),
+    "Adam, groups": (grouped(lambda g: nn.Adam(g, schedule())), False),
+    "AdamWeightDecay": (lambda p: nn.AdamWeightDecay(p, 0.1, weight_decay=0.1), False),
+    "AdamWeightDecay, groups": (grouped(lambda g: nn.AdamWeightDecay(g, 0.1)), False),
+    "AdamW": (lambda p: experimental.AdamW(p, 0.1), True),
+    "AdamW, groups": (experimental_groups, True),
+}
+
+
+class Layers(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Dense(6, 5), nn.LayerNorm((5,)), nn.Dense(5, 3)
+
+    def construct(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+def trained(make, use_native, monkeypatch, *, steps=4, data=None, **options):
+    """Train windows of 2 without clipping, and return the driver and all Parameters of the optimizer."""
+    monkeypatch.setenv(native.SWITCH, use_native)
+    ms.set_seed(1)
+    network = Layers()
+    rng = np.random.RandomState(1)
+    for parameter in network.get_parameters():
+        parameter.set_data(Tensor(rng.randn(*parameter.shape).astype(F32)))
+    optimizer = make(network.trainable_params())
+    model = GradientAccumulation(network, cross_entropy(), optimizer, check="off", **options)
+    run(model, data or batches(rng, [8] * (2 * steps)), 2)
+    assert (model._window._runner._window.boundary.native is not None) == (use_native == "1")
+    return model, {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_like_mindspore(name, monkeypatch):
+    make, exact = OPTIMIZERS[name]
+    _, expected = trained(make, "0", monkeypatch)
+    _, actual = trained(make, "1", monkeypatch)
+    assert list(actual) == list(expected)
+    differences = [parameter for parameter in actual if not np.array_equal(actual[parameter], expected[parameter])]
+    assert not (exact and differences), differences
+    # Adam: roundings of terms as large as the rate, where the gradient is nearly 0
+    assert miss(list(actual.values()), list(expected.values()), 1e-5, 1e-5) <= 1
+
+
+def test_wrong_rule_is_detected(monkeypatch):
+    _, expected = trained(OPTIMIZERS["Momentum"][0], "0", monkeypatch)
+    _, actual = trained(lambda p: nn.SGD(p, 0.1, momentum=0.9, nesterov=True), "1", monkeypatch)
+    assert miss(list(actual.values())[:3], list(expected.values())[:3], 1e-5, 1e-5) >= 100
+
+
+@pytest.mark.parametrize("name", ["Momentum", "Adam"])
+def test_average_and_clipping_are_those_of_mindspore(name, monkeypatch):
+    results = []
+    for use_native in ("0", "1"):
+        ema = Ema(0.5, warm_up=2)
+        _, state = trained(OPTIMIZERS[name][0], use_native, monkeypatch, ema=ema, clip_norm=0.1)
+        results.append([*state.values(), *(average.asnumpy() for average in ema.averages), np.array(ema.updates)])
+    assert miss(results[1], results[0], 1e-5, 1e-5) <= 1 and results[0][-1] == 4
+
+
+def test_bad_window_is_skipped_with_its_schedule(monkeypatch):
+    rng = np.random.RandomState(1)
+    data = batches(rng, [8] * 6)
+    data[2] = (Tensor(np.full((8, 6), np.nan), ms.float32), data[2][1])
+    results = [trained(OPTIMIZERS["Momentum, schedule"][0], use, monkeypatch, data=data) for use in ("0", "1")]
+    assert [(model.updates, model.skipped) for model, _ in results] == [(2, 1)] * 2
+    assert all(np.array_equal(value, results[0][1][name]) for name, value in results[1][1].items())
+    assert int(results[1][1]["global_step"][0]) == 2
+
+
+class Counting(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule with a state of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0, ms.float32), name="calls", requires_grad=False)
+
+    def construct(self, step):
+        return 0.1 / ops.assign_add(self.calls, Tensor(1.0, ms.float32))
+
+
+class OwnRate(nn.SGD):
+    def get_lr(self):
+        return Tensor(0.2, ms.float32)
+
+
+def with_own_rate(parameters):
+    optimizer = nn.SGD(parameters, 0.1)
+    optimizer.get_lr = lambda: Tensor(0.2, ms.float32)
+    return optimizer
+
+
+def hooked(parameters):
+    optimizer = nn.SGD(parameters, 0.1)
+    optimizer.register_forward_pre_hook(unchanged)
+    return optimizer
+
+
+def unchanged(cell, inputs):
+    return inputs
+
+
+LEFT_TO_MINDSPORE = {
+    "another optimizer": lambda p: nn.RMSProp(p, 0.1),
+    "Momentum, nesterov": lambda p: nn.Momentum(p, 0.1, 0.9, use_nesterov=True),
+    "Adam, amsgrad": lambda p: nn.Adam(p, 0.1, use_amsgrad=True),
+    "Adam, lazy": lambda p: nn.Adam(p, 0.1, use_lazy=True),
+    "AdamW, amsgrad": lambda p: experimental.AdamW(p, 0.1, amsgrad=True),
+    "centralized gradients": lambda p: nn.SGD([{"params": p, "grad_centralization": True}], 0.1),
+    "a schedule with a state": lambda p: nn.SGD(p, Counting()),
+    "a class of the user's": lambda p: OwnRate(p, 0.1),
+    "a method of the user's": with_own_rate,
+    "a hook": hooked,
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_MINDSPORE)
+def test_other_optimizers_are_left_to_mindspore(name, monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "1")
+    network = Layers()
+    model = GradientAccumulation(network, cross_entropy(), LEFT_TO_MINDSPORE[name](network.trainable_params()))
+    model._window.open(2)
+    boundary = model._window._runner._window.boundary
+    assert boundary.native is None and boundary.measures.library is not None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ways_end_windows_in_the_operator(way, monkeypatch):
+    """Each loads weights between two windows: the operator must read and write the new storage."""
+    results = []
+    for use_native in ("0", "1"):
+        monkeypatch.setenv(native.SWITCH, use_native)
+        network = Squares()
+        trained = Trained(way, network, make=lambda p: nn.Momentum(p, 0.1, 0.9))
+        trained.train(rows_of(1.0, 2.0))
+        if way != "accumulator":  # a graph of ms.jit keeps the first storage
+            ms.load_param_into_net(network, {"w": Parameter(Tensor([3.0, 4.0], ms.float32), name="w")})
+        trained.train(rows_of(3.0, 5.0, 7.0))
+        results.append(trained.weights)
+    assert np.array_equal(*results) and not np.allclose(results[0], 0)
+
+
+class Squares(nn.Cell):
+    """The mean of (w * x) ** 2, as its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([1.0, 2.0], ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.mean(ops.square(x * self.w))
+
+
+def rows_of(*values):
+    return [(Tensor(np.full((4, 2), value) / 10, ms.float32),) for value in values]
+
+
+# Building
+
+
+BUILD = "import ms_accum.native as native\nprint(native.available())"
+
+
+def building(folder, program=BUILD, **environment):
+    """Run a program in a fresh process whose home is this folder."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT), "GLOG_v": "3", **environment}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Build in this process, and forget it afterwards."""
+    native._checked_library.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    native._checked_library.cache_clear()
+
+
+def compiled_files(folder):
+    return sorted((folder / "ms_accum").glob("*.so"))
+
+
+@pytest.mark.host
+def test_built_file_is_kept_and_owned(tmp_path, quick):
+    quick.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = native.library()
+    assert [path] == compiled_files(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o500 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    made = path.stat().st_mtime_ns
+    native._checked_library.cache_clear()
+    assert native.library() == path and path.stat().st_mtime_ns == made
+    assert not [*path.parent.glob("*.tmp")]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("content", [b"", b"not a library", "cut", "foreign"])
+def test_file_that_is_not_ours_is_replaced(content, tmp_path, quick):
+    """A stranger's file, or half of our own, is neither loaded nor run."""
+    quick.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = native.library()
+    good = path.read_bytes()
+    path.unlink()
+    if content == "foreign":  # whole, but others could have written it
+        path.write_bytes(good)
+        path.chmod(0o777)
+    else:
+        path.write_bytes(good[:-100] if content == "cut" else content)
+    native._checked_library.cache_clear()
+    assert native.library() == path
+    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(good).digest()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o500
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("kind", ["open to others", "a file", "a link"])
+def test_folder_that_is_not_ours_is_not_used(kind, tmp_path, quick):
+    quick.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, elsewhere = tmp_path / "ms_accum", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "a file":
+        folder.write_text("mine")
+    elif kind == "a link":
+        folder.symlink_to(elsewhere)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    path = native.library()
+    assert path is not None and tmp_path not in path.parents
+    assert not [*elsewhere.iterdir()] and (kind != "a file" or folder.read_text() == "mine")
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root can write everywhere")
+def test_read_only_home(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o555)
+    as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    program = "import ms_accum.native as n, pathlib\npath = n.library()\nprint(path.parent.name, path.parent)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(ROOT), "TMPDIR": "/tmp"}
+    result = subprocess.run(
+        [*as_user, sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd="/"
+    )
+    if "Permission denied" in result.stderr and as_user:
+        pytest.skip("another user can't run this Python")
+    name, folder = result.stdout.split()
+    assert name.startswith("ms_accum_") and not Path(folder).exists() and not [*home.iterdir()]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("compiler", ["false", "sleep 0", "no-such-compiler"])
+def test_compiler_that_fails_leaves_windows_to_mindspore(compiler, tmp_path, quick, caplog):
+    quick.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quick.setenv("CXX", compiler)
+    quick.setattr(native, "_COMPILERS", ())
+    with caplog.at_level("INFO", logger="ms_accum"):
+        assert not native.available()
+    assert len(caplog.records) == 1 and "left to MindSpore's kernels" in caplog.text
+    assert not compiled_files(tmp_path)
+
+
+@pytest.mark.host
+def test_operator_that_is_wrong_is_not_used(tmp_path, quick, caplog):
+    quick.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wrong = tmp_path / "native.cc"
+    text = (ROOT / "ms_accum" / "native.cc").read_text(encoding="utf-8")
+    wrong.write_text(text.replace("*moment * momentum + gradient", "*moment * momentum - gradient"), encoding="utf-8")
+    quick.setattr(native, "_SOURCE", wrong)
+    assert not native.available() and "'momentum'" in caplog.text
+
+
+@pytest.mark.host
+def test_switch_and_device_turn_it_off(monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert not native.available()
+    monkeypatch.delenv(native.SWITCH)
+    monkeypatch.setattr(ms, "get_context", {"device_target": "Ascend"}.get)
+    assert not native.available()
+
+
+@pytest.mark.slow
+@pytest.mark.several
+def test_two_processes_that_build_at_once_share_one_file(tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", BUILD], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [process.communicate(timeout=300)[0] for process in started] == ["True\n"] * 3
+    assert len(compiled_files(tmp_path)) == 1 and not [*(tmp_path / "ms_accum").glob("*.tmp")]
+
+
+KILLED = """
+import os, signal, subprocess
+import ms_accum.native as native
+run = subprocess.run
+def killed(command, **options):
+    open(command[command.index("-o") + 1], "w").write("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+native.subprocess.run = killed
+native.available()
+"""
+
+
+@pytest.mark.slow
+def test_kill_while_building_leaves_nothing_that_is_used(tmp_path):
+    assert building(tmp_path, KILLED).returncode == -signal.SIGKILL
+    assert [*(tmp_path / "ms_accum").glob("*.tmp")] and not compiled_files(tmp_path)
+    assert building(tmp_path).stdout == "True\n"
+    assert len(compiled_files(tmp_path)) == 1 and not [*(tmp_path / "ms_accum").glob("*.tmp")]
+
+
+SANITIZED = """
+import ctypes, sys
+sys.path[:0] = sys.argv[2:]
+import numpy as np
+import test_native
+loaded, rng = ctypes.CDLL(sys.argv[1]), np.random.RandomState(1)
+test_native.test_norm_is_that_of_float64(loaded, rng)
+test_native.test_one_bad_element_is_found(np.nan, 69999, loaded, rng)
+test_native.test_empty_writes_zeros_over_nan(loaded, rng)
+for factor in (0.0, 2.0):
+    test_native.test_add(factor, True, factor > 0, loaded, rng)
+for flags in np.ndindex(2, 2, 2):
+    test_native.test_update_is_that_of_numpy(*map(bool, flags), loaded, rng)
+for empties in (True, False):
+    test_native.test_skipped_update_changes_only_the_sums(empties, loaded, rng)
+test_native.check_all_rules(loaded, rng)
+print("clean")
+"""
+
+
+def check_all_rules(loaded, rng):
+    """Run each rule once, on arrays of several sizes: for the sanitizers."""
+    for name, numbers, states in (
+        ("sgd", 3, 2),
+        ("adam", 6, 2),
+        ("adam_weight_decay", 3, 2),
+        ("adamw", 4, 2),
+    ):
+        inputs, kinds = update_inputs(rng)
+        del inputs["momentum"], kinds["moments"]
+        step = inputs.pop("step")
+        own = [number(0.5) for _ in range(numbers)]
+        averages = kinds.pop("averages")
+        moments = [np.square(array, out=array) for _ in range(states) for array in arrays(rng, *SHAPES)]
+        values = [*inputs.values(), *own, step, *kinds["gradients"], *kinds["parameters"], *moments, *averages]
+        assert call(loaded, name, *values, np.array([False])) == 0
+        assert all(np.isfinite(array).all() for array in kinds["parameters"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ has the sanitizers")
+def test_sanitizers_find_nothing(tmp_path):
+    library = tmp_path / "sanitized.so"
+    flags = [flag for flag in native._FLAGS if flag != "-O3"]
+    flags += ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run(["g++", *flags, "-o", str(library), str(ROOT / "ms_accum" / "native.cc")], check=True)
+    runtimes = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = {**os.environ, "LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
+    paths = [str(ROOT), str(ROOT / "tests")]
+    result = subprocess.run(
+        [sys.executable, "-c", SANITIZED, str(library), *paths], env=environment, capture_output=True, text=True
+    )
+    assert result.stdout.endswith("clean\n"), result.stderr[-2000:]
