@@ -289,7 +289,12 @@ def trained(make, use_native, monkeypatch, *, steps=4, data=None, **options):
     return model, {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+FAST = ("SGD, momentum", "Momentum, groups", "Adam", "AdamW, groups")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in OPTIMIZERS]
+)
 def test_trains_like_mindspore(name, monkeypatch):
     make, exact = OPTIMIZERS[name]
     _, expected = trained(make, "0", monkeypatch)
@@ -428,7 +433,8 @@ def building(folder, program=BUILD, **environment):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Build in this process, and forget it afterwards."""
+    """Build in this process, without optimizing, and forget it afterwards."""
+    monkeypatch.setattr(native, "_FLAGS_TRIED", (tuple("-O0" if flag == "-O3" else flag for flag in native._FLAGS),))
     native._checked_library.cache_clear()
     yield monkeypatch
     monkeypatch.undo()

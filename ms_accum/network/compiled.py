@@ -54,7 +54,7 @@ def _run(
     inputs: tuple,
     named: dict[str, Any],
 ) -> Any:
-    """Call a Cell, in PyNative mode as a graph if `compiles`.
+    """Call a Cell, in PyNative mode as a graph if `compiles`; in graph mode this is what MindSpore does.
 
     Graphs are those of `Cell.compile_and_run`. A graph of `ms.jit` would silently keep the storage that Parameters had
     in its first run, and so would neither read nor update weights that are loaded later; it is slower, too.
@@ -64,7 +64,7 @@ def _run(
         compiles (bool): whether it is compiled in PyNative mode.
         cell (Cell): the Cell.
         constants (Constants): what its graphs contain as constants.
-        call (Callable): calls it in the way of MindSpore's mode.
+        call (Callable): calls it operator by operator.
         inputs (tuple), named (dict): its inputs.
     """
     if not in_graphs(compiles):
@@ -74,13 +74,12 @@ def _run(
     if number:
         cell.phase = f"{phase}.{number}"
     try:
-        if ms.get_context("mode") == ms.GRAPH_MODE:
-            return call(*inputs, **named)
         if named:
             bound = inspect.signature(cell.construct).bind(*inputs, **named)
             bound.apply_defaults()
             inputs, named = bound.args, bound.kwargs
-        cell.__compile_cell_hook__ = True  # as in graph mode: the Cell's own hooks are in the graph
+        if not getattr(cell, "__compile_cell_hook__", False):
+            cell.__compile_cell_hook__ = True  # the Cell's own hooks are in the graph
         return cell.compile_and_run(*inputs, **named)
     except Exception as error:
         raise_if_not_compiled(owner, error)

@@ -192,9 +192,9 @@ class OpenWindow:
         if sums and not alone:
             total, weights, samples, *requests = sums[0].asnumpy().tolist()
             self._losses.load([total, weights, samples])
-        loss, samples, grad_norm = self._losses.mean, self._losses.samples, float(norm.asnumpy())
+        loss, samples, grad_norm = self._losses.mean, self._losses.samples, float(norm)
         self._reset()
-        self.updated = bool(has_updated.asnumpy())
+        self.updated = bool(has_updated)
         self.updates += self.updated
         self.skipped += not self.updated
         if self.updated:
@@ -355,8 +355,8 @@ class _Waiting:
         self._stacks = [np.empty((TOGETHER, *column.shape), column.asnumpy().dtype) for column in columns]
         self.count = 0
         """int, the number of micro-batches."""
-        self.losses: Tensor | None = None
-        """Optional[Tensor], the losses, when the micro-batches have been run."""
+        self._losses: Tensor | None = None
+        self._read: np.ndarray | None = None
 
     def takes(self, columns: tuple) -> bool:
         """Return whether these columns have the shapes and types of the collected ones."""
@@ -368,6 +368,19 @@ class _Waiting:
             stack[self.count] = column.asnumpy()
         self.count += 1
         return _WaitingLoss(self, self.count - 1)
+
+    def run(self, losses: Tensor) -> None:
+        """Set the losses, when the micro-batches have been run."""
+        self._losses = losses
+
+    @property
+    def losses(self) -> np.ndarray:
+        """np.ndarray, the losses. They are read from the device once for all."""
+        if self._losses is None:
+            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
+        if self._read is None:
+            self._read = self._losses.asnumpy()
+        return self._read
 
     def stacked(self) -> list[Tensor]:
         """Return each column as a Tensor for the maximum number of micro-batches; unused entries are not read."""
@@ -386,9 +399,7 @@ class _WaitingLoss(NamedTuple):
 
     def asnumpy(self) -> np.ndarray:
         """Return its value."""
-        if self.waiting.losses is None:
-            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
-        return self.waiting.losses.asnumpy()[self.number]
+        return self.waiting.losses[self.number]
 
 
 class _Accumulating:
@@ -410,7 +421,8 @@ class _Accumulating:
         self._run_together = TrainTogether(self._forward_backward, TOGETHER)
         in_step = window.sum_over_ranks is not None
         self._add_zeros = _AddZeros(window) if in_step else None
-        self._wait = wait and not in_step
+        # It saves graph calls, which are slow on CPU.
+        self._wait = wait and not in_step and ms.get_context("device_target") == "CPU"
         self._waiting: _Waiting | None = None
         self._learning_rate = LearningRate(optimizer)
 
@@ -439,7 +451,7 @@ class _Accumulating:
         """Run the collected micro-batches, before anything outside the window changes the weights."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            waiting.losses = self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked())
+            waiting.run(self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked()))
 
     def finish(self) -> None:
         """Run what has been collected of the window, which is about to end."""
@@ -470,15 +482,14 @@ class _Accumulating:
         updated, norm, *sums = self._optim(scalars, divides)
         if not self._window.is_empty_when_closed:
             # After an update the norm was finite, so every element is finite.
-            self._clear(bool(updated.asnumpy()))
+            self._clear(bool(updated))
         return (lr, updated, norm, *sums)
 
 
 def _may_wait(columns: tuple, compiles: bool) -> bool:
-    """Return whether to collect a micro-batch: it saves graph calls, which are slow on CPU, but needs a copy."""
-    graphs_on_cpu = ms.get_context("device_target") == "CPU" and in_graphs(compiles)
+    """Return whether a micro-batch may be collected, which needs a copy, and a compiled loop."""
     stackable = all(column.dtype != ms.bfloat16 for column in columns)  # NumPy has no bfloat16
-    return graphs_on_cpu and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
+    return in_graphs(compiles) and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
 
 
 class TrainTogether(Compiled):
