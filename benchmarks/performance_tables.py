@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Callable, NamedTuple
 
-from .contenders import OURS, PLAIN, UNTUNED
+from .contenders import OURS, OWN, PLAIN, TUNED, UNTUNED
 from .results import records
 from .results import rows as rows_of
 from .tables import Lines, groups, markdown, part
@@ -198,7 +198,6 @@ class Words(NamedTuple):
 
 _DATA = {"lenet5": "MNIST", "small_resnet": "CIFAR-10"}
 _TORCH = ("torch", "torch-compile")
-_OWN = ("tutorial-functional", "tutorial-cells", "boost")
 # Networks that have two forms, by what the contender is called that trains the other one.
 _FORMS = {"transformer": ("for CPU", PLAIN)}
 README = {
@@ -244,8 +243,8 @@ def _reached(measured: Sequence[Rows], name: str) -> str:
 def _readme_speed(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
     """The best start, and its ratios to others on the same machine: from the least to the most of the machines.
 
-    MindSpore's own ways run with its default settings, and are compared with ours under these: what `tune_cpu` sets
-    would make them faster, too.
+    MindSpore's own ways are compared with ours under the same environment variables: those that ours sets, or, on
+    machines where that was not measured, MindSpore's default settings.
     """
     machines, words = source
     head, *columns = words.speed
@@ -266,8 +265,15 @@ def _cells(of_windows: Sequence[Sequence[Mapping[str, float]]], name: str, untun
     """Return for each size of the window the times of a contender and both ratios; "" for one that was not measured."""
     for machines in of_windows:
         yield _range([times[name] for times in machines if name in times], ".1f")
-        yield _ratios(machines, untuned, _OWN)
+        equally_set = [times if set(TUNED) & set(times) else _as_tuned(times, untuned, name) for times in machines]
+        yield _ratios(equally_set, name if untuned else "", TUNED)
         yield _ratios(machines, name, _TORCH)
+
+
+def _as_tuned(times: Mapping[str, float], untuned: str, name: str) -> dict[str, float]:
+    """Return the times under MindSpore's default settings, by the names that they have under ours."""
+    own = {tuned: times[plain] for tuned, plain in zip(TUNED, OWN) if plain in times}
+    return {**own, **({name: times[untuned]} if untuned in times else {})}
 
 
 def _ratios(machines: Sequence[Mapping[str, float]], name: str, others: Sequence[str]) -> str:

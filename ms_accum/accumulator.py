@@ -152,29 +152,33 @@ class Accumulator:
             agree_and_broadcast(_OWNER, collaborators.group, equal_on_ranks, optimizer, network)
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
-        self.dense_only = network is None and (collaborators.skips is not None or may_have_sparse_rule(optimizer))
-        """bool, whether sparse gradients would need a check of the network, which is not given."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
         self._add_in_graph = _Add(self, optimizer, collaborators.compiles)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
+        needs = not self.window.sums.has_sums or collaborators.skips is not None or may_have_sparse_rule(optimizer)
+        self.dense_only = network is None and needs
+        """bool, whether sparse gradients would need the network, which is not given."""
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
-        grads = tree.check_gradients("Accumulator", grads, self.window.parameters, dense_only=self.dense_only)
+        checked = tree.check_gradients("Accumulator", grads, self.window.parameters, dense_only=self.dense_only)
+        sparse = tree.has_rows(tuple(grads))
         weight = self._checked(weight)
         if self.window.outside() and self.window.compiles:
-            return self._add_in_graph(grads, weight)
-        return self._add(grads, weight)
+            return self._add_in_graph(checked, weight)
+        if sparse:  # in a graph a constant; handed on, it would not be one
+            return self._add(checked, weight, True)
+        return self._add(checked, weight)
 
-    def _add(self, grads: Any, weight: Any) -> Any:
+    def _add(self, grads: Any, weight: Any, sparse: bool = False) -> Any:
         """Add a micro-batch that has been checked; return whether the parameters were updated."""
         window, kept = self.window, None
         if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
             kept = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
             weight = None if weight is None else weight * kept
-        return window.add(grads, weight, kept)
+        return window.add(grads, weight, kept, sparse)
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""

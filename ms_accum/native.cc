@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -75,13 +77,15 @@ void InThreads(size_t count, const Work &work) {
   for (auto &thread : threads) thread.join();
 }
 
-// MindSpore says the types of inputs; an array of another type would be read and written beyond its end.
-bool AreFloats(int first, int count, const char **dtypes) {
+// MindSpore says the types of inputs; one of another type would be misread, and an array be written beyond its end.
+bool Are(const char *type, int first, int count, const char **dtypes) {
   for (int i = first; dtypes != nullptr && i < first + count; ++i) {
-    if (std::strcmp(dtypes[i], "float32") != 0) return false;
+    if (std::strcmp(dtypes[i], type) != 0) return false;
   }
   return true;
 }
+
+bool AreFloats(int first, int count, const char **dtypes) { return Are("float32", first, count, dtypes); }
 
 double SumOfSquares(int count, void **arrays, const int *ndims, int64_t **shapes) {
   const std::vector<Block> blocks = BlocksOf(count, ndims, shapes);
@@ -121,14 +125,17 @@ double SumOfSquares(int count, void **arrays, const int *ndims, int64_t **shapes
 class Update {
  public:
   Update(int nparam, void **params, int *ndims, int64_t **shapes, const char **dtypes, int numbers, int states)
-      : params_(params), ndims_(ndims), shapes_(shapes), states_(states) {
+      : inputs_(params, params + nparam), params_(inputs_.data()), ndims_(ndims), shapes_(shapes), states_(states) {
     const int32_t *layout = static_cast<const int32_t *>(params[kLayout]);
     arrays_ = layout[0];
     empties_ = layout[1] != 0;
     averages_ = layout[2] != 0;
     first_ = kLayout + 1 + numbers + layout[3];
     const int count = arrays_ * (2 + states + (averages_ ? 1 : 0));
-    valid_ = nparam == first_ + count + 1 && AreFloats(first_, count, dtypes);
+    valid_ = nparam == first_ + count + 1 && Are("bool", kFinite, 1, dtypes) && Are("int32", kLayout, 1, dtypes) &&
+             AreFloats(kFactor, kLayout - kFactor, dtypes) && AreFloats(kLayout + 1, numbers, dtypes) &&
+             Are("int32", first_ - layout[3], layout[3], dtypes) && AreFloats(first_, count, dtypes);
+    if (valid_ && !empties_) CopyShared(count);
     finite = *static_cast<const bool *>(params[0]);
     for (int counter = first_ - layout[3]; valid_ && finite && counter < first_; ++counter) {
       *static_cast<int32_t *>(params[counter]) += 1;
@@ -159,6 +166,30 @@ class Update {
   }
 
  private:
+  // Without accumulators MindSpore may hand in a parameter as a gradient: that of a in a * b is b. Such a gradient is
+  // copied before anything is written.
+  void CopyShared(int count) {
+    std::vector<std::pair<const float *, const float *>> written;
+    for (int i = arrays_; i < count; ++i) {
+      const float *array = static_cast<const float *>(params_[first_ + i]);
+      written.push_back({array, array + SizeOf(ndims_[first_ + i], shapes_[first_ + i])});
+    }
+    std::sort(written.begin(), written.end());  // they do not overlap
+    for (int i = 0; i < arrays_; ++i) {
+      const float *begin = static_cast<const float *>(params_[first_ + i]);
+      const float *end = begin + SizeOf(ndims_[first_ + i], shapes_[first_ + i]);
+      auto next = std::lower_bound(written.begin(), written.end(), std::make_pair(begin, begin));
+      if (next != written.begin()) --next;
+      for (; next != written.end() && next->first < end; ++next) {
+        if (next->second > begin) {
+          copies_.emplace_back(begin, end);
+          params_[first_ + i] = copies_.back().data();
+          break;
+        }
+      }
+    }
+  }
+
   enum Input { kFinite, kFactor, kKept, kRates, kDecays, kUnscale, kLayout };
 
   float OfArray(Input input, int array) const {
@@ -195,9 +226,11 @@ class Update {
     }
   }
 
+  std::vector<void *> inputs_;
   void **params_;
   int *ndims_;
   int64_t **shapes_;
+  std::deque<std::vector<float>> copies_;
   int states_, arrays_, first_;
   bool valid_, empties_, averages_;
 };
@@ -303,7 +336,7 @@ OPERATOR(empty) {
 
 // Adds factor * gradient to each sum. Inputs: the factor, whether a factor of 0 adds nothing, all sums, all gradients.
 OPERATOR(add) {
-  if (!AreFloats(2, nparam - 3, dtypes)) return 1;
+  if (!AreFloats(0, 1, dtypes) || !Are("bool", 1, 1, dtypes) || !AreFloats(2, nparam - 3, dtypes)) return 1;
   const float factor = *static_cast<const float *>(params[0]);
   const bool skips = *static_cast<const bool *>(params[1]) && factor == 0;
   const int count = (nparam - 3) / 2;

@@ -8,6 +8,7 @@ NumPy, MindSpore's kernels do it, with the same results but for rounding.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,25 +17,40 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Callable
 
 import mindspore as ms
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
+
+from . import _check
 
 SWITCH = "MS_ACCUM_NATIVE"
 """str, the environment variable that turns the operators off if it is 0."""
 _SOURCE = Path(__file__).with_suffix(".cc")
 _COMPILERS = ("g++", "c++", "clang++")
 # Without fused multiply-add: the bytes of a result must not depend on the CPU.
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 _FLAGS_TRIED = ((*_FLAGS, "-fno-trapping-math", "-march=native"), _FLAGS)
-_LONGEST = 120.0  # seconds, for the compiler, and for another process that compiles
+_LONGEST = 60.0  # seconds, for all compilers and for other processes that compile; it takes 2
 _DIGEST = hashlib.sha256().digest_size
+# What crashes when it is loaded or called must not take the user's process with it.
+_PROBE = """
+import ctypes, sys
+one, size = (ctypes.c_float * 1)(3.0), (ctypes.c_int64 * 1)(1)
+pointers = (ctypes.c_void_p * 2)(*[ctypes.addressof(one)] * 2)
+shapes = (ctypes.c_void_p * 2)(*[ctypes.addressof(size)] * 2)
+norm = ctypes.CDLL(sys.argv[1]).norm
+sys.exit(norm(2, pointers, (ctypes.c_int * 2)(1, 1), shapes, None, None, None) or one[0] != 3.0)
+"""
 _log = logging.getLogger("ms_accum")
 
 
@@ -56,51 +72,72 @@ def library() -> Path | None:
     """Return the path of the compiled and checked operators; None if they are not available."""
     if os.environ.get(SWITCH) == "0" or ms.get_context("device_target") != "CPU":
         return None
-    return _checked_library()
+    path = _checked_library()
+    if path is not None and not path.exists():  # the cache was emptied, and MindSpore reads the file for each graph
+        _checked_library.cache_clear()
+        path = _checked_library()
+    return path
 
 
 @functools.cache
 def _checked_library() -> Path | None:
-    compiler = _compiler()
-    if compiler is None:
-        tried = ", ".join(_COMPILERS)
-        _log.info("The end of windows is left to MindSpore's kernels: no C++ compiler (CXX, %s) was found.", tried)
-        return None
+    """Return the operators from the user's cache, or compiled for this process alone, and log which."""
+    reasons: list[str] = []
     try:
-        path = _compiled(compiler)
-        wrong = _first_wrong(ctypes.CDLL(str(path)))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        _log.warning("The end of windows is left to MindSpore's kernels, which are slower: %s", error)
-        return None
-    if wrong:
-        _log.warning("The end of windows is left to MindSpore's kernels: '%s' of %s differs from NumPy.", wrong, path)
-        return None
-    _log.info("Windows end in an operator of ms_accum's own, %s. %s=0 turns it off.", path, SWITCH)
-    return path
+        compiler = _compiler()
+        if compiler is None:
+            tried = ", ".join(_COMPILERS)
+            _log.info("Windows end in MindSpore's kernels: no C++ compiler (CXX, %s) was found.", tried)
+            return None
+        name, deadline = f"native-{_key(compiler)}.so", time.monotonic() + _LONGEST
+        for folder in (_user_cache, _own_folder):
+            try:
+                path = _compiled(compiler, folder(), name, deadline)
+                _compare(path)
+                _log.info("Windows end in operators of ms_accum's own, %s. %s=0 turns them off.", path, SWITCH)
+                return path
+            except Exception as error:  # noqa: BLE001 - whatever it is, MindSpore's kernels do the work
+                reasons.append(_check.one_line(error))
+    except Exception as error:  # noqa: BLE001
+        reasons.append(_check.one_line(error))
+    _log.warning("Windows end in MindSpore's kernels, which are slower: %s", "; ".join(dict.fromkeys(reasons)))
+    return None
 
 
 # Compiling, and the cache
 
 
-def _compiled(compiler: Sequence[str]) -> Path:
-    """Return the compiled source, from the user's cache, if it is there and no other user could have written it."""
-    name = f"native-{_key(compiler)}.so"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ms_accum"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_own(folder, stat.S_ISDIR):
-            if not _is_whole(folder / name):
-                with FileLock(str(folder / "lock"), timeout=_LONGEST):  # other ranks wait, and then find it
-                    if not _is_whole(folder / name):
-                        _compile(compiler, folder, name)
-            return folder / name
-    except (PermissionError, FileNotFoundError, NotADirectoryError, FileExistsError, Timeout, NotImplementedError):
-        pass  # the home is read-only, missing or somebody else's
-    except OSError as error:
-        _log.info("%s is not used: %s", folder, error)  # such as a full disk
-    own = Path(tempfile.mkdtemp(prefix="ms_accum_"))
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    return _compile(compiler, own, name)
+def _user_cache() -> Path:
+    """Return the user's folder for it; raise an error if others could write it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    if not folder.is_absolute():
+        raise ValueError(f"{folder} is not an absolute path")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = folder.resolve() / "ms_accum"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_own(folder, stat.S_ISDIR):
+        raise ValueError(f"{folder} is a link, or other users can write it")
+    return folder
+
+
+def _own_folder() -> Path:
+    """Return a folder of this process, which removes it at its end."""
+    folder, process = Path(tempfile.mkdtemp(prefix="ms_accum_")).resolve(), os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
+    return folder
+
+
+def _compiled(compiler: Sequence[str], folder: Path, name: str, deadline: float) -> Path:
+    """Return the compiled source in this folder, where it may already be."""
+    path = folder / name
+    path.as_posix().encode()  # an error for a name that MindSpore can't pass on
+    if ":" in str(path):  # MindSpore would load what is before it
+        raise ValueError(f"{folder} contains a colon")
+    if not _is_whole(path):
+        with FileLock(str(folder / "lock"), timeout=max(0.0, deadline - time.monotonic())):  # others wait, and find it
+            if not _is_whole(path):
+                _compile(compiler, path, deadline)
+    return path
 
 
 def _compiler() -> list[str] | None:
@@ -127,35 +164,50 @@ def _key(compiler: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: Sequence[str], folder: Path, name: str) -> Path:
-    """Compile the source into a file of this folder; a file that is there is replaced in one step."""
-    for left_over in folder.glob("*.tmp"):  # of a process that was killed: this one has the lock
-        left_over.unlink()
-    descriptor, path = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=folder)
+def _compile(compiler: Sequence[str], path: Path, deadline: float) -> None:
+    """Compile the source into a file, in one step, and only if it runs; the caller has the lock."""
+    for left_over in path.parent.glob("*.tmp"):  # of a process that was killed
+        with contextlib.suppress(OSError):
+            left_over.unlink()
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(descriptor)
-    temporary = Path(path)
+    temporary = Path(name)
     try:
         for flags in _FLAGS_TRIED:  # not all compilers know all CPUs
-            command = [*compiler, *flags, "-o", path, str(_SOURCE)]
-            result = subprocess.run(command, capture_output=True, timeout=_LONGEST, stdin=subprocess.DEVNULL)
-            if result.returncode == 0:
+            failed, text = _run([*compiler, *flags, "-o", name, str(_SOURCE)], deadline)
+            if not failed:
                 break
         else:
-            reason = result.stderr.decode(errors="replace").strip().partition("\n")[0][:200]
-            raise ValueError(f"{compiler[0]} failed: {reason}")
+            raise ValueError(f"{compiler[0]} failed: {text[:200]}")
         content = temporary.read_bytes()
         temporary.write_bytes(content + hashlib.sha256(content).digest())  # what loads it ignores what follows
         temporary.chmod(0o500)
-        os.replace(temporary, folder / name)
+        if _run([sys.executable, "-I", "-c", _PROBE, name], deadline)[0]:
+            raise ValueError(f"what {compiler[0]} made does not run")
+        _compare(temporary)
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return folder / name
 
 
-def _is_own(path: Path, kind: object) -> bool:
+def _run(command: Sequence[str], deadline: float) -> tuple[int, str]:
+    """Run a command to its end, with all that it starts, until the deadline; return its code and its first line."""
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, **options) as process:  # type: ignore[call-overload]
+        try:
+            text = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[1]
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{command[0]} took longer than {_LONGEST:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, text.decode(errors="replace").strip().partition("\n")[0]
+
+
+def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
     """Return whether a path is of this kind, no link, belongs to this user, and can't be written by others."""
     found = path.lstat()
-    return kind(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022  # type: ignore[operator]
+    return kind(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _is_whole(path: Path) -> bool:
@@ -172,15 +224,33 @@ def _is_whole(path: Path) -> bool:
 # The check of what has been compiled
 
 
-def call(loaded: ctypes.CDLL, name: str, *arrays: np.ndarray) -> int:
-    """Call an operator with arrays, as MindSpore does: inputs, then the output. Returns 0 if it succeeded."""
+def call(loaded: ctypes.CDLL, name: str, *arrays: np.ndarray, types: Sequence[bytes] = ()) -> int:
+    """Call an operator with arrays, as MindSpore does: inputs, then the output. Returns 0 if it succeeded.
+
+    Args:
+        loaded (CDLL): the compiled operators.
+        name (str): the operator.
+        *arrays (ndarray): what it gets.
+        types (Sequence[bytes]): their types in MindSpore's words. Default: not given.
+    """
     data = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
     axes = (ctypes.c_int * len(arrays))(*[array.ndim for array in arrays])
     shapes = [(ctypes.c_int64 * max(1, array.ndim))(*array.shape) for array in arrays]
     pointers = (ctypes.POINTER(ctypes.c_int64) * len(arrays))(
         *[ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)) for shape in shapes]
     )
-    return getattr(loaded, name)(len(arrays), data, axes, pointers, None, None, None)
+    words = (ctypes.c_char_p * len(types))(*types) if types else None
+    return getattr(loaded, name)(len(arrays), data, axes, pointers, words, None, None)
+
+
+def _compare(path: Path) -> None:
+    """Raise an error unless MindSpore takes the operators, and they compute what NumPy does."""
+    allowed = os.environ.get("MS_CUSTOM_AOT_WHITE_LIST")
+    if allowed is not None and not path.is_relative_to(os.path.realpath(allowed) if allowed else path / "nothing"):
+        raise ValueError(f"MS_CUSTOM_AOT_WHITE_LIST does not have {path.parent}")
+    wrong = _first_wrong(ctypes.CDLL(str(path)))
+    if wrong:
+        raise ValueError(f"'{wrong}' differs from NumPy")
 
 
 def _first_wrong(loaded: ctypes.CDLL) -> str:

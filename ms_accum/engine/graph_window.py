@@ -143,12 +143,12 @@ class GraphWindow:
         self._end_compiled = _End(size_argument.owner, self)
         self._take_part_compiled = _TakePart(size_argument.owner, self)
 
-    def add(self, gradients: Any, weight: Any = None, kept: Any = None) -> Any:
+    def add(self, gradients: Any, weight: Any = None, kept: Any = None, sparse: bool = False) -> Any:
         """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
         if not self.sums.has_sums:
             return self._closed_at_once(gradients, weight, kept, None)
         updated = Tensor(False)
-        if self.sums.boundary.touch(self._add(gradients, weight, kept, None)):
+        if self.sums.boundary.touch(self._add(gradients, weight, kept, None, sparse)):
             updated = self.end()
         ops.assign(self.updated, updated)
         return updated
@@ -201,12 +201,12 @@ class GraphWindow:
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
 
-    def _add(self, gradients: Any, weight: Any, kept: Any, last: Any) -> Any:
+    def _add(self, gradients: Any, weight: Any, kept: Any, last: Any, sparse: bool = False) -> Any:
         """Add a micro-batch; return whether the window ends with it."""
         if self.sums.sum_over_ranks is not None:
             last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
             return self._add_together(gradients, weight, kept, 1.0, last)[1] > 0
-        added = self.sums.add(gradients, weight, kept=kept)
+        added = self.sums.add(gradients, weight, kept=kept, sparse=sparse)
         ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         full = is_full(self.micro_batches, self.size)
         return full if last is None else ops.logical_or(full, last)

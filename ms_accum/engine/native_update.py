@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.experimental import optim as experimental
 
 from ..network import tree
 from ..network.kernels import operator
+from ..network.optimizers import parameters_in
 from .collaborators import Collaborators
 
 
@@ -27,6 +27,18 @@ class NativeUpdate:
     """
 
     def __init__(self, collaborators: Collaborators, rule: Any, *, empties: bool):
+        owner, optimizer = collaborators.owner, collaborators.optimizer
+
+        def check() -> bool:
+            """Raise an error if the optimizer would compute something else by now. Runs when a graph is compiled."""
+            if type(_rule_of(optimizer)) is not type(rule):
+                raise RuntimeError(
+                    f"For '{owner}', 'optimizer' must keep its rule and its hooks, but got others. "
+                    f"Use a new {owner} for the changed optimizer."
+                )
+            return True
+
+        self.check = ops.constexpr(check, reuse_result=False)
         self.empties = empties
         """bool, whether the accumulators are zero after it."""
         self.rule = rule
@@ -44,24 +56,25 @@ class NativeUpdate:
 
     def __call__(self, finite: Any, gradients: Any, divisor: Any) -> Any:
         """Update if `finite`, which is returned. A branch is not needed, and costs more than a small update."""
+        self.check()
         factor = Tensor(1.0, ms.float32) if divisor is None else 1.0 / divisor
         kept = Tensor(0.0, ms.float32) if self.ema is None else self.ema.kept(finite)
         gradients = tree.in_float32(gradients)
         updated: Any = ()
         for number, start, stop, layout in self.groups:
-            sign, rates, decays, unscale, numbers = self.rule.numbers(number)
+            sign, rates, decays, unscale, own = self.rule.numbers(number)
             states: Any = ()
             for state in self.rule.states:
                 states = states + state[start:stop]
             updated = self.operator(
                 finite,
-                factor if sign is None else factor * sign,
+                ops.cast(factor if sign is None else factor * sign, ms.float32),
                 kept,
-                rates,
-                decays,
+                ops.cast(rates, ms.float32),  # a schedule may compute in another type
+                ops.cast(decays, ms.float32),
                 unscale,
                 layout,
-                *numbers,
+                *own,
                 *self.counters[number],
                 *gradients[start:stop],
                 *self.parameters[start:stop],
@@ -96,9 +109,10 @@ class _OfNN:
         self.optimizer = optimizer
         self.states = tuple(tuple(state) for state in states)
         self.own = own
+        self.changed = (optimizer.beta1_power, optimizer.beta2_power) if name == "adam" else ()
+        """tuple, more Parameters that the operator changes."""
         self.counters = (optimizer.global_step,)
         self.spans = ((0, len(optimizer.parameters)),)
-        self.decayed = Tensor(np.array(optimizer.decay_flags), ms.float32)
 
     def numbers(self, group: int) -> Any:
         """Return the sign of gradients, if it changes, the rates, the decays, what unscales, and its own numbers."""
@@ -108,7 +122,8 @@ class _OfNN:
         decays = Tensor(0.0, ms.float32)
         if optimizer.exec_weight_decay:
             decays = optimizer.get_weight_decay()
-            decays = (_one_for_each(decays) if optimizer.is_group else decays) * self.decayed
+            decays = _one_for_each(decays) if optimizer.is_group else ops.cast(decays, ms.float32)
+            decays = decays * Tensor(optimizer.decay_flags, ms.float32)
         unscale = optimizer.reciprocal_scale if optimizer.need_scale else Tensor(1.0, ms.float32)
         return None, rates, decays, unscale, self.own()
 
@@ -118,13 +133,18 @@ def _one_for_each(numbers: Any) -> Any:
     return ops.stack([ops.reshape(ops.cast(number, ms.float32), ()) for number in numbers])
 
 
+def _in_float32(*numbers: Any) -> Any:
+    """Return the numbers in the type that the operator reads."""
+    return tuple([ops.cast(number, ms.float32) for number in numbers])
+
+
 @ms.jit_class
 class _Momentum:
     def __init__(self, optimizer: nn.Momentum):
         self.optimizer = optimizer
 
     def __call__(self) -> Any:
-        return (self.optimizer.momentum,)
+        return _in_float32(self.optimizer.momentum)
 
 
 @ms.jit_class
@@ -135,7 +155,7 @@ class _SGD:
         self.fixed = Tensor(optimizer.dampening, ms.float32), Tensor(optimizer.nesterov, ms.float32)
 
     def __call__(self) -> Any:
-        return (self.optimizer.momentum, *self.fixed)
+        return (*_in_float32(self.optimizer.momentum), *self.fixed)
 
 
 @ms.jit_class
@@ -145,8 +165,9 @@ class _Adam:
         self.nesterov = Tensor(optimizer.use_nesterov, ms.float32)
 
     def __call__(self) -> Any:
-        powers = self.optimizer.beta1_power, self.optimizer.beta2_power
-        return (*powers, self.optimizer.beta1, self.optimizer.beta2, self.optimizer.eps, self.nesterov)
+        optimizer = self.optimizer
+        powers = optimizer.beta1_power, optimizer.beta2_power  # which the operator changes
+        return (*powers, *_in_float32(optimizer.beta1, optimizer.beta2, optimizer.eps), self.nesterov)
 
 
 @ms.jit_class
@@ -155,7 +176,7 @@ class _AdamWeightDecay:
         self.optimizer = optimizer
 
     def __call__(self) -> Any:
-        return self.optimizer.beta1, self.optimizer.beta2, self.optimizer.eps
+        return _in_float32(self.optimizer.beta1, self.optimizer.beta2, self.optimizer.eps)
 
 
 @ms.jit_class
@@ -163,6 +184,7 @@ class _AdamW:
     """`mindspore.experimental.optim.AdamW`, which has its numbers in groups."""
 
     name = "adamw"
+    changed = ()
 
     def __init__(self, optimizer: experimental.AdamW):
         self.optimizer = optimizer
@@ -181,9 +203,9 @@ class _AdamW:
         step = optimizer.state_step + 1
         correction1, correction2 = 1 - ops.pow(beta1, step), 1 - ops.pow(beta2, step)
         shrinks = 1 - rate * settings.get("weight_decay")
-        fixed = [Tensor(number, ms.float32) for number in (beta1, beta2, settings.get("eps"))]
+        own = _in_float32(beta1, beta2, settings.get("eps"), ops.sqrt(correction2))
         sign = -1.0 if settings.get("maximize") else None
-        return sign, rate / correction1, shrinks, Tensor(1.0, ms.float32), (*fixed, ops.sqrt(correction2))
+        return sign, rate / correction1, shrinks, Tensor(1.0, ms.float32), own
 
 
 def _rule_of(optimizer: Any) -> Any:
@@ -195,7 +217,7 @@ def _rule_of(optimizer: Any) -> Any:
     rule = _RULES[kind](optimizer)
     if rule is None:
         return None
-    arrays = [*optimizer.parameters, *(array for state in rule.states for array in state)]
+    arrays = [*optimizer.parameters, *(array for state in rule.states for array in state), *rule.changed]
     return rule if all(array.dtype == ms.float32 for array in arrays) else None
 
 
@@ -205,7 +227,7 @@ def _of_nn(name: str, optimizer: Any, states: tuple, own: Any) -> _OfNN | None:
     cells = [cell for schedule in schedules for _, cell in schedule.cells_and_names()]
     # The rate is computed also if the window is skipped: a schedule of the user's that counts would advance.
     users = [cell for cell in cells if not type(cell).__module__.startswith("mindspore.")]
-    counts = any(cell.parameters_dict() for cell in users)
+    counts = any(True for cell in users for _ in parameters_in(vars(cell)))
     more = optimizer.use_parallel or any(getattr(optimizer, "group_grad_centralization", ()))
     return None if more or counts else _OfNN(name, optimizer, states, own)
 

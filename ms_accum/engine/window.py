@@ -47,9 +47,8 @@ class Window:
     ):
         self.collaborators = collaborators
         self.kernels = collaborators.kernels
-        # In a loop MindSpore asks our own for the shapes of sparse gradients before it knows them. That succeeds in the
-        # end, but leaves a report of a failure in the working directory.
-        self.adding = Kernels() if collaborators.sparse else self.kernels
+        self.sparse = collaborators.sparse
+        self.mindspores = Kernels()
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
@@ -62,7 +61,7 @@ class Window:
         self.is_empty_when_closed = self.boundary.empties
         """bool, whether its end leaves it empty."""
 
-    def add(self, gradients: Any, weight: Any = None, extra: Any = (), kept: Any = None) -> Any:
+    def add(self, gradients: Any, weight: Any = None, extra: Any = (), kept: Any = None, sparse: bool = False) -> Any:
         """Add the gradients of a micro-batch, times the weight if there is one.
 
         Args:
@@ -70,6 +69,7 @@ class Window:
             weight (Optional[Tensor]): its weight. Default: ``None``, no weights.
             extra (tuple[Tensor]): what is summed over the ranks with it. Default: nothing.
             kept (Optional[Tensor]): 0 if nothing is added, also for NaN; else 1. Default: ``None``, 1.
+            sparse (bool): whether some of these gradients are known to have been sparse. Default: ``False``.
 
         Returns:
             tuple[Tensor], the sums of `extra` if every micro-batch is summed over the ranks, else the accumulators.
@@ -77,6 +77,13 @@ class Window:
         """
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
+        # MindSpore asks our own for shapes before it knows those of gradients that were sparse: that ended in SIGSEGV,
+        # or left a report of a failure in the working directory.
+        if sparse or self.sparse:
+            return self._add_by(self.mindspores, gradients, weight, extra, kept)
+        return self._add_by(self.kernels, gradients, weight, extra, kept)
+
+    def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept: Any) -> Any:
         factor = None if weight is None or self.weighs_loss else weight
         if kept is not None:
             factor = kept if factor is None else factor * kept
@@ -86,12 +93,12 @@ class Window:
             elif factor is not None:
                 gradients = tree.multiply(gradients, factor)
             summed = self.sum_over_ranks(gradients, extra)
-            return ops.depend(summed[1], self.adding.add(self.grad_sum, summed[0]))
+            return ops.depend(summed[1], kernels.add(self.grad_sum, summed[0]))
         if kept is not None:
-            return self.adding.add_no_nan(self.grad_sum, gradients, factor)
+            return kernels.add_no_nan(self.grad_sum, gradients, factor)
         if factor is not None:
-            return self.adding.add_weighted(self.grad_sum, gradients, factor)
-        return self.adding.add(self.grad_sum, gradients)
+            return kernels.add_weighted(self.grad_sum, gradients, factor)
+        return kernels.add(self.grad_sum, gradients)
 
     def close(self, figures: Any = None, notes: Any = None, *, divides: bool = True) -> Any:
         """End the window: see `Boundary`. ``divides=False``: the weights add up to 1.

@@ -72,6 +72,19 @@ def _rows_summed(gradient: Any, parameter: Any) -> Any:
     return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
 
 
+_is_rows = ops.MultitypeFuncGraph("is_rows")
+
+
+@_is_rows.register("Tensor")
+def _is_no_rows(gradient: Any) -> bool:
+    return False
+
+
+@_is_rows.register("RowTensor")
+def _rows_are_rows(gradient: Any) -> bool:
+    return True
+
+
 _zero_if = ops.MultitypeFuncGraph("zero_if")
 
 
@@ -92,8 +105,8 @@ def _dense_gradient_only(gradient: Any, parameter: Any) -> Any:
 def _reject_rows() -> bool:
     """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
     raise ValueError(
-        "For 'Accumulator', 'network' must be given with sparse gradients if the optimizer has a rule of its own for "
-        "them, and with 'skip_micro', but got None. Give the network, or use nn.Embedding."
+        "For 'Accumulator', 'network' must be given with sparse gradients in windows of 1, with 'skip_micro', and if "
+        "the optimizer has a rule of its own for them, but got None. Give the network, or use nn.Embedding."
     )
 
 
@@ -272,6 +285,14 @@ def _lookup_layers(network: nn.Cell) -> list[nn.Cell]:
     """Return the layers with the operator whose gradient is sparse."""
     cells = [cell for _, cell in network.cells_and_names()]
     return [cell for cell in cells if any(getattr(p, "name", "") == _SPARSE for p in cell._primitives.values())]
+
+
+def has_rows(gradients: Any) -> Any:
+    """Return whether some gradients are sparse, in a graph a constant."""
+    sparse = False
+    for rows in _map(_is_rows, gradients):
+        sparse = sparse or rows
+    return sparse
 
 
 def dense(gradients: Any, parameters: Any) -> Any:
