@@ -88,7 +88,7 @@ def test_readme_compares_with_best_peer_and_shows_worst_machine():
 def test_selective_readme_figures_are_detected(monkeypatch):
     right = readme_line(FIRST, SECOND)
     assert readme_line(FIRST, FIRST) != right
-    monkeypatch.setattr(performance_tables, "_OWN", ("tutorial-functional",))
+    monkeypatch.setattr(performance_tables, "OWN", ("tutorial-functional",))
     assert readme_line(FIRST, SECOND) != right
     monkeypatch.undo()
     monkeypatch.setattr(performance_tables, "UNTUNED", "ms_accum")
