@@ -1,4 +1,4 @@
-// The end of a window on CPU: what MindSpore's kernels do in four passes over the gradients is one pass here.
+// The end of a window on CPU: what MindSpore's kernels do in four passes over the gradients takes two here.
 //
 // Functions have the interface of `mindspore.ops.Custom`: pointers to the inputs, then to the outputs, with their numbers
 // of axes and their shapes; 0 is success. All arrays are float32. Arithmetic is that of IEEE 754, operation by operation
@@ -23,7 +23,7 @@
 namespace {
 
 constexpr int64_t kBlock = 1 << 16;
-// A thread takes some 50 us to start, as long as a core needs for this number of blocks.
+// A thread takes 16 to 34 us from start to end, and a core 32 us for the norm of so many blocks (measured on AMD EPYC).
 constexpr size_t kBlocksPerThread = 8;
 constexpr int kLanes = 16;
 constexpr uint32_t kExponent = 0x7F800000;  // all these bits are set in what is not finite
@@ -136,14 +136,14 @@ class Update {
              AreFloats(kFactor, kLayout - kFactor, dtypes) && AreFloats(kLayout + 1, numbers, dtypes) &&
              Are("int32", first_ - layout[3], layout[3], dtypes) && AreFloats(first_, count, dtypes);
     if (valid_ && !empties_) CopyShared(count);
-    finite = *static_cast<const bool *>(params[0]);
-    for (int counter = first_ - layout[3]; valid_ && finite && counter < first_; ++counter) {
+    finite = valid_ && *static_cast<const bool *>(params[kFinite]);
+    for (int counter = first_ - layout[3]; finite && counter < first_; ++counter) {
       *static_cast<int32_t *>(params[counter]) += 1;
     }
     *static_cast<bool *>(params[nparam - 1]) = finite;
   }
 
-  bool finite;
+  bool finite;  // false also for inputs that are refused
 
   // The number of the rule with this index.
   float *Number(int index) const { return static_cast<float *>(params_[kLayout + 1 + index]); }

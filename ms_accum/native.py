@@ -55,10 +55,10 @@ _log = logging.getLogger("ms_accum")
 
 
 def available() -> bool:
-    """Return whether windows end in an operator of our own in this process: on CPU, with a C++ compiler.
+    """Return whether this process uses the C++ operators at the end of a window: on CPU, with a C++ compiler.
 
-    Its first call, or the first constructor of `ms_accum`, compiles it, which takes some 2 seconds once for each user
-    and machine. ``MS_ACCUM_NATIVE=0`` in the environment turns it off. Why it is not available is logged.
+    The first call, or the first constructor of `ms_accum`, compiles them, which takes some 2 seconds once for each user
+    and machine. ``MS_ACCUM_NATIVE=0`` in the environment turns them off. The log says why they are not available.
 
     Examples:
         >>> import ms_accum.native
@@ -87,20 +87,22 @@ def _checked_library() -> Path | None:
         compiler = _compiler()
         if compiler is None:
             tried = ", ".join(_COMPILERS)
-            _log.info("Windows end in MindSpore's kernels: no C++ compiler (CXX, %s) was found.", tried)
+            _log.info("The C++ operators are not used, because no C++ compiler (CXX, %s) was found.", tried)
             return None
         name, deadline = f"native-{_key(compiler)}.so", time.monotonic() + _LONGEST
         for folder in (_user_cache, _own_folder):
             try:
                 path = _compiled(compiler, folder(), name, deadline)
                 _compare(path)
-                _log.info("Windows end in operators of ms_accum's own, %s. %s=0 turns them off.", path, SWITCH)
+                _log.info("The C++ operators are used: %s. %s=0 turns them off.", path, SWITCH)
                 return path
             except Exception as error:  # noqa: BLE001 - whatever it is, MindSpore's kernels do the work
                 reasons.append(_check.one_line(error))
     except Exception as error:  # noqa: BLE001
         reasons.append(_check.one_line(error))
-    _log.warning("Windows end in MindSpore's kernels, which are slower: %s", "; ".join(dict.fromkeys(reasons)))
+    _log.warning(
+        "The C++ operators can't be used, and MindSpore's kernels are slower: %s", "; ".join(dict.fromkeys(reasons))
+    )
     return None
 
 
@@ -246,7 +248,7 @@ def call(loaded: ctypes.CDLL, name: str, *arrays: np.ndarray, types: Sequence[by
 def _compare(path: Path) -> None:
     """Raise an error unless MindSpore takes the operators, and they compute what NumPy does."""
     allowed = os.environ.get("MS_CUSTOM_AOT_WHITE_LIST")
-    if allowed is not None and not path.is_relative_to(os.path.realpath(allowed) if allowed else path / "nothing"):
+    if allowed is not None and not (allowed and path.is_relative_to(os.path.realpath(allowed))):
         raise ValueError(f"MS_CUSTOM_AOT_WHITE_LIST does not have {path.parent}")
     wrong = _first_wrong(ctypes.CDLL(str(path)))
     if wrong:

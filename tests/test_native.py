@@ -19,8 +19,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim as experimental
 
 from helpers import batches, cross_entropy, gone, run
-from ms_accum import Accumulator, Ema, GradientAccumulation, native
+from ms_accum import Accumulator, Ema, GradientAccumulation, ZeroOptimizer, native
+from ms_accum.engine.collaborators import resolve
 from ms_accum.native import call
+from ms_accum.network.kernels import kernels
 from reference import miss
 from ways import WAYS, Trained
 
@@ -382,6 +384,7 @@ LEFT_TO_MINDSPORE = {
     "Adam, lazy": lambda p: nn.Adam(p, 0.1, use_lazy=True),
     "AdamW, amsgrad": lambda p: experimental.AdamW(p, 0.1, amsgrad=True),
     "centralized gradients": lambda p: nn.SGD([{"params": p, "grad_centralization": True}], 0.1),
+    "sharded": lambda p: ZeroOptimizer(lambda parts: nn.Adam(parts, 0.1), p),
     "a schedule with a state": lambda p: nn.SGD(p, Counting()),
     "a decay with a state in a tuple": lambda p: nn.Momentum(p, 0.1, 0.9, weight_decay=Held()),
     "a class of the user's": lambda p: OwnRate(p, 0.1),
@@ -398,6 +401,22 @@ def test_other_optimizers_are_left_to_mindspore(name, monkeypatch):
     model._window.open(2)
     boundary = model._window._runner._window.boundary
     assert boundary.native is None and boundary.measures.library is not None
+
+
+def test_compile_false_is_left_to_mindspore():
+    for compiles, path in ((True, native.library()), (False, None)):
+        assert kernels(compiles).library == path
+
+
+def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
+    compared = []
+    for switch in ("0", "1"):
+        monkeypatch.setenv(native.SWITCH, switch)
+        optimizer = nn.SGD(Layers().trainable_params(), 0.1)
+        compared.append(resolve("Accumulator", optimizer, weighted=True, compiles=True).equal_on_ranks.items())
+    different = compared[0] ^ compared[1]
+    assert {value for _, value in different} == {"none", "all"}
+    assert {name for name, _ in different} == {"C++ operators (MS_ACCUM_NATIVE=0 turns them off)"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -440,7 +459,9 @@ def test_number_of_another_type_is_refused_by_the_operator(loaded, rng):
     types = [b"float32" if array.dtype == F32 else str(array.dtype).encode() for array in values]
     assert call(loaded, "momentum", *values, types=types) == 0
     types[3] = b"float64"
+    before = [array.copy() for array in values]
     assert call(loaded, "momentum", *values, types=types) != 0
+    assert all(map(np.array_equal, before[:-1], values[:-1])) and not values[-1][0]
 
 
 class Product(nn.Cell):
@@ -629,7 +650,7 @@ def test_compiler_that_fails_leaves_windows_to_mindspore(compiler, tmp_path, qui
     quick.setattr(native, "_COMPILERS", ())
     with caplog.at_level("INFO", logger="ms_accum"):
         assert not native.available()
-    assert len(caplog.records) == 1 and "Windows end in MindSpore's kernels" in caplog.text
+    assert len(caplog.records) == 1 and "The C++ operators" in caplog.text and "used" in caplog.text
     assert not compiled_files(tmp_path)
 
 

@@ -206,7 +206,7 @@ def facts_of(device: str, group: Group | None) -> dict[str, str]:
         "device": _device_text(device),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "system": platform.platform(),
-        "windows end in": "ms_accum's operators" if native.available() else "MindSpore's kernels",
+        "C++ operators": "used" if native.available() else "not used",
         "processes": "1" if group is None else str(group.size),
     }
 

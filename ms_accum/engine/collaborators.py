@@ -153,7 +153,7 @@ class Collaborators:
         return {
             "'compile'": self.compiles,
             "'clip_norm'": self.clip_norm,
-            f"operators in C++ ({native.SWITCH}=0 turns them off)": "none" if self.kernels.library is None else "all",
+            f"C++ operators ({native.SWITCH}=0 turns them off)": "none" if self.kernels.library is None else "all",
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
             "'ema'": None if self.ema is None else self.ema.settings,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -46,13 +45,12 @@ class NativeUpdate:
         self.ema = collaborators.ema
         self.averages = () if self.ema is None else self.ema.averages
         self.operator = operator(collaborators.kernels.library, rule.name, ms.bool_)
-        last = len(rule.spans) - 1
-        counted = [len(rule.counters) if number == last else 0 for number in range(last + 1)]  # once for all groups
+        # All groups have the same counters, so the last one advances them.
+        self.counters = (*[()] * (len(rule.spans) - 1), rule.counters)
         self.groups = tuple(
-            (number, start, stop, Tensor([stop - start, empties, bool(self.averages), counters], ms.int32))
-            for number, (start, stop), counters in zip(range(last + 1), rule.spans, counted)
+            (number, start, stop, Tensor([stop - start, empties, bool(self.averages), len(counters)], ms.int32))
+            for number, ((start, stop), counters) in enumerate(zip(rule.spans, self.counters))
         )
-        self.counters = tuple(rule.counters if counters else () for counters in counted)
 
     def __call__(self, finite: Any, gradients: Any, divisor: Any) -> Any:
         """Update if `finite`, which is returned. A branch is not needed, and costs more than a small update."""
@@ -72,7 +70,7 @@ class NativeUpdate:
                 kept,
                 ops.cast(rates, ms.float32),  # a schedule may compute in another type
                 ops.cast(decays, ms.float32),
-                unscale,
+                ops.cast(unscale, ms.float32),
                 layout,
                 *own,
                 *self.counters[number],
@@ -93,24 +91,56 @@ def native_update(collaborators: Collaborators, *, empties: bool) -> NativeUpdat
 # The rules: what `native.cc` needs to know of each optimizer
 
 
+class _Names(NamedTuple):
+    """What the operator for an optimizer of `mindspore.nn` needs, by the names of the optimizer's attributes."""
+
+    operator: str
+    """The operator of `native.cc`."""
+    states: tuple[str, ...]
+    """The kinds of state."""
+    changed: tuple[str, ...] = ()
+    """The numbers that an update changes."""
+    numbers: tuple[str, ...] = ()
+    """The numbers after those, which may change between graphs."""
+    fixed: tuple[str, ...] = ()
+    """The numbers after those, which MindSpore's operators have had since they were made."""
+    unless: tuple[str, ...] = ()
+    """What is true if the optimizer has another rule."""
+
+
+_OF_NN = {
+    nn.SGD: _Names("sgd", ("accum", "stat"), numbers=("momentum",), fixed=("dampening", "nesterov")),
+    # MindSpore's CPU kernel ignores `use_nesterov`.
+    nn.Momentum: _Names("momentum", ("moments",), numbers=("momentum",), unless=("use_nesterov",)),
+    nn.Adam: _Names(
+        "adam",
+        ("moment1", "moment2"),
+        changed=("beta1_power", "beta2_power"),
+        numbers=("beta1", "beta2", "eps"),
+        fixed=("use_nesterov",),
+        unless=("use_lazy", "use_offload", "use_amsgrad"),
+    ),
+    nn.AdamWeightDecay: _Names("adam_weight_decay", ("moments1", "moments2"), numbers=("beta1", "beta2", "eps")),
+}
+
+
 @ms.jit_class
 class _OfNN:
-    """An optimizer of `mindspore.nn`.
+    """The rule of an optimizer of `mindspore.nn`.
 
     Args:
-        name (str): the operator.
         optimizer (Optimizer): the optimizer.
-        states (tuple): its kinds of state.
-        own (Any): returns the numbers of its rule, in a graph.
+        names (_Names): what the operator needs.
     """
 
-    def __init__(self, name: str, optimizer: nn.Optimizer, states: tuple, own: Any):
-        self.name = name
+    def __init__(self, optimizer: nn.Optimizer, names: _Names):
+        self.name = names.operator
         self.optimizer = optimizer
-        self.states = tuple(tuple(state) for state in states)
-        self.own = own
-        self.changed = (optimizer.beta1_power, optimizer.beta2_power) if name == "adam" else ()
-        """tuple, more Parameters that the operator changes."""
+        self.states = tuple(tuple(getattr(optimizer, name)) for name in names.states)
+        self.changed = tuple(getattr(optimizer, name) for name in names.changed)
+        """tuple, the numbers that the operator changes."""
+        self.followed = names.numbers
+        self.fixed = tuple(Tensor(getattr(optimizer, name), ms.float32) for name in names.fixed)
         self.counters = (optimizer.global_step,)
         self.spans = ((0, len(optimizer.parameters)),)
 
@@ -125,7 +155,8 @@ class _OfNN:
             decays = _one_for_each(decays) if optimizer.is_group else ops.cast(decays, ms.float32)
             decays = decays * Tensor(optimizer.decay_flags, ms.float32)
         unscale = optimizer.reciprocal_scale if optimizer.need_scale else Tensor(1.0, ms.float32)
-        return None, rates, decays, unscale, self.own()
+        followed = [getattr(optimizer, name) for name in self.followed]
+        return None, rates, decays, unscale, (*self.changed, *_in_float32(followed), *self.fixed)
 
 
 def _one_for_each(numbers: Any) -> Any:
@@ -133,50 +164,9 @@ def _one_for_each(numbers: Any) -> Any:
     return ops.stack([ops.reshape(ops.cast(number, ms.float32), ()) for number in numbers])
 
 
-def _in_float32(*numbers: Any) -> Any:
+def _in_float32(numbers: Any) -> Any:
     """Return the numbers in the type that the operator reads."""
     return tuple([ops.cast(number, ms.float32) for number in numbers])
-
-
-@ms.jit_class
-class _Momentum:
-    def __init__(self, optimizer: nn.Momentum):
-        self.optimizer = optimizer
-
-    def __call__(self) -> Any:
-        return _in_float32(self.optimizer.momentum)
-
-
-@ms.jit_class
-class _SGD:
-    def __init__(self, optimizer: nn.SGD):
-        self.optimizer = optimizer
-        # MindSpore's operators have these two since they were made.
-        self.fixed = Tensor(optimizer.dampening, ms.float32), Tensor(optimizer.nesterov, ms.float32)
-
-    def __call__(self) -> Any:
-        return (*_in_float32(self.optimizer.momentum), *self.fixed)
-
-
-@ms.jit_class
-class _Adam:
-    def __init__(self, optimizer: nn.Adam):
-        self.optimizer = optimizer
-        self.nesterov = Tensor(optimizer.use_nesterov, ms.float32)
-
-    def __call__(self) -> Any:
-        optimizer = self.optimizer
-        powers = optimizer.beta1_power, optimizer.beta2_power  # which the operator changes
-        return (*powers, *_in_float32(optimizer.beta1, optimizer.beta2, optimizer.eps), self.nesterov)
-
-
-@ms.jit_class
-class _AdamWeightDecay:
-    def __init__(self, optimizer: nn.AdamWeightDecay):
-        self.optimizer = optimizer
-
-    def __call__(self) -> Any:
-        return _in_float32(self.optimizer.beta1, self.optimizer.beta2, self.optimizer.eps)
 
 
 @ms.jit_class
@@ -203,68 +193,37 @@ class _AdamW:
         step = optimizer.state_step + 1
         correction1, correction2 = 1 - ops.pow(beta1, step), 1 - ops.pow(beta2, step)
         shrinks = 1 - rate * settings.get("weight_decay")
-        own = _in_float32(beta1, beta2, settings.get("eps"), ops.sqrt(correction2))
+        own = _in_float32((beta1, beta2, settings.get("eps"), ops.sqrt(correction2)))
         sign = -1.0 if settings.get("maximize") else None
         return sign, rate / correction1, shrinks, Tensor(1.0, ms.float32), own
 
 
-def _rule_of(optimizer: Any) -> Any:
+def _rule_of(optimizer: Any) -> _OfNN | _AdamW | None:
     """Return the rule of an optimizer; None if `native.cc` does not have it, or the user has changed it."""
     kind = type(optimizer)
-    changed = {"construct", "get_lr", "get_weight_decay"} & vars(optimizer).keys()
-    if kind not in _RULES or changed or optimizer._forward_pre_hook or optimizer._forward_hook:
+    if kind is experimental.AdamW:
+        fits = not any(group.get("amsgrad") for group in optimizer.param_groups)
+    else:
+        fits = kind in _OF_NN and _has_only(optimizer, _OF_NN[kind])
+    if not fits or {"construct", "get_lr", "get_weight_decay"} & vars(optimizer).keys():
         return None
-    rule = _RULES[kind](optimizer)
-    if rule is None:
+    if optimizer._forward_pre_hook or optimizer._forward_hook:
         return None
+    rule = _AdamW(optimizer) if kind is experimental.AdamW else _OfNN(optimizer, _OF_NN[kind])
     arrays = [*optimizer.parameters, *(array for state in rule.states for array in state), *rule.changed]
     return rule if all(array.dtype == ms.float32 for array in arrays) else None
 
 
-def _of_nn(name: str, optimizer: Any, states: tuple, own: Any) -> _OfNN | None:
-    """Return the rule of an optimizer of `mindspore.nn`, unless it does more than its rule, or in another order."""
-    schedules = [part for part in _flat([optimizer.learning_rate, optimizer.weight_decay]) if isinstance(part, nn.Cell)]
-    cells = [cell for schedule in schedules for _, cell in schedule.cells_and_names()]
+def _has_only(optimizer: nn.Optimizer, names: _Names) -> bool:
+    """Return whether an optimizer of `mindspore.nn` does what its rule says, and nothing else."""
+    if any(getattr(optimizer, name) for name in names.unless) or not getattr(optimizer, "_is_device", True):
+        return False
+    if optimizer.use_parallel or any(getattr(optimizer, "group_grad_centralization", ())):
+        return False
     # The rate is computed also if the window is skipped: a schedule of the user's that counts would advance.
+    schedules: list[Any] = []
+    for each in (optimizer.learning_rate, optimizer.weight_decay):
+        schedules += each if isinstance(each, (tuple, list)) else (each,)
+    cells = [cell for each in schedules if isinstance(each, nn.Cell) for _, cell in each.cells_and_names()]
     users = [cell for cell in cells if not type(cell).__module__.startswith("mindspore.")]
-    counts = any(True for cell in users for _ in parameters_in(vars(cell)))
-    more = optimizer.use_parallel or any(getattr(optimizer, "group_grad_centralization", ()))
-    return None if more or counts else _OfNN(name, optimizer, states, own)
-
-
-def _flat(items: Sequence[Any]) -> list[Any]:
-    return [part for item in items for part in (item if isinstance(item, (tuple, list)) else (item,))]
-
-
-def _momentum(optimizer: nn.Momentum) -> _OfNN | None:
-    if optimizer.use_nesterov:  # which MindSpore's CPU kernel ignores
-        return None
-    return _of_nn("momentum", optimizer, (optimizer.moments,), _Momentum(optimizer))
-
-
-def _sgd(optimizer: nn.SGD) -> _OfNN | None:
-    return _of_nn("sgd", optimizer, (optimizer.accum, optimizer.stat), _SGD(optimizer))
-
-
-def _adam(optimizer: nn.Adam) -> _OfNN | None:
-    if optimizer.use_lazy or optimizer.use_offload or optimizer.use_amsgrad or not optimizer._is_device:
-        return None
-    return _of_nn("adam", optimizer, (optimizer.moment1, optimizer.moment2), _Adam(optimizer))
-
-
-def _adam_weight_decay(optimizer: nn.AdamWeightDecay) -> _OfNN | None:
-    states = optimizer.moments1, optimizer.moments2
-    return _of_nn("adam_weight_decay", optimizer, states, _AdamWeightDecay(optimizer))
-
-
-def _adamw(optimizer: experimental.AdamW) -> _AdamW | None:
-    return None if any(group.get("amsgrad") for group in optimizer.param_groups) else _AdamW(optimizer)
-
-
-_RULES = {
-    nn.Momentum: _momentum,
-    nn.SGD: _sgd,
-    nn.Adam: _adam,
-    nn.AdamWeightDecay: _adam_weight_decay,
-    experimental.AdamW: _adamw,
-}
+    return not any(True for cell in users for _ in parameters_in(vars(cell)))

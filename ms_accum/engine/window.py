@@ -68,7 +68,8 @@ class Window:
             gradients (tuple[Tensor]): its gradients.
             weight (Optional[Tensor]): its weight. Default: ``None``, no weights.
             extra (tuple[Tensor]): what is summed over the ranks with it. Default: nothing.
-            kept (Optional[Tensor]): 0 if nothing is added, also for NaN; else 1. Default: ``None``, 1.
+            kept (Optional[Tensor]): 0 if nothing is added, also for NaN, and the weight is 0; else 1. Default:
+                ``None``, 1.
             sparse (bool): whether some of these gradients are known to have been sparse. Default: ``False``.
 
         Returns:
@@ -84,9 +85,7 @@ class Window:
         return self._add_by(self.kernels, gradients, weight, extra, kept)
 
     def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept: Any) -> Any:
-        factor = None if weight is None or self.weighs_loss else weight
-        if kept is not None:
-            factor = kept if factor is None else factor * kept
+        factor = kept if weight is None or self.weighs_loss else weight
         if self.sum_over_ranks is not None:
             if kept is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)

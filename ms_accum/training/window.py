@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import mindspore as ms
@@ -355,8 +355,8 @@ class _Waiting:
         self._stacks = [np.empty((TOGETHER, *column.shape), column.asnumpy().dtype) for column in columns]
         self.count = 0
         """int, the number of micro-batches."""
-        self._losses: Tensor | None = None
-        self._read: np.ndarray | None = None
+        self.result: Tensor | None = None
+        """Optional[Tensor], the losses, when the micro-batches have been run."""
 
     def takes(self, columns: tuple) -> bool:
         """Return whether these columns have the shapes and types of the collected ones."""
@@ -369,18 +369,12 @@ class _Waiting:
         self.count += 1
         return _WaitingLoss(self, self.count - 1)
 
-    def run(self, losses: Tensor) -> None:
-        """Set the losses, when the micro-batches have been run."""
-        self._losses = losses
-
-    @property
+    @cached_property
     def losses(self) -> np.ndarray:
-        """np.ndarray, the losses. They are read from the device once for all."""
-        if self._losses is None:
+        """np.ndarray, the losses, read from the device once for all micro-batches."""
+        if self.result is None:
             raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
-        if self._read is None:
-            self._read = self._losses.asnumpy()
-        return self._read
+        return self.result.asnumpy()
 
     def stacked(self) -> list[Tensor]:
         """Return each column as a Tensor for the maximum number of micro-batches; unused entries are not read."""
@@ -451,7 +445,7 @@ class _Accumulating:
         """Run the collected micro-batches, before anything outside the window changes the weights."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            waiting.run(self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked()))
+            waiting.result = self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked())
 
     def finish(self) -> None:
         """Run what has been collected of the window, which is about to end."""
