@@ -154,31 +154,34 @@ class Accumulator:
         """Optimizer, updates the parameters."""
         self.group = collaborators.group
         """Optional[Group], the ranks; None for a single process."""
-        self._add_in_graph = _Add(self, optimizer, collaborators.compiles)
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
+        self._add_in_graph = {full: _Add(self, full) for full in (None, False, True)}
         needs = not self.window.sums.has_sums or collaborators.skips is not None or may_have_sparse_rule(optimizer)
         self.dense_only = network is None and needs
         """bool, whether sparse gradients would need the network, which is not given."""
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
-        checked = tree.check_gradients("Accumulator", grads, self.window.parameters, dense_only=self.dense_only)
+        window = self.window
+        if window.outside() and window.compiles:
+            checked = tree.check_gradients_outside(_OWNER, grads, window.parameters, dense_only=self.dense_only)
+            return self._add_in_graph[window.fills_up()](checked, self._checked(weight))
+        checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         sparse = tree.has_rows(tuple(grads))
         weight = self._checked(weight)
-        if self.window.outside() and self.window.compiles:
-            return self._add_in_graph(checked, weight)
+        weight, kept = self._kept(checked, weight)
         if sparse:  # in a graph a constant; handed on, it would not be one
-            return self._add(checked, weight, True)
-        return self._add(checked, weight)
+            return window.add(checked, weight, kept, True)
+        return window.add(checked, weight, kept)
 
-    def _add(self, grads: Any, weight: Any, sparse: bool = False) -> Any:
-        """Add a micro-batch that has been checked; return whether the parameters were updated."""
-        window, kept = self.window, None
-        if window.sums.skips is not None:
-            # By index: MindSpore warns about a result that a graph takes and does not use.
-            kept = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
-            weight = None if weight is None else weight * kept
-        return window.add(grads, weight, kept, sparse)
+    def _kept(self, grads: Any, weight: Any) -> Any:
+        """Return the weight of a micro-batch, 0 if it is left out, and the same as a factor, None if none ever is."""
+        window = self.window
+        if window.sums.skips is None:
+            return weight, None
+        # By index: MindSpore warns about a result that a graph takes and does not use.
+        kept = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
+        return None if weight is None else weight * kept, kept
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -287,11 +290,16 @@ class Accumulator:
 
 
 class _Add(Compiled):
-    """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants."""
+    """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants.
 
-    def __init__(self, accumulator: Accumulator, optimizer: Any, compiles: bool):
-        super().__init__(_OWNER, compiles, optimizer)
-        self.accumulator = accumulator
+    Args:
+        accumulator (Accumulator): what it adds to.
+        full (Optional[bool]): whether the window is full with it; None if only the graph finds out.
+    """
+
+    def __init__(self, accumulator: Accumulator, full: bool | None):
+        super().__init__(_OWNER, accumulator.window.compiles, accumulator.optimizer)
+        self.accumulator, self.full = accumulator, full
 
     def __call__(self, grads: Any, weight: Any) -> Any:
         if weight is not None and not isinstance(weight, Tensor):
@@ -299,4 +307,10 @@ class _Add(Compiled):
         return super().__call__(weight, *grads)
 
     def construct(self, weight: Any, *grads: Any) -> Any:
-        return self.accumulator._add(grads, weight)
+        window = self.accumulator.window
+        weight, kept = self.accumulator._kept(grads, weight)
+        if self.full is None:
+            return window.add(grads, weight, kept)
+        if self.full:
+            return window.add_last(grads, weight, kept)
+        return window.add_inside(grads, weight, kept)

@@ -378,10 +378,16 @@ def parameter_after_second_window(*, touched):
     return values(parameters)[0].item()
 
 
+def test_optimizer_state_set_between_windows_is_used_in_a_loop():
+    assert parameter_after_second_window(touched=True) == -2 - (10 + 2)
+
+
+@pytest.mark.graph
 def test_optimizer_state_set_between_windows_is_used():
     assert parameter_after_second_window(touched=True) == -2 - (10 + 2)
 
 
+@pytest.mark.graph
 def test_untouched_optimizer_state_set_between_windows_is_ignored():
     assert parameter_after_second_window(touched=False) != -2 - (10 + 2)
 

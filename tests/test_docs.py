@@ -181,6 +181,7 @@ def faults(name, result):
     return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
+@pytest.mark.slow
 def test_readme_python_runs(tmp_path):
     assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
 

@@ -305,7 +305,7 @@ def test_wrong_rule_is_detected(monkeypatch):
     assert miss(list(actual.values())[:3], list(expected.values())[:3], 1e-5, 1e-5) >= 100
 
 
-@pytest.mark.parametrize("name", ["Momentum", "Adam"])
+@pytest.mark.parametrize("name", [pytest.param("Momentum", marks=pytest.mark.slow), "Adam"])
 def test_average_and_clipping_are_those_of_mindspore(name, monkeypatch):
     results = []
     for use_native in ("0", "1"):
@@ -435,7 +435,7 @@ class Typed(nn.learning_rate_schedule.LearningRateSchedule):
         return ops.cast(ops.cast(step, ms.float32) * 0.0 + 0.125, self.dtype)
 
 
-@pytest.mark.parametrize("dtype", [ms.float16, ms.float64], ids=str)
+@pytest.mark.parametrize("dtype", [ms.float16, pytest.param(ms.float64, marks=pytest.mark.slow)], ids=str)
 def test_rate_of_another_type_is_converted(dtype, monkeypatch):
     results = []
     for make in (lambda p: nn.Momentum(p, Typed(dtype), 0.9), lambda p: nn.Momentum(p, 0.125, 0.9)):
@@ -508,6 +508,7 @@ def test_sparse_gradients_in_step_of_the_users(knows_network, monkeypatch):
     assert not Path("rank_0").exists()
 
 
+@pytest.mark.slow
 def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
     model, _ = trained(OPTIMIZERS["Momentum"][0], "1", monkeypatch, steps=1)
     model._window.optimizer.register_forward_pre_hook(unchanged)
@@ -579,7 +580,10 @@ def test_built_file_is_kept_and_owned(tmp_path, quick):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("content", [b"", b"not a library", "cut", "foreign"])
+@pytest.mark.parametrize(
+    "content",
+    [*(pytest.param(content, marks=pytest.mark.slow) for content in (b"", b"not a library", "cut")), "foreign"],
+)
 def test_file_that_is_not_ours_is_replaced(content, tmp_path, quick):
     """A stranger's file, or half of our own, is neither loaded nor run."""
     quick.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -646,6 +650,7 @@ def test_compiler_that_fails_leaves_windows_to_mindspore(compiler, tmp_path, qui
     assert not compiled_files(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("kind", ["a colon", "relative", "no home"])
 def test_path_that_mindspore_misreads_is_not_used(kind, tmp_path, quick):
@@ -658,6 +663,7 @@ def test_path_that_mindspore_misreads_is_not_used(kind, tmp_path, quick):
     assert path.is_absolute() and ":" not in str(path) and tmp_path not in path.parents
 
 
+@pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("allowed", ["elsewhere", "", "/"])
 def test_list_of_allowed_folders_is_respected(allowed, tmp_path, quick):

@@ -127,15 +127,20 @@ def size(network: nn.Cell) -> int:
     return sum(parameter.size for parameter in network.trainable_params())
 
 
+def tune(network: nn.Cell) -> None:
+    """Set the environment variables that ours sets, with the import of ours, for which the others do not pay."""
+    from ms_accum import tune_cpu
+
+    tune_cpu(network)
+
+
 def rebuilt_for_each_window(step_of: Callable[[nn.Cell, int], Callable[..., Any]]) -> Callable[[Network], Trainer]:
     """Return what makes a Trainer whose step is built anew for each size of the window, a constant of its graph."""
 
     def start(network: Network, tuned: bool = False) -> Trainer:
         """With `--tuned` under the environment variables that ours sets."""
         if tuned:
-            from ms_accum import tune_cpu  # which the others do not pay for
-
-            tune_cpu(make(network))
+            tune(make(network))
 
         def windows_of(window: int) -> Callable:
             return workload.one_by_one(step_of(make(network), window), wait=ms.runtime.synchronize)

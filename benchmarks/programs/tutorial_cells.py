@@ -67,9 +67,14 @@ class Clear(nn.Cell):
         return _each(_write, self.sums, self.zeros)
 
 
-def make(network: Network) -> Trainer:
-    """Return a trainer whose host calls the first Cell for each micro-batch, and the two others after a window."""
+def make(network: Network, tuned: bool = False) -> Trainer:
+    """Return a trainer whose host calls the first Cell for each micro-batch, and the two others after a window.
+
+    With `--tuned` under the environment variables that ours sets.
+    """
     trained = networks_ms.make(network)
+    if tuned:
+        networks_ms.tune(trained)
     optimizer = networks_ms.momentum(trained)
     sums, zeros = (optimizer.parameters.clone(name, "zeros") for name in ("sums", "zeros"))
     accumulate = Accumulate(nn.WithLossCell(trained, networks_ms.loss()), sums).set_train()

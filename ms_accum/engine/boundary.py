@@ -139,6 +139,7 @@ class Boundary:
         counts = None
         if self.skips is not None:
             counts = self.skips.count_other_ranks(extra[-1])
+            grad_sum = ops.depend(grad_sum, counts)  # without a use of its result MindSpore leaves the call out
         weights = None if weight_sum is None else extra[0]
         return grad_sum, weights, extra[1], counts, None if notes is None else extra[2]
 

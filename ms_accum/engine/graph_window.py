@@ -153,6 +153,19 @@ class GraphWindow:
         ops.assign(self.updated, updated)
         return updated
 
+    # Where the host knows whether the window is full with a micro-batch, graphs without a branch, which run faster.
+
+    def add_inside(self, gradients: Any, weight: Any, kept: Any) -> Any:
+        """Add a micro-batch with which the window is not full; return False."""
+        updated = ops.depend(Tensor(False), self._add(gradients, weight, kept, None))
+        ops.assign(self.updated, updated)
+        return updated
+
+    def add_last(self, gradients: Any, weight: Any, kept: Any) -> Any:
+        """Add the micro-batch with which the window is full, and end it; return whether the parameters were updated."""
+        added = self._add(gradients, weight, kept, None)
+        return ops.depend(self.end(), added)  # without a use of its result MindSpore leaves the call out
+
     def add_with(self, scalars: Any, gradients: Any, weight: Any, kept: Any, last: Any) -> Any:
         """Add a micro-batch, with scalars to sum over the ranks; end the window if it is full, or if `last` is true.
 
@@ -250,6 +263,12 @@ class GraphWindow:
         return self.end() if scalars is None else self.end_with(scalars)[0]
 
     # What follows is for the host.
+
+    def fills_up(self) -> bool | None:
+        """Return whether the window is full with one more micro-batch; None if only a graph can know."""
+        if not self.sums.has_sums or self.sums.sum_over_ranks is not None:
+            return None
+        return is_full(int(self.micro_batches.asnumpy()) + 1, int(self.size.asnumpy()))
 
     def flush(self, scalars: Any = None) -> bool:
         """End an open window early; return whether the parameters were updated. `scalars` is what `add` would get.

@@ -413,6 +413,7 @@ def test_saving_after_signal_may_exceed_grace(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
 def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
     """The first rank ends with the signal's exit code, which is not a failure: the other one is saving."""

@@ -205,6 +205,7 @@ def test_nonfinite_window_is_skipped(rng):
     assert all(np.isfinite(parameter.asnumpy()).all() for parameter in network.trainable_params())
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_stop_at_window_end_and_resume(rng, tmp_path):
     data = pairs(rng, (4,) * 6)

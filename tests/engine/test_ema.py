@@ -48,7 +48,7 @@ def test_average_follows_its_definition(way, decay, warm_up):
     assert miss([average], [expected(seen, decay, warm_up)], 1e-6, 1e-7) <= 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "step" else pytest.mark.slow) for way in WAYS])
 def test_average_in_graph_mode(way):
     test_average_follows_its_definition(way, 0.9, 4)
 

@@ -183,7 +183,7 @@ def observed(rows, reduction):
 
 @pytest.mark.host
 @pytest.mark.parametrize("numbers", [(0, 3), *(pytest.param((at,), marks=pytest.mark.slow) for at in (0, 2, 3))])
-@pytest.mark.parametrize("way", ["mean", "sum", "Model", "driver"])
+@pytest.mark.parametrize("way", ["mean", pytest.param("sum", marks=pytest.mark.slow), "Model", "driver"])
 def test_window_with_left_out_micro_batch_is_not_sampled(way, numbers):
     rows, network = bad_at(*numbers), Linear()
     noise = NoiseScale(every=1, decay=0.9999)

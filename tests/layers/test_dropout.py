@@ -336,7 +336,11 @@ def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops):
 
 @pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
-@pytest.mark.parametrize("broken", [lambda network: network, lost], ids=["nn.Dropout", "counter not saved"])
+@pytest.mark.parametrize(
+    "broken",
+    [pytest.param(lambda network: network, marks=pytest.mark.slow), lost],
+    ids=["nn.Dropout", "counter not saved"],
+)
 def test_resumed_run_with_other_masks_is_detected(tmp_path, monkeypatch, broken):
     expected = left_by(tmp_path / "one", broken, monkeypatch, [])
     found = left_by(tmp_path / "two", broken, monkeypatch, [4])

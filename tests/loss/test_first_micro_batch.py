@@ -253,7 +253,7 @@ WARNING = "compares the rows of each micro-batch only|A loss that compares the r
 COMPARING = {"classes": (ClassPerRow, "sparse"), "a function": (Small, compared)}
 
 
-@pytest.mark.parametrize("loss", COMPARING)
+@pytest.mark.parametrize("loss", ["classes", pytest.param("a function", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("labels", [ROWS, ROWS[::-1].copy()], ids=["in order", "mixed"])
 def test_loss_with_row_numbers_as_labels_warns(loss, labels):
     make, loss_fn = COMPARING[loss]
@@ -263,7 +263,7 @@ def test_loss_with_row_numbers_as_labels_warns(loss, labels):
     assert model.updates == 1 and len(caught) == 1
 
 
-@pytest.mark.parametrize("loss", COMPARING)
+@pytest.mark.parametrize("loss", ["classes", pytest.param("a function", marks=pytest.mark.slow)])
 def test_row_numbers_of_a_larger_batch_are_rejected(loss):
     make, loss_fn = COMPARING[loss]
     model = driver(make(), loss_fn)

@@ -173,7 +173,12 @@ def test_partial_in_an_evaluation():
     assert results[0] == pytest.approx(results[1], rel=1e-5) and 0 < results[0]["eval_loss"]
 
 
-@pytest.mark.parametrize("weight", [None, partial(known, ignored=0)], ids=["its own weight", "a partial as weight"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "weight",
+    [pytest.param(None, marks=pytest.mark.slow), partial(known, ignored=0)],
+    ids=["its own weight", "a partial as weight"],
+)
 def test_partial_in_a_train_step(weight):
     network = dense()
     step = AccumulatedTrainStep((network, ignoring), nn.SGD(network.trainable_params(), 1.0), 2, weight=weight)

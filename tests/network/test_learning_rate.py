@@ -215,7 +215,7 @@ def trained_to_the_end(way, window):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_schedule_advanced_by_get_lr_steps_once_per_update(way, window):
     trained = trained_to_the_end(way, window)
     assert trained.weights.tolist() == [-sum(RATES)]
