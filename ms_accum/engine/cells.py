@@ -1,8 +1,8 @@
 """The three Cells that the driver composes, one graph each.
 
 Only the first contains a forward: random layers keep their state in the compiled graph, so a second graph with a
-forward would repeat the masks. The host decides when a window ends, because a branch in the first graph would cost time
-in every micro-batch.
+forward would repeat the masks. The host decides when a window ends, so the first graph has no optimizer, which would be
+compiled anew for each shape of a micro-batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mindspore import Tensor, nn, ops
 from .. import _check
 from ..loss.known_losses import check_gradient
 from ..network import tree
+from ..network.branch import branch
 from ..network.compiled import Compiled, check_compile
 from ..network.kernels import kernels
 from ..network.runtime import tune
@@ -121,8 +122,14 @@ class TrainForwardBackward(Compiled):
         self.contains(network)
         self.window = window
         self.loss_and_gradients = Forward(network, window.collaborators, sens)
+        self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
+        loss = self.run(inputs, weight)
+        return loss if self.through_branch is None else self.through_branch(loss)
+
+    def run(self, inputs: Any, weight: Any) -> Any:
+        """Run a micro-batch, in this graph or in another one; return its loss."""
         tree.check_not_traced("TrainForwardBackward")
         window = self.window
         if weight is not None and not window.weight_sum:

@@ -11,6 +11,7 @@ from mindspore import Tensor, ops
 
 from .. import _check
 from ..network import tree
+from ..network.branch import branch
 from ..network.compiled import Compiled
 from ..network.state import state
 from ..ranks.agreement import check_drift
@@ -140,6 +141,7 @@ class GraphWindow:
         self.outside = Outside()
         self.compiles = collaborators.compiles
         """bool, whether calls outside of graphs are compiled."""
+        self.through_branch = branch(self.compiles)
         self._end_compiled = _End(size_argument.owner, self)
         self._take_part_compiled = _TakePart(size_argument.owner, self)
 
@@ -201,7 +203,8 @@ class GraphWindow:
         """End a window of one micro-batch, which has no accumulators."""
         gradients = gradients if kept is None else tree.multiply_no_nan(gradients, kept)
         weight = None if weight is None else ops.cast(weight, ms.float32)
-        return self._count(self.sums.close_at_once(gradients, weight, scalars))
+        updated, norm = self.sums.close_at_once(gradients, weight, scalars)[:2]
+        return self._count((updated, norm if self.through_branch is None else self.through_branch(norm)))
 
     def _sent(self) -> Any:
         return None if self.rank_status is None else self.rank_status.sent(self.micro_batches)

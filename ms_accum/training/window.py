@@ -24,6 +24,7 @@ from ..engine.noise_scale import NoiseScale
 from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
+from ..network.branch import branch
 from ..network.compiled import Compiled, in_graphs
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
 from ..network.out_of_memory import memory_advice
@@ -518,9 +519,9 @@ class TrainTogether(Compiled):
         while number < count:
             columns_of_one = [column[number] for column in columns]
             if self.weighted:
-                loss = self.forward_backward(*columns_of_one[:-1], weight=columns_of_one[-1])
+                loss = self.forward_backward.run(columns_of_one[:-1], columns_of_one[-1])
             else:
-                loss = self.forward_backward(*columns_of_one)
+                loss = self.forward_backward.run(columns_of_one, None)
             losses = ops.where(self.one_hot[number], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
             number = number + 1
         return losses
@@ -594,12 +595,13 @@ class _UpdateAtOnce(Compiled):
         self.loss_and_gradients = Forward(network, collaborators, own_scale(collaborators.optimizer))
         self.window = Window(collaborators, None)
         self.scaled = collaborators.dynamic is not None
+        self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.loss_and_gradients(1.0, *inputs)
         scalars = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
         updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
-        return loss, updated, norm
+        return loss, updated, norm if self.through_branch is None else self.through_branch(norm)
 
 
 class _UpdateWithZeros(Compiled):

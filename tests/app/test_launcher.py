@@ -197,6 +197,7 @@ def test_last_state_of_progress_bar_is_shown(tmp_path):
     assert launch(tmp_path, BAR)[1][1:] == ["[0]  20%", "[0] next"]
 
 
+@pytest.mark.slow
 def test_progress_bar_is_overwritten_on_terminal(tmp_path):
     ours, its = pty.openpty()
     job = start(tmp_path, BAR, stdout=its)
@@ -428,6 +429,7 @@ def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
     assert json.loads((tmp_path / "got0").read_text()) == [15] * (0 in asked)
 
 
+@pytest.mark.slow
 def test_rank_waiting_for_rank_ended_by_signal_is_ended(tmp_path):
     """As where ranks join: only one rank received the signal, and the others would wait for it for minutes."""
     source = """
@@ -510,6 +512,7 @@ def test_failure_shows_first_line_with_information():
     assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
 
+@pytest.mark.slow
 def test_failure_reason_is_short_and_printable(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
     assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]

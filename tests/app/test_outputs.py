@@ -424,6 +424,7 @@ def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, fla
     )
 
 
+@pytest.mark.slow
 @pytest.mark.host
 def test_dangling_link_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()

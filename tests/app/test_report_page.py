@@ -352,6 +352,7 @@ def test_run_without_curves_gives_reason():
     assert "There are no curves of the run: there is no metrics.jsonl.<" in page(subject(), counted(), NONE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, float("nan"), 1e308, -1e308, 10**400])
 def test_curves_that_cannot_be_drawn_are_left_out(value):
     rows = cells(page(subject(), counted(), metrics_of(5, grad_norm=value)), "curves")

@@ -274,6 +274,7 @@ def test_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     assert run.left[0] == expected.left[0]
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_finished_run_resumes_for_more_epochs(tmp_path):
     expected = Run().train(even(), 1, epochs=3).left
@@ -568,6 +569,7 @@ def test_score_may_draw_random_numbers(tmp_path):
     assert np.random.rand() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_evaluation_in_a_run_is_compiled_once(tmp_path, compiles):
     run, data = Run(features=64), create_dataset(batch_size=400, image_size=8)

@@ -183,6 +183,7 @@ def losses_of_masks(runs):
     return [record.loss for record in records]
 
 
+@pytest.mark.slow
 def test_each_micro_batch_has_its_own_dropout_mask(monkeypatch):
     losses = losses_of_masks([lambda: None] * 4)
     assert len(set(losses)) == len(losses) == 8
@@ -265,7 +266,13 @@ class OneMicroBatchPerEpoch:
         yield micro_batch(next(self._values))
 
 
-@pytest.mark.parametrize("train", [between_calls, at_an_epochs_end, in_an_evaluation, after_an_error])
+@pytest.mark.parametrize(
+    "train",
+    [
+        between_calls,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (at_an_epochs_end, in_an_evaluation, after_an_error)),
+    ],
+)
 def test_carried_window_runs_before_weights_are_changed_elsewhere(train):
     network = Scaled()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), tail="carry")
@@ -273,6 +280,7 @@ def test_carried_window_runs_before_weights_are_changed_elsewhere(train):
     assert model.updates == 1 and seen_gradient(model) == (1 * 1 + 2 * 3) / 2
 
 
+@pytest.mark.slow
 def test_mutant_that_runs_carried_window_later_is_detected(monkeypatch):
     monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
     network = Scaled()

@@ -50,6 +50,7 @@ def fetch_error(url, folder, *, error=OSError, **kwargs):
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("announced", "seconds"), [(True, PATIENCE), (False, PATIENCE), (True, 1e10)])
 def test_file_is_downloaded_unchanged(tmp_path, announced, seconds):
     """Also with more patience than a socket has."""
@@ -150,6 +151,7 @@ def patched(tmp_path, monkeypatch):
     return patch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["getaddrinfo", "create_connection"])
 def test_slow_name_lookup_or_connection_times_out(tmp_path, patched, step):
     patched(f"import socket, time\nsocket.{step} = lambda *args, **kwargs: time.sleep(60)\n")
