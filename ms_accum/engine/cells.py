@@ -125,11 +125,6 @@ class TrainForwardBackward(Compiled):
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        loss = self.run(inputs, weight)
-        return loss if self.through_branch is None else self.through_branch(loss)
-
-    def run(self, inputs: Any, weight: Any) -> Any:
-        """Run a micro-batch, in this graph or in another one; return its loss."""
         tree.check_not_traced("TrainForwardBackward")
         window = self.window
         if weight is not None and not window.weight_sum:
@@ -144,7 +139,8 @@ class TrainForwardBackward(Compiled):
             kept, left_out = window.skips(window.kernels, grads, loss, weight)
             counted = None if counted is None else counted * kept
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
-        return ops.depend(loss, window.add(grads, counted, kept=kept))
+        loss = ops.depend(loss, window.add(grads, counted, kept=kept))
+        return loss if self.through_branch is None else self.through_branch(loss)
 
 
 class TrainOptim(Compiled):
@@ -294,6 +290,14 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
     optim._set_up(window)
     clear._set_up(window.kernels, window.grad_sum, window.weight_sum, window.skips)
     return forward_backward, optim, clear
+
+
+def part_of_larger_graph(window: Window, network: nn.Cell, sens: float) -> TrainForwardBackward:
+    """Return the first of these Cells to be called in another one's graph, without a branch of its own."""
+    cell = _empty(TrainForwardBackward, window.collaborators)
+    cell._set_up(window, network, sens)
+    cell.through_branch = None
+    return cell
 
 
 def _empty(kind: type[_Cell], collaborators: Collaborators) -> _Cell:

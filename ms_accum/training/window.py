@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..engine.cells import TrainForwardBackward, cells_around
+from ..engine.cells import TrainForwardBackward, cells_around, part_of_larger_graph
 from ..engine.collaborators import Collaborators
 from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from ..engine.ema import check_not_applied
@@ -413,7 +413,7 @@ class _Accumulating:
         optimizer = window.collaborators.optimizer
         self._window = window
         self._forward_backward, self._optim, self._clear = cells_around(window, network, own_scale(optimizer))
-        self._run_together = TrainTogether(self._forward_backward, TOGETHER)
+        self._run_together = TrainTogether(part_of_larger_graph(window, network, own_scale(optimizer)), TOGETHER)
         in_step = window.sum_over_ranks is not None
         self._add_zeros = _AddZeros(window) if in_step else None
         # It saves graph calls, which are slow on CPU.
@@ -519,9 +519,9 @@ class TrainTogether(Compiled):
         while number < count:
             columns_of_one = [column[number] for column in columns]
             if self.weighted:
-                loss = self.forward_backward.run(columns_of_one[:-1], columns_of_one[-1])
+                loss = self.forward_backward(*columns_of_one[:-1], weight=columns_of_one[-1])
             else:
-                loss = self.forward_backward.run(columns_of_one, None)
+                loss = self.forward_backward(*columns_of_one)
             losses = ops.where(self.one_hot[number], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
             number = number + 1
         return losses

@@ -238,7 +238,8 @@ def test_rejected_optimizers_would_train_differently(kind, monkeypatch):
     """The mutant: without the check, it is wrong even with windows of 1."""
     monkeypatch.setattr(optimizers, "_other_rule", lambda optimizer, looked_up: "")
     make, words = OTHER[kind][0], WORDS[False]
-    assert np.abs(accumulated(make, words) - by_mindspore(make, words)).max() > 0.001
+    close = np.abs(accumulated(make, words) - by_mindspore(make, words)) <= 0.001  # not if one is NaN
+    assert not close.all()
 
 
 @pytest.mark.slow
