@@ -181,11 +181,11 @@ def faults(name, result):
     return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
-@pytest.mark.slow
 def test_readme_python_runs(tmp_path):
     assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
 
 
+@pytest.mark.slow
 def test_documented_amp_step_prints_no_warning(tmp_path):
     page = "\n".join(PYTHON["docs/how-to/amp.md"])
     assert execute({"as documented": page}, tmp_path)["as documented"]["error"] is None

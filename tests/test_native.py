@@ -508,7 +508,6 @@ def test_sparse_gradients_in_step_of_the_users(knows_network, monkeypatch):
     assert not Path("rank_0").exists()
 
 
-@pytest.mark.slow
 def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
     model, _ = trained(OPTIMIZERS["Momentum"][0], "1", monkeypatch, steps=1)
     model._window.optimizer.register_forward_pre_hook(unchanged)
@@ -516,6 +515,7 @@ def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
         run(model, batches(rng, [8, 8]), 2)
 
 
+@pytest.mark.slow
 def test_flags_of_decay_are_read_in_each_graph(monkeypatch, rng):
     results = []
     for use_native in ("0", "1"):
@@ -620,7 +620,6 @@ def test_folder_that_is_not_ours_is_not_used(kind, tmp_path, quick):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root can write everywhere")
 def test_read_only_home(tmp_path):

@@ -412,8 +412,9 @@ class _Accumulating:
     def __init__(self, network: nn.Cell, window: Window, *, wait: bool):
         optimizer = window.collaborators.optimizer
         self._window = window
-        self._forward_backward, self._optim, self._clear = cells_around(window, network, own_scale(optimizer))
-        self._run_together = TrainTogether(part_of_larger_graph(window, network, own_scale(optimizer)), TOGETHER)
+        sens = own_scale(optimizer)
+        self._forward_backward, self._optim, self._clear = cells_around(window, network, sens)
+        self._run_together = TrainTogether(part_of_larger_graph(window, network, sens), TOGETHER)
         in_step = window.sum_over_ranks is not None
         self._add_zeros = _AddZeros(window) if in_step else None
         # It saves graph calls, which are slow on CPU.

@@ -197,7 +197,6 @@ def test_last_state_of_progress_bar_is_shown(tmp_path):
     assert launch(tmp_path, BAR)[1][1:] == ["[0]  20%", "[0] next"]
 
 
-@pytest.mark.slow
 def test_progress_bar_is_overwritten_on_terminal(tmp_path):
     ours, its = pty.openpty()
     job = start(tmp_path, BAR, stdout=its)
@@ -208,6 +207,7 @@ def test_progress_bar_is_overwritten_on_terminal(tmp_path):
     os.close(its)
 
 
+@pytest.mark.slow
 def test_closed_terminal_does_not_end_run(tmp_path):
     job = start(tmp_path, "time.sleep(1)\nfor line in range(9999): print(line)", stderr=subprocess.DEVNULL)
     job.stdout.close()
@@ -393,6 +393,7 @@ def test_each_rank_gets_signal_once(tmp_path, number):
     assert [json.loads((tmp_path / f"got{rank}").read_text()) for rank in range(2)] == [[number], [number]]
 
 
+@pytest.mark.slow
 def test_rank_that_fails_after_signal_is_named(tmp_path):
     job = start(tmp_path, NOTES.replace("128 + got[0]", "143 - 138 * rank"))
     both_ready(job, tmp_path)
@@ -413,7 +414,6 @@ def test_saving_after_signal_may_exceed_grace(tmp_path):
     assert (code, err) == (143, ["error: terminated"]) and out[-1] == "[0] saved"
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
 def test_signal_sent_directly_to_ranks_stops_the_job(tmp_path, asked):
@@ -442,6 +442,7 @@ with exchange():
     assert (code, err) == (143, ["error: rank 0 was waiting for all ranks and was ended", "error: terminated"])
 
 
+@pytest.mark.slow
 def test_rank_that_ended_earlier_is_named(tmp_path):
     source = """
 from ms_accum.ranks.heartbeat import Heartbeat
@@ -512,12 +513,12 @@ def test_failure_shows_first_line_with_information():
     assert str(Failure(ValueError(" \n---\n"), 1)) == "ValueError"
 
 
-@pytest.mark.slow
 def test_failure_reason_is_short_and_printable(tmp_path):
     code, _, err = launch(tmp_path, "if rank: sys.stderr.write('\\x1b[31m' + 'x' * 60_000); sys.exit(3)")
     assert code == 3 and len(err[0]) < 400 and err[0].isprintable() and "xxx...; its log is" in err[0]
 
 
+@pytest.mark.slow
 def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
     """The job ends with the exit code of the failure, because the state is not saved."""
     job = start(
@@ -530,6 +531,7 @@ def test_failure_after_signal_leaves_grace_to_other_ranks(tmp_path):
     assert (code, err) == (5, [error, "error: rank 0 did not end within 1 s and was killed"])
 
 
+@pytest.mark.slow
 def test_sighup_stays_ignored_under_nohup(tmp_path):
     """Started with `nohup`."""
     job = start(tmp_path, NOTES, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))

@@ -424,7 +424,6 @@ def test_link_out_of_run_folder_is_rejected_before_writing(out, capfd, name, fla
     )
 
 
-@pytest.mark.slow
 @pytest.mark.host
 def test_dangling_link_is_rejected(tmp_path, capfd):
     (tmp_path / "out").mkdir()
@@ -432,6 +431,7 @@ def test_dangling_link_is_rejected(tmp_path, capfd):
     assert "'out/metrics.jsonl' can't be written: it leads to" in rejected(capfd, *OUT, code=DISK)
 
 
+@pytest.mark.slow
 def test_links_chosen_by_user_are_followed(finished_run, out):
     """The folder itself, one within it, and the path that a flag names."""
     shutil.move("out", "elsewhere")
@@ -444,6 +444,7 @@ def test_links_chosen_by_user_are_followed(finished_run, out):
     assert os.path.islink("elsewhere/named.ckpt") and read_record("model.ckpt") is None and os.path.isfile("model.ckpt")
 
 
+@pytest.mark.slow
 def test_hard_linked_file_is_not_changed(out):
     """A copy of a run by hard links: the other run keeps its lines."""
     shutil.copytree("out", "copy", copy_function=os.link)

@@ -352,7 +352,6 @@ def test_run_without_curves_gives_reason():
     assert "There are no curves of the run: there is no metrics.jsonl.<" in page(subject(), counted(), NONE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, float("nan"), 1e308, -1e308, 10**400])
 def test_curves_that_cannot_be_drawn_are_left_out(value):
     rows = cells(page(subject(), counted(), metrics_of(5, grad_norm=value)), "curves")
@@ -362,6 +361,7 @@ def test_curves_that_cannot_be_drawn_are_left_out(value):
     assert [row[0] for row in rows] == ["loss", "learning rate", "gradient norm", "skipped windows"]
 
 
+@pytest.mark.slow
 def test_cifar_page_is_small(rng):
     answers = answers_of(rng, rows=10_000, classes=10, side=32, channels=3)  # noise: no image is larger
     assert len(answers.worst) == 24

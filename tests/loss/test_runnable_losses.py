@@ -173,7 +173,6 @@ def test_partial_in_an_evaluation():
     assert results[0] == pytest.approx(results[1], rel=1e-5) and 0 < results[0]["eval_loss"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "weight",
     [pytest.param(None, marks=pytest.mark.slow), partial(known, ignored=0)],
@@ -189,6 +188,7 @@ def test_partial_in_a_train_step(weight):
     assert np.abs(network.weight.asnumpy() - right).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_partial_in_a_coupled_loss():
     right = trained(CoupledLoss(doubled), pieces(CLASSES))
     assert np.abs(trained(CoupledLoss(partial(similar, scale=2.0)), pieces(CLASSES)) - right).max() < 1e-6

@@ -75,7 +75,6 @@ def test_full_window_of_uneven_micro_batches_needs_no_division(ended):
     assert ended == [WHOLE, DIVIDED] and seen_gradient(model) == pytest.approx(19 / 9 + 7 / 5, rel=1e-7)
 
 
-@pytest.mark.slow
 def test_unit_changes_with_window_size(ended):
     model = slope_driver()
     for window in (2, 3):
@@ -83,6 +82,7 @@ def test_unit_changes_with_window_size(ended):
     assert ended == [WHOLE] * 5
 
 
+@pytest.mark.slow
 def test_clipping_and_nonfinite_gradient_without_division(ended):
     assert mean_of([3, 5], 2, clip_norm=2.0) == pytest.approx(2.0)
     model = slope_driver()

@@ -183,12 +183,12 @@ def losses_of_masks(runs):
     return [record.loss for record in records]
 
 
-@pytest.mark.slow
 def test_each_micro_batch_has_its_own_dropout_mask(monkeypatch):
     losses = losses_of_masks([lambda: None] * 4)
     assert len(set(losses)) == len(losses) == 8
 
 
+@pytest.mark.slow
 def test_second_forward_graph_repeats_dropout_masks(monkeypatch):
     losses = losses_of_masks([lambda: None, lambda: never_wait(monkeypatch)])
     assert len({round(loss, 3) for loss in losses}) < len(losses)
@@ -280,7 +280,6 @@ def test_carried_window_runs_before_weights_are_changed_elsewhere(train):
     assert model.updates == 1 and seen_gradient(model) == (1 * 1 + 2 * 3) / 2
 
 
-@pytest.mark.slow
 def test_mutant_that_runs_carried_window_later_is_detected(monkeypatch):
     monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
     network = Scaled()
@@ -289,6 +288,7 @@ def test_mutant_that_runs_carried_window_later_is_detected(monkeypatch):
     assert seen_gradient(model) == (2 * 1 + 2 * 3) / 2
 
 
+@pytest.mark.slow
 def test_two_drivers_of_one_network_carry_their_windows():
     """The first one's micro-batch is run at the weights at which it came."""
     network = Squared()

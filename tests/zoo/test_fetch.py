@@ -50,7 +50,6 @@ def fetch_error(url, folder, *, error=OSError, **kwargs):
     return message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("announced", "seconds"), [(True, PATIENCE), (False, PATIENCE), (True, 1e10)])
 def test_file_is_downloaded_unchanged(tmp_path, announced, seconds):
     """Also with more patience than a socket has."""
@@ -59,6 +58,7 @@ def test_file_is_downloaded_unchanged(tmp_path, announced, seconds):
         assert fetched(url, tmp_path, stall_seconds=seconds) == body
 
 
+@pytest.mark.slow
 def test_silent_server_times_out(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url, start = f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", time.monotonic()
