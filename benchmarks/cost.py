@@ -24,7 +24,7 @@ COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",
     "window, driver": "window, ours",
-    "window, one by one": "window, ours",
+    "window, separate end": "window, ours",
     "window, gradients returned": "window, ours",
     "window, one graph": "window, ours",
     "windows, skip_micro": "windows",

@@ -67,7 +67,7 @@ _PIECES = {
     "accumulating micro-batch / plain": "accumulate",
     "update / plain with optimizer": "update",
     "driver / its Cells": "window, driver",
-    "one by one / together": "window, one by one",
+    "end in a graph of its own / in the last micro-batch's": "window, separate end",
     "skip_micro": "windows, skip_micro",
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",

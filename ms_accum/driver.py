@@ -55,8 +55,6 @@ class GradientAccumulation:
             ``None``, what MindSpore's losses average over (elements, or labels by class weight); else the rows.
         check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
             not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
-        wait (bool): whether to run up to 8 micro-batches in one call, which is faster (on CPU, compiled). Set it
-            to False if your loader changes the network between micro-batches. Default: ``True``.
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
             that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
@@ -103,7 +101,6 @@ class GradientAccumulation:
         clip_norm: float | None = None,
         weight: None | float | Tensor | Callable = None,
         check: str = "first",
-        wait: bool = True,
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
         scheduler: Any = None,
@@ -116,7 +113,6 @@ class GradientAccumulation:
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
-        _check.instance(_OWNER, "wait", wait, bool, "a bool")
         tune(_OWNER, network.get_parameters())
         group = group_of(_OWNER, group)
         compiles = check_compile(_OWNER, compile)
@@ -146,7 +142,7 @@ class GradientAccumulation:
             equal_on_ranks |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
-        self._window = OpenWindow(objective, collaborators, scheduler=scheduler, wait=wait)
+        self._window = OpenWindow(objective, collaborators, scheduler=scheduler)
         self._bad_batches = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
 
     def __repr__(self) -> str:

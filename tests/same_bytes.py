@@ -373,7 +373,6 @@ CASES = {
     "driver pooled": lambda: driver(data_of(UNEVEN, IMAGES), of=pooled),
     "driver dropout": lambda: driver(of=dropout),
     "driver counted dropout": lambda: driver(of=counted_dropout),
-    "driver no wait": lambda: driver(data_of(UNEVEN), 3, wait=False),
     "driver pynative": lambda: driver(data_of(UNEVEN), 3, mode=ms.PYNATIVE_MODE),
     "driver pynative clip": lambda: driver(data_of(UNEVEN), 3, mode=ms.PYNATIVE_MODE, clip_norm=0.1, by=adam),
     "driver resumed": lambda: resumed(

@@ -90,7 +90,6 @@ class Case:
             ema=self.one_of(None, (0.75, 0), (0.9, 3)),
             rates=self.one_of(0.05, tuple(0.1 * 0.95 ** (at % 20) for at in range(PLENTY))),
         )
-        self.wait = bool(self.rng.rand() < 0.7)
         self.bad = self.one_of(0.0, 0.1, 0.25)
         self.even = in_graphs or self.rng.rand() < 0.3
         self.programme = [self.training()]
@@ -175,7 +174,7 @@ class System:
         getattr(self, f"make_{settings.way}")()
 
     def make_driver(self):
-        options = {**self.options, "tail": self.settings.tail, "wait": self.case.wait, "group": None, "check": "off"}
+        options = {**self.options, "tail": self.settings.tail, "group": None, "check": "off"}
         weight = {} if self.settings.reduction == "sum" else {"weight": self.weight}
         self.system = GradientAccumulation(
             self.network, None, self.optimizer, reduction=self.settings.reduction, **weight, **options
@@ -499,20 +498,6 @@ def first_failing_case(name, folder, monkeypatch):
         except Exception:  # noqa: BLE001 - a fault may show in any way
             return number
     return None
-
-
-@pytest.mark.slow
-def test_waiting_micro_batches_during_weight_change_are_detected(tmp_path, monkeypatch):
-    """In graphs only micro-batches wait, and a state that is saved runs them."""
-    monkeypatch.setattr(OpenWindow, "run_waiting", lambda window: None)
-    case = next(
-        case
-        for case in (Case(number, in_graphs=True) for number in range(PLENTY))
-        if (case.settings.way, case.settings.tail, case.wait, case.stops) == ("driver", "carry", True, [])
-        and case.shifts_inside
-    )
-    with pytest.raises(AssertionError):
-        check_case(case, tmp_path)
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ SIGNATURES = {
     ms_accum.TrainClear.construct: "(self, finite=False)",
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
-        "wait=True, group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
+        "group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
         "nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None, compile=True)"
     ),
     ms_accum.GradientAccumulation.train_process: (

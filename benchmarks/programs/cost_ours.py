@@ -14,10 +14,11 @@ from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, NoiseScale
+from ms_accum.engine.cells import part_of_larger_graph
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.state import unique_name
-from ms_accum.training.window import TOGETHER, _Accumulating
+from ms_accum.training.window import _Accumulating
 
 _ADD = ops.HyperMap()
 # What users may add to the driver, and how many windows are run with it in a call: `NoiseScale` looks at one of 25.
@@ -29,6 +30,7 @@ COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     ", noise scale": lambda: {"noise_scale": NoiseScale()},
 }
 MANY = 25
+_ADDED = 8  # micro-batches in a call that only adds
 _MODEL = ("Model, graph mode", "Model, default mode")
 
 
@@ -72,7 +74,10 @@ class While(nn.Cell):
 
     def __init__(self, windows: _Accumulating):
         super().__init__(auto_prefix=False)
-        self.add, self.optim, self.clear = windows._forward_backward, windows._optim, windows._clear
+        forward_backward = windows._forward_backward
+        network = forward_backward.loss_and_gradients.network
+        self.add = part_of_larger_graph(forward_backward.window, network, 1.0)
+        self.optim, self.clear = windows._optim, windows._clear
 
     def construct(self, inputs: Any, targets: Any, weight: Any, window: Any) -> Any:
         done = Tensor(0, ms.int32)
@@ -103,17 +108,19 @@ class Windows:
         return [self._ours.add(self._data[0], self._one) for _ in range(count)][-1]
 
     def update(self) -> Any:
-        """Run a window of one."""
-        return self._ended(self.add(1))
+        """Run a window of one, as the driver does if it can't do without accumulators."""
+        return self._ended(self._ours.add(self._data[0], self._one, 1.0))
 
     def window(self) -> Any:
-        """Run the window as the driver does, several micro-batches in one call."""
-        return self._ended([self._ours.add(micro_batch, self._weight) for micro_batch in self._data][-1])
+        """Run the window as the driver does: its end is in the graph of the last micro-batch."""
+        *first, last = self._data
+        for micro_batch in first:
+            self._ours.add(micro_batch, self._weight)
+        return self._ended(self._ours.add(last, self._weight, 1.0))
 
-    def one_by_one(self) -> Any:
-        """Run the window with a call for each micro-batch."""
-        add = self._ours._forward_backward
-        return self._ended([add(*micro_batch, weight=self._weight) for micro_batch in self._data][-1])
+    def ended_apart(self) -> Any:
+        """Run the window with a graph of its own for the end."""
+        return self._ended([self._ours.add(micro_batch, self._weight) for micro_batch in self._data][-1])
 
     def returned(self, differentiate: nn.Cell, add_up: nn.Cell) -> Any:
         """Run the window with two graphs, of which one adds up what the other returns."""
@@ -123,7 +130,6 @@ class Windows:
         return self._ended(loss)
 
     def _ended(self, loss: Any) -> Any:
-        self._ours.finish()
         self._ours.end(None, 1)
         return loss
 
@@ -131,7 +137,7 @@ class Windows:
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> _Accumulating:
     """Return the Cells of the driver around a window of their own."""
     collaborators = resolve("cost", optimizer, forward, weighted=True, compiles=True)
-    return _Accumulating(forward, new_window(unique_name("cost"), collaborators, weighs_loss=True), wait=True)
+    return _Accumulating(forward, new_window(unique_name("cost"), collaborators, weighs_loss=True))
 
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
@@ -154,12 +160,12 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     # By name: what is run, and how many micro-batches that are.
     pieces: dict[str, tuple[Callable[[], Any], int]] = {
         "plain": (lambda: plain(*data[0]), 1),
-        "accumulate": (lambda: windows.add(TOGETHER), TOGETHER),
+        "accumulate": (lambda: windows.add(_ADDED), _ADDED),
         "plain, optimizer": (lambda: updating(*data[0]), 1),
         "update": (windows.update, 1),
         "window, ours": (windows.window, window),
         "window, driver": (lambda: train(1, data, window, report=(), ckpt_path=None), window),
-        "window, one by one": (windows.one_by_one, window),
+        "window, separate end": (windows.ended_apart, window),
         "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
         "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
         **collaborating,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -42,6 +42,9 @@ class Coupled:
         compiles (bool): whether the passes are compiled in PyNative mode.
     """
 
+    closes = False
+    """bool, whether `add` may end a window."""
+
     def __init__(
         self,
         loss_of_batch: LossOfBatch,
@@ -59,17 +62,14 @@ class Coupled:
         self._collected: list[tuple] = []
         self._loss = _LossOfWindow()
 
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> _LossOfWindow:
+    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> _LossOfWindow:
         """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
-        del weight
+        del weight, closing
         self._collected.append(tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch))
         return self._loss
 
     def pass_over(self) -> None:
         """Skip a micro-batch of weight 0, which does not occur here."""
-
-    def run_waiting(self) -> None:
-        """Do nothing: the window is collected, and all of it is run at its end, with one set of weights."""
 
     @property
     def accumulators(self) -> dict[str, Parameter]:
@@ -82,8 +82,14 @@ class Coupled:
         self._loss = _LossOfWindow()
         self._runner.clear()
 
-    def finish(self) -> None:
-        """Run the window."""
+    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
+        """Run the window, and do what the end of a window without weights does."""
+        del weights
+        self._run()
+        return self._runner.end(scalars, None)
+
+    def _run(self) -> None:
+        """Run the window's three passes."""
         collected, self._collected = self._collected, []
         loss, self._loss = self._loss, _LossOfWindow()
         # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
@@ -93,12 +99,6 @@ class Coupled:
         loss.value, gradients_by_micro_batch = self._cached(representations, collected)
         for micro_batch, gradients in zip(collected, gradients_by_micro_batch):
             self._runner.add((*micro_batch[: self._loss_of_batch.columns], *gradients), None)
-        self._runner.finish()
-
-    def end(self, scalars: Tensor | None, weights: float | None) -> tuple:
-        """Do what the end of a window without weights does."""
-        del weights
-        return self._runner.end(scalars, None)
 
     def _first_pass(self, micro_batch: tuple) -> list[np.ndarray]:
         """Run the first pass of a micro-batch."""

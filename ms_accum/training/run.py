@@ -186,10 +186,7 @@ class Run:
             epoch = plan.initial_epoch + self.at.epoch
             callbacks("on_train_epoch_begin", cur_epoch_num=epoch)
             if not self._stopping():
-                try:
-                    self._train_epoch(plan.ends(batches, window.micro_batches))
-                finally:  # the end of the epoch, its evaluation, and the user after an error may change the weights
-                    window.run_waiting()
+                self._train_epoch(plan.ends(batches, window.micro_batches))
             complete = not self._stopping()
             self.at.check(complete)
             # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
@@ -215,7 +212,7 @@ class Run:
                 self._step_begun = True
                 step = self._callbacks.arguments.cur_step_num + 1
                 self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
-            window.add(micro_batch)
+            window.add(micro_batch, ends)
             if plan.bad_batches is not None:
                 plan.bad_batches.keep(window.micro_batches, micro_batch)
             heartbeat().beat()

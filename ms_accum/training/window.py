@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..engine.cells import TrainForwardBackward, cells_around, part_of_larger_graph
+from ..engine.cells import TrainForwardBackward, TrainOptim, cells_around, part_of_larger_graph
 from ..engine.collaborators import Collaborators
 from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from ..engine.ema import check_not_applied
@@ -25,7 +24,7 @@ from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
 from ..network.branch import branch
-from ..network.compiled import Compiled, in_graphs
+from ..network.compiled import Compiled
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
 from ..network.out_of_memory import memory_advice
 from ..network.parameters import has_half
@@ -33,9 +32,8 @@ from ..network.state import unique_name
 from ..ranks.group import is_first
 from .coupled import Coupled
 
-# Up to this number of micro-batches are collected and run in one call, if they need no more than this number of bytes.
-TOGETHER = 8
-_LIMIT = 64 * 2**20
+# What `_AddAndEnd` gets inside a window, and at the end of one whose weights add up to 1.
+_GOES_ON, _ONE = Tensor(-1.0, ms.float32), Tensor(1.0, ms.float32)
 _OWNER = "GradientAccumulation"
 
 
@@ -63,13 +61,14 @@ class Ended(NamedTuple):
 class Runner(Protocol):
     """Runs the micro-batches of a window."""
 
+    closes: bool
+    """Whether `add` ends a window if it gets `closing`; `end` then returns what came of it."""
+
     @property
     def accumulators(self) -> dict[str, ms.Parameter]: ...
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> Any: ...
+    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> Any: ...
     def pass_over(self) -> None: ...
-    def run_waiting(self) -> None: ...
-    def finish(self) -> None: ...
-    def end(self, scalars: Tensor | None, weights: float | None) -> tuple: ...
+    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple: ...
     def clear(self) -> None: ...
 
 
@@ -80,10 +79,9 @@ class OpenWindow:
         objective (Objective): the loss and its weights.
         collaborators (Collaborators): what a window works with.
         scheduler (Optional[LRScheduler]): sets the learning rate after each update. Default: ``None``.
-        wait (bool): whether micro-batches may be collected and run in one call. Default: ``True``.
     """
 
-    def __init__(self, objective: Objective, collaborators: Collaborators, *, scheduler: Any = None, wait: bool = True):
+    def __init__(self, objective: Objective, collaborators: Collaborators, *, scheduler: Any = None):
         self.objective = objective
         self.collaborators = collaborators
         self.optimizer = collaborators.optimizer
@@ -105,7 +103,6 @@ class OpenWindow:
         """bool, whether the first window without a finite gradient ends the run."""
         self.was_discarded = False
         """bool, whether the window was discarded because a micro-batch failed."""
-        self._wait = wait
         self._weight = objective.weight
         self._losses = WindowLoss(objective.summing, leaves_out=collaborators.skips is not None)
         self._overflows = 0
@@ -120,6 +117,7 @@ class OpenWindow:
         self._uses_shared_unit = self._weighs_loss and not (
             self._coupled or collaborators.skips or collaborators.scales
         )
+        self._knows_weights = False  # in the unit, more exactly than the graph does
         self._check_conflicts()
         self._runners: dict[bool, Runner] = {}
         self._runner: Runner
@@ -150,44 +148,45 @@ class OpenWindow:
         if self._uses_shared_unit and size != self.size:
             self._weight.set_unit_for(size or 0)
         self.size = size
+        self._knows_weights = self._uses_shared_unit and bool(size)
         self._use_runner()
         self.was_discarded = False
         self.skipped_in_a_row = 0
         self._overflows = self.collaborators.overflows
 
-    def add(self, micro_batch: tuple) -> None:
-        """Run a micro-batch and add it to the window."""
+    def add(self, micro_batch: tuple, ends: bool = False) -> None:
+        """Run a micro-batch and add it to the window.
+
+        Args:
+            micro_batch (tuple): its columns.
+            ends (bool): whether `end` follows, so that the update may be a part of the same graph. Default: ``False``.
+        """
         self.objective.check_micro_batch(micro_batch, self.size == 1, self.optimizer.parameters)
         if not self.micro_batches:
             self._first_update.begin()
         weight = self._weight.of(micro_batch)
         self._rows = micro_batch[0].shape[0]
+        noise, closing = self.collaborators.noise, None
+        if ends and self._runner.closes and noise is None:  # the noise scale reads the accumulators
+            closing = self._weight.in_units(self._losses.weight + weight) if self._knows_weights else 0.0
         with self._running():
             if weight:
-                loss = self._runner.add(micro_batch, self._weight.as_tensor(weight))
+                loss = self._runner.add(micro_batch, self._weight.as_tensor(weight), closing)
                 self._losses.add(loss, weight, self._rows, self.micro_batches + 1)
             else:  # not run: its loss may be 0/0 (all tokens masked), and 0 times NaN is NaN
                 self._runner.pass_over()
         self.micro_batches += 1
         self.updated = False
-        noise = self.collaborators.noise
         if noise is not None and noise.wants(self.micro_batches):
             self._observe_first(noise)
-
-    def run_waiting(self) -> None:
-        """Run the micro-batches that have been collected, before callbacks or the user change the weights."""
-        if self.micro_batches:
-            with self._running():
-                self._runner.run_waiting()
 
     def end(self, requests: Sequence[float] = ()) -> Ended:
         """Update with the window and begin the next one. The window's loss is that of all ranks."""
         alone = self.group is None
-        weights = self._weight.in_units(self._losses.weight) if self._uses_shared_unit and self.size else None
         with self._running():
-            self._runner.finish()
             sends = not alone or self.collaborators.dynamic is not None
-            scalars = Tensor([*self._loss_sums(), *requests], ms.float32) if sends else None
+            scalars = partial(self._scalars, requests) if sends else None
+            weights = self._weight.in_units(self._losses.weight) if self._knows_weights else None
             lr, has_updated, norm, *sums = self._runner.end(scalars, weights)
         bad = tuple(self._losses.bad)
         if sums and not alone:
@@ -221,10 +220,10 @@ class OpenWindow:
                 [*sums.values()], divisor * self.collaborators.loss_scale * own_scale(self.optimizer), self._rows
             )
 
-    def _loss_sums(self) -> list[float]:
-        """Return the sums of the loss, to be summed in float32. The mean is a quotient, so the unit cancels out."""
+    def _scalars(self, requests: Sequence[float]) -> Tensor:
+        """Return the sums of the loss, and the requests. The mean is a quotient, so the unit cancels out."""
         total, weights, samples = self._losses.state
-        return [self._weight.in_units(total), self._weight.in_units(weights), samples]
+        return Tensor([self._weight.in_units(total), self._weight.in_units(weights), samples, *requests], ms.float32)
 
     def clear(self) -> None:
         """Discard the window."""
@@ -336,10 +335,10 @@ class OpenWindow:
         forward = self.objective.forward
         if not isinstance(forward, LossOfBatch):
             window = new_window(name, self.collaborators, weighs_loss=self._weighs_loss)
-            return _Accumulating(forward, window, wait=self._wait)
+            return _Accumulating(forward, window)
         loss_parameters = trained_by_loss(forward, self.optimizer.parameters)
         window = new_window(name, replace(self.collaborators, weighted=False))
-        third_pass = _Accumulating(SumOfProducts(forward, loss_parameters), window, wait=self._wait)
+        third_pass = _Accumulating(SumOfProducts(forward, loss_parameters), window)
         compiles = self.collaborators.compiles
         return Coupled(forward, third_pass, self.optimizer.parameters, loss_parameters, self.group, compiles)
 
@@ -348,92 +347,47 @@ def _size_text(size: int | None) -> str:
     return "complete batches" if size is None else str(size or "sizes that change")
 
 
-class _Waiting:
-    """Collected micro-batches of one shape, to be run in one call; copies, because loaders reuse their buffers."""
-
-    def __init__(self, columns: tuple):
-        self._layout = _layout(columns)
-        self._stacks = [np.empty((TOGETHER, *column.shape), column.asnumpy().dtype) for column in columns]
-        self.count = 0
-        """int, the number of micro-batches."""
-        self.result: Tensor | None = None
-        """Optional[Tensor], the losses, when the micro-batches have been run."""
-
-    def takes(self, columns: tuple) -> bool:
-        """Return whether these columns have the shapes and types of the collected ones."""
-        return _layout(columns) == self._layout
-
-    def take(self, columns: tuple) -> _WaitingLoss:
-        """Add a micro-batch; return its loss."""
-        for stack, column in zip(self._stacks, columns):
-            stack[self.count] = column.asnumpy()
-        self.count += 1
-        return _WaitingLoss(self, self.count - 1)
-
-    @cached_property
-    def losses(self) -> np.ndarray:
-        """np.ndarray, the losses, read from the device once for all micro-batches."""
-        if self.result is None:
-            raise RuntimeError("For 'Loss', the micro-batch has not been run yet.")
-        return self.result.asnumpy()
-
-    def stacked(self) -> list[Tensor]:
-        """Return each column as a Tensor for the maximum number of micro-batches; unused entries are not read."""
-        return [Tensor.from_numpy(stack) for stack in self._stacks]
-
-
-def _layout(columns: tuple) -> list[tuple]:
-    return [(column.shape, column.dtype) for column in columns]
-
-
-class _WaitingLoss(NamedTuple):
-    """The loss of a collected micro-batch; read it after the window has ended."""
-
-    waiting: _Waiting
-    number: int
-
-    def asnumpy(self) -> np.ndarray:
-        """Return its value."""
-        return self.waiting.losses[self.number]
-
-
 class _Accumulating:
     """Runs windows with accumulators: the three Cells around one `Window`.
 
-    On CPU, compiled micro-batches of one shape are collected and run in one call, at the latest when the window
-    ends; but not if each is summed over the ranks, because other ranks may not be able to collect the same ones.
+    Where its end needs nothing from the host, and leaves nothing to clear, the last micro-batch and the end are one
+    graph, the same that runs the other micro-batches: on CPU a call costs as much as a small network.
 
     Args:
         network (Cell): returns a micro-batch's loss from its columns.
         window (Window): the window.
-        wait (bool): whether micro-batches may be collected.
     """
 
-    def __init__(self, network: nn.Cell, window: Window, *, wait: bool):
-        optimizer = window.collaborators.optimizer
+    def __init__(self, network: nn.Cell, window: Window):
+        collaborators = window.collaborators
         self._window = window
-        sens = own_scale(optimizer)
+        sens = own_scale(collaborators.optimizer)
         self._forward_backward, self._optim, self._clear = cells_around(window, network, sens)
-        self._run_together = TrainTogether(part_of_larger_graph(window, network, sens), TOGETHER)
-        in_step = window.sum_over_ranks is not None
-        self._add_zeros = _AddZeros(window) if in_step else None
-        # It saves graph calls, which are slow on CPU.
-        self._wait = wait and not in_step and ms.get_context("device_target") == "CPU"
-        self._waiting: _Waiting | None = None
-        self._learning_rate = LearningRate(optimizer)
+        self._add_and_end: _AddAndEnd | None = None
+        if window.is_empty_when_closed and collaborators.group is None and collaborators.dynamic is None:
+            self._add_and_end = _AddAndEnd(part_of_larger_graph(window, network, sens), self._optim)
+        self.closes = self._add_and_end is not None
+        """bool, whether `add` ends a window if it gets `closing`."""
+        self._ended: tuple | None = None
+        self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
+        self._learning_rate = LearningRate(collaborators.optimizer)
 
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> Any:
-        """Add a micro-batch and return its loss, to be read after the window has ended."""
-        columns = micro_batch if weight is None else (*micro_batch, weight)
-        if self._waiting is not None and not self._waiting.takes(columns):
-            self.run_waiting()
-        if not (self._wait and _may_wait(columns, self._window.collaborators.compiles)):
+    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None = None) -> Any:
+        """Add a micro-batch and return its loss.
+
+        Args:
+            micro_batch (tuple): its columns.
+            weight (Optional[Tensor]): its weight.
+            closing (Optional[float]): if `end` follows, what it gets as `weights`, or 0. Default: ``None``.
+        """
+        if self._add_and_end is None:
             return self._forward_backward(*micro_batch, weight=weight)
-        if self._waiting is None:
-            self._waiting = _Waiting(columns)
-        loss = self._waiting.take(columns)
-        if self._waiting.count == TOGETHER:
-            self.run_waiting()
+        if closing is None:
+            return self._add_and_end(_GOES_ON, weight, *micro_batch)[0]
+        lr = self._learning_rate()
+        weights = _ONE if closing == 1 else Tensor(closing, ms.float32)
+        loss, updated, norm = self._add_and_end(weights, weight, *micro_batch)
+        self._ended = (lr, updated, norm)
         return loss
 
     def pass_over(self) -> None:
@@ -443,89 +397,69 @@ class _Accumulating:
         if self._window.skips is not None:
             self._window.skips.pass_over()
 
-    def run_waiting(self) -> None:
-        """Run the collected micro-batches, before anything outside the window changes the weights."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.result = self._run_together(Tensor(waiting.count, ms.int32), *waiting.stacked())
-
-    def finish(self) -> None:
-        """Run what has been collected of the window, which is about to end."""
-        self.run_waiting()
-
     @property
     def accumulators(self) -> dict[str, ms.Parameter]:
         """The accumulators, by names that are the same in every process."""
-        self.run_waiting()
         return {f"window.{name}": parameter for name, parameter in self._window.state.items()}
 
     def clear(self) -> None:
         """Discard the window."""
-        self._waiting = None
+        self._ended = None
         self._clear()
 
-    def end(self, scalars: Tensor | None, weights: float | None) -> tuple:
+    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
         """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
-            scalars (Optional[Tensor]): numbers to sum over the ranks; their sums are also returned.
+            scalars (Optional[Callable]): returns numbers to sum over the ranks; their sums are also returned.
             weights (Optional[float]): the exact sum of the weights, if it is available.
         """
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            return ended
         lr = self._learning_rate()
         if weights is not None and weights != 1:  # the graph has the sum of the rounded weights
             ops.assign(self._window.weight_sum[0], Tensor(weights, ms.float32))
         divides = weights is None or weights != 1
-        updated, norm, *sums = self._optim(scalars, divides)
+        updated, norm, *sums = self._optim(None if scalars is None else scalars(), divides)
         if not self._window.is_empty_when_closed:
             # After an update the norm was finite, so every element is finite.
             self._clear(bool(updated))
         return (lr, updated, norm, *sums)
 
 
-def _may_wait(columns: tuple, compiles: bool) -> bool:
-    """Return whether a micro-batch may be collected, which needs a copy, and a compiled loop."""
-    stackable = all(column.dtype != ms.bfloat16 for column in columns)  # NumPy has no bfloat16
-    return in_graphs(compiles) and stackable and TOGETHER * sum(column.nbytes for column in columns) <= _LIMIT
-
-
-class TrainTogether(Compiled):
-    """Run several micro-batches one after the other in one call, because a call costs as much as a small network.
+class _AddAndEnd(Compiled):
+    """Add a micro-batch to a window, and end the window if it is the last.
 
     Args:
-        forward_backward (TrainForwardBackward): the Cell that runs one micro-batch.
-        maximum (int): the maximum number of micro-batches. Smaller numbers need no new compilation.
+        forward_backward (TrainForwardBackward): the Cell that adds it.
+        optim (TrainOptim): the Cell that ends the window, and leaves it empty.
 
     Inputs:
-        - **count** (Tensor) - the number of micro-batches.
-        - **\\*columns** (tuple[Tensor]) - their columns, stacked; weights, if there are any, are the last column.
+        - **weights** (Tensor) - below 0: the window goes on; otherwise it ends, and this is the exact sum of its
+          weights, or 0 if only the accumulated sum is known.
+        - **weight** (Optional[Tensor]), **\\*inputs** (tuple[Tensor]) - those of `TrainForwardBackward`.
 
     Outputs:
-        Tensor, their losses, padded with zeros to `maximum`.
+        tuple[Tensor], the loss of the micro-batch; whether the parameters were updated, and the norm before clipping.
     """
 
-    def __init__(self, forward_backward: TrainForwardBackward, maximum: int):
-        super().__init__(forward_backward.owner, forward_backward.compiles, forward_backward.loss_and_gradients.network)
-        self.forward_backward = forward_backward
-        self.one_hot = Tensor(np.eye(maximum), ms.bool_)
-        window, forward = forward_backward.window, forward_backward.loss_and_gradients
-        self.weighted = bool(window.weight_sum)
-        self.touched = (*forward.network.get_parameters(), *window.grad_sum, *window.weight_sum, *forward.changing)
-        if window.skips is not None:
-            self.touched = (*self.touched, *window.skips.changed)
+    def __init__(self, forward_backward: TrainForwardBackward, optim: TrainOptim):
+        window = forward_backward.window
+        optimizer, network = window.collaborators.optimizer, forward_backward.loss_and_gradients.network
+        super().__init__(forward_backward.owner, forward_backward.compiles, network, optimizer)
+        self.forward_backward, self.optim = forward_backward, optim
+        self.boundary, self.weight_sum = window.boundary, window.weight_sum
 
-    def construct(self, count: Any, *columns: Any) -> Any:
-        number = Tensor(0, ms.int32)
-        count = ops.depend(count, self.touched)  # as in `Boundary.touch`: a loop behaves like a branch
-        losses = ops.zeros(self.one_hot.shape[:1], ms.float32)
-        while number < count:
-            columns_of_one = [column[number] for column in columns]
-            if self.weighted:
-                loss = self.forward_backward(*columns_of_one[:-1], weight=columns_of_one[-1])
-            else:
-                loss = self.forward_backward(*columns_of_one)
-            losses = ops.where(self.one_hot[number], ops.cast(loss, ms.float32), losses)  # in a product inf * 0 is NaN
-            number = number + 1
-        return losses
+    def construct(self, weights: Any, weight: Any, *inputs: Any) -> Any:
+        loss = self.forward_backward(*inputs, weight=weight)
+        updated, norm = Tensor(False), Tensor(0.0, ms.float32)
+        if self.boundary.touch(weights >= 0):
+            if self.weight_sum:
+                exact = ops.where(weights > 0, weights, self.weight_sum[0])
+                ops.assign(self.weight_sum[0], exact)
+            updated, norm = self.optim()
+        return loss, updated, norm
 
 
 class _AddZeros(Compiled):
@@ -547,6 +481,7 @@ class _AtOnce:
         collaborators (Collaborators): what a window works with.
     """
 
+    closes = False
     accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None
 
@@ -555,9 +490,9 @@ class _AtOnce:
         self._update_with_zeros = None if collaborators.weighted else _UpdateWithZeros(self._cell)
         self._learning_rate = LearningRate(collaborators.optimizer)
 
-    def add(self, micro_batch: tuple, weight: Tensor | None) -> Tensor:
+    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> Tensor:
         """Run a micro-batch and update with it; a weight would cancel out."""
-        del weight
+        del weight, closing
         lr = self._learning_rate()
         loss, updated, norm = self._cell(*micro_batch)
         self._ended = (lr, updated, norm)
@@ -567,12 +502,6 @@ class _AtOnce:
         """Skip a micro-batch of weight 0. The mean over no rows does not exist; their sum is 0, and updates."""
         if self._update_with_zeros is not None:
             self._ended = (self._learning_rate(), *self._update_with_zeros())
-
-    def run_waiting(self) -> None:
-        """Do nothing: no micro-batch waits."""
-
-    def finish(self) -> None:
-        """Do nothing: no micro-batch waits."""
 
     def end(self, scalars: Any, weights: Any) -> tuple:
         """Do what `_Accumulating.end` does; if the micro-batch had weight 0, a mean has no update and no norm."""

@@ -72,17 +72,14 @@ class CountingCells:
     """Replaces the Cells of the driver, and records the numbers in the micro-batches."""
 
     made: list = []
+    closes = False
 
     def __init__(self, *arguments, **options):
         self.clear()
 
-    def add(self, micro_batch, weight):
+    def add(self, micro_batch, weight, closing):
         self.numbers.append(int(micro_batch[0].asnumpy()[0, 0]))
         return Tensor(0.0)
-
-    def run_waiting(self): ...
-
-    def finish(self): ...
 
     def end(self, *figures):
         self.made.append(tuple(self.numbers))

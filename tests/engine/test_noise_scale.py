@@ -109,9 +109,8 @@ def test_estimate_with_uneven_micro_batches():
     assert estimate([2, 7, 3] * 30, 3).rows == pytest.approx(by_numpy([2, 7, 3] * 30, 3), rel=1e-4)
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["together", "one by one"])
-def test_estimate_in_graph_mode(wait):
-    noise = estimate([4] * 4 * 30, 4, wait=wait)
+def test_estimate_in_graph_mode():
+    noise = estimate([4] * 4 * 30, 4)
     assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4) and noise.samples == 30
 
 

@@ -90,7 +90,7 @@ def test_windows_larger_than_epoch_with_drop_are_rejected():
 
 
 def test_changing_size_does_not_recompile(compiles):
-    model = slope_driver(wait=False)
+    model = slope_driver()
     model.train_process(1, DATA, {0: 2, 1: 3}, report=(), ckpt_path=None)
     before = len(compiles)
     model.train_process(1, DATA, {0: 2, 3: 4, 5: 2, 7: 1, 9: 3}, report=(), ckpt_path=None)

@@ -203,7 +203,7 @@ def test_gradient_uses_masks_of_forward_for_shared_layer():
 
 
 def window_gradient(layer):
-    """The gradient that the driver makes of a window of 4 micro-batches, in one call."""
+    """The gradient that the driver makes of a window of 4 micro-batches."""
     network = Drop(layer)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
     model.train_process(1, [(ONES,)] * 5, 4, report=(), ckpt_path=None)
@@ -211,7 +211,7 @@ def window_gradient(layer):
 
 
 @pytest.mark.graph
-def test_micro_batches_of_one_call_have_different_masks():
+def test_micro_batches_of_window_have_different_masks():
     assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
     assert gradient_miss([5 * np.sum(masks([1, 2]), 0)], [np.sum(masks(range(1, 11)), 0)]) >= 100
 

@@ -116,7 +116,7 @@ def test_dicts_with_keys_in_any_order():
     model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     x, y = rows(1.0, 2.0)
     seen = []
-    model._window.add = lambda micro_batch: seen.append([float(column.asnumpy()[0, 0]) for column in micro_batch])
+    model._window.add = lambda columns, ends: seen.append([float(column.asnumpy()[0, 0]) for column in columns])
     run(model, [{"x": x, "y": y}, {"y": y, "x": x}], 9)
     assert seen == [[1.0, 2.0], [1.0, 2.0]]
 
