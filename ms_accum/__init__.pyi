@@ -20,6 +20,8 @@ from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
 from .layers.batch_norm import pool_batch_norm as pool_batch_norm
 from .layers.dropout import CountedDropout as CountedDropout
 from .layers.dropout import replace_dropout as replace_dropout
+from .loss.terms import Terms as Terms
+from .loss.terms import WindowStatistic as WindowStatistic
 from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
 from .model_step import FlushTail as FlushTail
 from .network.runtime import tune_cpu as tune_cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from mindspore import Tensor, nn
@@ -43,7 +44,8 @@ class GradientAccumulation:
     Args:
         network (Cell): the network to train.
         loss_fn (Union[Cell, Callable, None]): returns a scalar loss from the network's output and all columns after the
-            first, usually the label; or a `CoupledLoss`. ``None``: the network returns the loss, from all columns.
+            first, usually the label, or a dict or tuple of several terms; or a `CoupledLoss`. ``None``: the network
+            returns the loss, from all columns.
         optimizer (Optimizer): updates the parameters.
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, as in the tutorial,
             or for losses that sum over rows. Default: ``"mean"``.
@@ -52,7 +54,11 @@ class GradientAccumulation:
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips the micro-batch. Default:
-            ``None``, what MindSpore's losses average over (elements, or labels by class weight); else the rows.
+            ``None``, what MindSpore's losses average over (elements, or labels by class weight); else the rows. For a
+            loss of several terms a dict, from each term's name to what it averages over: such a function, a number,
+            ``"rows"``, ``"elements"``, or one of MindSpore's losses.
+        coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
+            the number of updates so far. Default: ``None``.
         check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
             not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
@@ -99,7 +105,8 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
         clip_norm: float | None = None,
-        weight: None | float | Tensor | Callable = None,
+        weight: None | float | Tensor | Callable | Mapping[str, Any] = None,
+        coefficients: Mapping[str, Any] | None = None,
         check: str = "first",
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
@@ -116,13 +123,13 @@ class GradientAccumulation:
         tune(_OWNER, network.get_parameters())
         group = group_of(_OWNER, group)
         compiles = check_compile(_OWNER, compile)
-        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles)
+        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles, coefficients)
         check_network(_OWNER, objective.forward)
         collaborators = resolve(
             _OWNER,
             optimizer,
             objective.forward,
-            weighted=reduction == "mean",
+            weighted=objective.weight.weighs,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,
@@ -133,13 +140,16 @@ class GradientAccumulation:
             compiles=compiles,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
-        settings = {"reduction": reduction, "tail": tail}
+        settings: dict[str, Any] = {"reduction": reduction, "tail": tail}
+        if objective.terms is not None:
+            settings["terms"] = list(objective.terms.names)
         self._settings = {**settings, **collaborators.settings, "optimizer": kind_of(optimizer)}
         self._group = collaborators.group
         if self._group is not None:
             equal_on_ranks = {f"'{name}'": value for name, value in settings.items()} | collaborators.equal_on_ranks
             equal_on_ranks |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             equal_on_ranks |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
+            equal_on_ranks |= {} if objective.terms is None else objective.terms.facts
             equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
         self._window = OpenWindow(objective, collaborators, scheduler=scheduler)

@@ -41,6 +41,11 @@ _COUPLES = (
     "The loss couples the rows of a batch: no weights make the gradients of micro-batches add up to the "
     "large batch's. Use CoupledLoss, or a loss that is a mean or a sum over rows."
 )
+_SEVERAL = (
+    "The loss seems to be a sum of several terms, each a mean over another number, such as tokens and rows: no single "
+    "weight fits. Let the loss function return them as a dict, and give 'weight' a dict. If it compares the rows of a "
+    "batch, use CoupledLoss."
+)
 _UNCLEAR = (
     "The loss is neither a mean nor a sum over rows. The network has too few parameters to say more: if the loss "
     "averages over something else, give 'weight'; if it couples the rows of a batch, use CoupledLoss."
@@ -78,6 +83,7 @@ def verify(
     *,
     reduction: str = "mean",
     weight: Any = None,
+    coefficients: Mapping[str, Any] | None = None,
     rtol: float = 1e-3,
     compile: bool = True,
 ) -> Verification:
@@ -94,8 +100,9 @@ def verify(
         batch (Union[Tensor, tuple, list, dict]): the columns of one batch.
         gradient_accumulation_steps (int): the number of micro-batches, at least 2.
         reduction (str): ``"mean"`` or ``"sum"``, as for `GradientAccumulation`. Default: ``"mean"``.
-        weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch, as for `GradientAccumulation`.
+        weight (Union[None, float, Tensor, Callable, dict]): the weight of a micro-batch, as for `GradientAccumulation`.
             Default: ``None``.
+        coefficients (Optional[dict]): those of the loss's terms, as for `GradientAccumulation`. Default: ``None``.
         rtol (float): the largest relative difference that counts as equal; use 0.05 for float16. Default: 1e-3.
         compile (bool): whether the network runs as a compiled graph in PyNative mode too, as for
             `GradientAccumulation`. Default: ``True``.
@@ -134,7 +141,8 @@ def verify(
     sizes = _sizes(rows, steps)
     ends = list(accumulate(sizes))
     pieces = [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, ends)]
-    trial = _Trial(network, loss_fn, columns, pieces, {"reduction": reduction, "weight": weight, "compile": compile})
+    options = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "compile": compile}
+    trial = _Trial(network, loss_fn, columns, pieces, options)
     return trial.result(_check.positive_number(_OWNER, "rtol", rtol))
 
 
@@ -237,7 +245,28 @@ class _Trial:
             expected, accumulated = self._both()
         if not self._agree(expected, self._gradient([self._batch]), rtol):
             return "The gradient of one batch differs from run to run: the network or the loss is random."
+        if isinstance(self._options["weight"], Mapping):
+            return self._of_terms(self._options["weight"], rtol)
         return self._of_weights(expected, accumulated, rtol)
+
+    def _of_terms(self, weight: Mapping[str, Any], rtol: float) -> str:
+        """Return the diagnosis for a loss of several terms: which of them differ, and by how much."""
+        missing: dict[str, float] = {}
+        options = self._options
+        for name in weight:
+            self._options = {**options, "coefficients": {other: float(other == name) for other in weight}}
+            expected, accumulated = self._both()
+            if not self._agree(expected, accumulated, rtol):
+                difference = np.linalg.norm(_flat(accumulated) - _flat(expected)) / np.linalg.norm(_flat(expected))
+                missing[name] = float(difference)
+        self._options = options
+        if not missing:
+            return "The gradients of the single terms agree: their difference is rounding, which 'rtol' does not allow."
+        shown = ", ".join(f"'{name}' is off by {difference:.2g}" for name, difference in missing.items())
+        return (
+            f"'weight' does not say what these terms average over: {shown}. Give for each the number by which the loss "
+            "divides; for a term that compares the rows of a batch, use CoupledLoss or WindowStatistic."
+        )
 
     def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:
         """Return the layers that may be the cause: those that draw random numbers, and those that normalize batches."""
@@ -265,7 +294,7 @@ class _Trial:
         if weights is None:
             return _UNCLEAR
         if not len(weights):
-            return _COUPLES
+            return _SEVERAL if self._is_mean_for_equal_labels(rtol) else _COUPLES
         if not wants_mean:
             return f"The loss averages over rows (off by {factor:.3g}): use reduction='mean', or a loss that sums."
         counts = ", ".join(f"{piece[0].shape[0]}" for piece in pieces)
@@ -274,6 +303,27 @@ class _Trial:
             f"The weights are not what the loss averages over: micro-batches of {counts} rows count {shown} of the "
             "window. Give 'weight', a function of the columns, such as the number of valid tokens."
         )
+
+    def _is_mean_for_equal_labels(self, rtol: float) -> bool:
+        """Return whether the loss is a mean over rows if all rows have the labels of one: then all count the same.
+
+        It is for a loss of several terms, whatever each of them averages over, but not for one that compares rows.
+        """
+        data, *labels = self._batch
+        for row in range(min(_SHOWN, data.shape[0]) if labels else 0):
+            same = (
+                data,
+                *[Tensor(np.repeat(as_array(label)[row : row + 1], len(data), 0), label.dtype) for label in labels],
+            )
+            ends = list(accumulate(piece[0].shape[0] for piece in self._pieces))
+            pieces = [
+                tuple(column[end - len(piece[0]) : end] for column in same) for end, piece in zip(ends, self._pieces)
+            ]
+            of_batch = self._gradients_and_losses([same])[0][:, 0]
+            if np.isfinite(of_batch).all() and of_batch.any():  # otherwise no label of this row counts
+                shares = np.array([len(piece[0]) for piece in pieces]) / len(data)
+                return _IsClose(of_batch, rtol)(self._gradients_and_losses(pieces)[0] @ shares)
+        return False
 
     def _gradients_and_losses(self, pieces: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of micro-batches, one in each column, and their losses."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+import several_terms
 from helpers import cross_entropy, mutate
 from ms_accum import freeze_batch_norm, replace_dropout, verify
 from ms_accum.loss.objective import Weight
@@ -330,3 +331,42 @@ def test_kink_is_not_taken_for_cause(monkeypatch):
     monkeypatch.setattr(_Trial, "_both", moved)
     result = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
     assert re.search("^BatchNorm .* Random layers", result.diagnosis)
+
+
+# Losses of several terms
+
+
+class Added(several_terms.SumOfLoss):
+    """Three terms behind one number."""
+
+
+class WithoutSize(several_terms.Loss):
+    """Two terms that add up also if the batch is one micro-batch."""
+
+    def construct(self, logits, labels):
+        terms = super().construct(logits, labels)
+        return {"ce": terms["ce"], "entropy": terms["entropy"]}
+
+
+def tokens(x, y):
+    return (y >= 0).sum()
+
+
+def rows_and_labels():
+    return tuple(np.concatenate(parts) for parts in zip(*several_terms.data_of((4, 2, 5, 3, 1, 6))))
+
+
+@pytest.mark.parametrize("weight", [None, tokens], ids=["rows", "tokens"])
+def test_several_terms_behind_one_weight_are_named(weight):
+    result = verify(several_terms.Net(), Added(), rows_and_labels(), 3, weight=weight)
+    assert not result.ok and "seems to be a sum of several terms" in result.diagnosis
+
+
+def test_terms_with_their_own_divisors_agree():
+    weight = {"ce": tokens, "entropy": "rows"}
+    assert verify(several_terms.Net(), WithoutSize(), rows_and_labels(), 3, weight=weight).ok
+
+
+def test_term_with_a_wrong_divisor_is_named():
+    result = verify(several_terms.Net(), WithoutSize(), rows_and_labels(), 3, weight={"ce": "rows", "entropy": "rows"})
+    assert not result.ok and re.search(r"average over: 'ce' is off by 0\.\d+\. ", result.diagnosis)

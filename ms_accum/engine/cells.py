@@ -136,7 +136,8 @@ class TrainForwardBackward(Compiled):
         kept = None
         if window.skips is not None:
             weight = Tensor(1.0, ms.float32) if counted is None else counted
-            kept, left_out = window.skips(window.kernels, grads, loss, weight)
+            total = loss[0] if self.loss_and_gradients.has_terms else loss
+            kept, left_out = window.skips(window.kernels, grads, total, weight)
             counted = None if counted is None else counted * kept
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
         loss = ops.depend(loss, window.add(grads, counted, kept=kept))

@@ -187,15 +187,18 @@ def objective_of(
     check: str,
     group: Any,
     compiles: bool,
+    coefficients: Any = None,
 ) -> Objective:
     """Return the objective of a driver; a `CoupledLoss`, which is computed once per window, needs no weights.
 
     Args:
         owner (str): the name used in error messages.
-        network, loss_fn, reduction, weight, check, group, compiles: as for `Objective`.
+        network, loss_fn, reduction, weight, check, group, compiles, coefficients: as for `Objective`.
     """
     if not isinstance(loss_fn, CoupledLoss):
-        return Objective(owner, network, loss_fn, reduction, weight, check, group, compiles)
+        return Objective(owner, network, loss_fn, reduction, weight, check, group, compiles, coefficients=coefficients)
+    if coefficients is not None:
+        _check.raise_invalid(ValueError, owner, "coefficients", "None with a CoupledLoss", coefficients)
     if weight is not None:
         _check.raise_invalid(
             ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another"

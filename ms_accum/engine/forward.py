@@ -9,6 +9,7 @@ from mindspore import nn, ops
 
 from .. import _check
 from ..loss.known_losses import WithLoss, scalar
+from ..loss.terms import WeighedTerms
 from ..network import tree
 from ..network.state import untracked
 from .collaborators import Collaborators
@@ -30,6 +31,8 @@ class Forward(nn.Cell):
         self.owner = collaborators.owner
         self.network = network
         self.has_loss_fn = isinstance(network, WithLoss)
+        self.has_terms = isinstance(network, WeighedTerms)
+        """bool, whether the loss that is returned is a vector of the loss and its terms."""
         self.sens = sens * collaborators.scale
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
@@ -42,6 +45,8 @@ class Forward(nn.Cell):
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = self.network(*inputs)
+        if self.has_terms:
+            return loss[0] * scale, loss[1]
         loss = scalar(self.owner, loss, self.has_loss_fn)
         return loss * scale, loss
 

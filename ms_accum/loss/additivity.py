@@ -124,7 +124,8 @@ class AdditivityCheck:
                 f"For '{self._owner}', the loss of a micro-batch of {rows} rows is {loss:.6g}, but the mean of its "
                 f"parts, {part_losses[0]:.6g} for {cut} rows and {part_losses[1]:.6g} for {rows - cut}, weighted by "
                 f"rows is {expected:.6g}: windows of uneven micro-batches are not exact. Give 'weight', what the loss "
-                "divides by, or check='off'. A loss that compares the rows of a batch needs CoupledLoss.",
+                "divides by, a dict for several terms; or check='off'. A loss that compares the rows of a batch needs "
+                "CoupledLoss.",
             )
             return
         # If both parts have the same loss, every weighting gives this loss.

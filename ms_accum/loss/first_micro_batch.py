@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 import mindspore as ms
 import numpy as np
@@ -52,14 +52,18 @@ class ColumnsCheck:
         forward (Cell): both together.
         tries (bool): whether to run the forward. Otherwise only the number of columns is checked.
         compiles (bool): whether training compiles the forward in PyNative mode.
+        returned (Callable): raises an error unless the loss is what it must be. Default: a scalar.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, forward: nn.Cell, tries: bool, compiles: bool):
+    def __init__(
+        self, network: nn.Cell, loss_fn: Any, forward: nn.Cell, tries: bool, compiles: bool, returned: Callable = scalar
+    ):
         self._network = network
         self._loss_fn = loss_fn
         self._forward = forward
         self._tries = tries
         self._compiles = compiles
+        self._returned = returned
         self._allowed = _allowed_columns(loss_fn)
 
     def check(
@@ -92,7 +96,7 @@ class ColumnsCheck:
             return False
         same_rows = all(column.shape[0] == rows for column in micro_batch)
         few = part(micro_batch, None, _TRIAL_ROWS) if same_rows else micro_batch
-        trial = _Trial(self._network, self._loss_fn)
+        trial = _Trial(self._network, self._loss_fn, self._returned)
         with restoring(self._forward, trained, training=False), synchronously():
             trial.run(few)
             square = same_rows and self._has_as_many_classes_as_rows(trial, few)
@@ -162,7 +166,7 @@ class ColumnsCheck:
         mode = ms.GRAPH_MODE if in_graphs(self._compiles) else ms.PYNATIVE_MODE
         with restoring(self._forward, trained, training=True, mode=mode), without_logs():
             try:
-                scalar("GradientAccumulation", self._forward(*micro_batch), False)
+                self._returned("GradientAccumulation", self._forward(*micro_batch), False)
             except Exception:
                 return False
         return True
@@ -191,10 +195,11 @@ class _Trial:
     """Forward passes outside graphs.
 
     Args:
-        network (Cell), loss_fn: as for `ColumnsCheck`.
+        network (Cell), loss_fn, returned: as for `ColumnsCheck`.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any):
+    def __init__(self, network: nn.Cell, loss_fn: Any, returned: Callable):
+        self._returned = returned
         self._network = network
         self._loss_fn = loss_fn
         self.error: Exception | None = None
@@ -224,7 +229,7 @@ class _Trial:
             if isinstance(loss, Tensor):  # waits for the kernels, which may raise errors about values
                 loss.astype(ms.float32).asnumpy()
             self.origin = ""
-            scalar("GradientAccumulation", loss, self.has_loss_fn)
+            self._returned("GradientAccumulation", loss, self.has_loss_fn)
         except Exception as error:
             self.error = error
 

@@ -333,8 +333,8 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
     if isinstance(loss, (tuple, list, dict)) and of_loss_fn:
         raise TypeError(
-            f"For '{owner}', 'loss_fn' must return only the loss, a scalar, but got several values. "
-            "Leave the others out of what it returns."
+            f"For '{owner}', 'loss_fn' must return only the loss, a scalar, but got several values. Leave the others "
+            "out of what it returns; if they are terms of the loss, give GradientAccumulation a dict as 'weight'."
         )
     if isinstance(loss, (tuple, list, dict)):
         raise TypeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 import mindspore as ms
@@ -12,6 +12,7 @@ from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
+from ..network.generators import random_layers
 from ..ranks.group import Group, gather
 from .additivity import AdditivityCheck, numbers_rows
 from .first_micro_batch import ColumnsCheck, check_row_numbers
@@ -25,8 +26,10 @@ from .known_losses import (
     divisor_of,
     row_count,
     runnable,
+    scalar,
     why_not_additive,
 )
+from .terms import LossOfTerms, Terms, WeighedTerms
 
 _CHECKS = ("first", "off")
 
@@ -39,6 +42,7 @@ class Objective:
         network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
         compiles (bool): whether the forward is compiled in PyNative mode.
         of_window (bool): whether the loss is computed once, for all rows of a window. Default: ``False``.
+        coefficients: as for `GradientAccumulation`. Default: ``None``.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Objective:
         group: Group | None,
         compiles: bool,
         of_window: bool = False,
+        coefficients: Any = None,
     ):
         self._owner = owner
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
@@ -62,22 +67,48 @@ class Objective:
         self.loss_fn = loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
-        self.weight = Weight(owner, weight, reduction, loss_fn, group)
-        """Weight, the weight of a micro-batch."""
+        self.terms = self._terms(weight, coefficients, group)
+        """Optional[Terms], the terms of the loss, if it has several."""
+        self.weight: Any = Weight(owner, weight, reduction, loss_fn, group) if self.terms is None else self.terms
+        """Union[Weight, Terms], the weight of a micro-batch, or what each term is divided by."""
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
-        self.forward = network if loss_fn is None else WithLoss(network, loss_fn)
-        """Cell, returns a micro-batch's loss from its columns."""
+        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn)
+        if self.terms is not None:
+            self.evaluated = LossOfTerms(owner, network, loss_fn, self.terms)
+        """Cell, returns a micro-batch's loss, or its terms, from its columns."""
+        self.forward = self.evaluated if self.terms is None else WeighedTerms(self.evaluated)
+        """Cell, what is trained."""
         check_gradient(owner, self.forward, compiles)
         checks = _check.one_of(owner, "check", check, _CHECKS) == "first"
         self._of_window = of_window
-        self._columns = ColumnsCheck(network, loss_fn, self.forward, checks, compiles)
+        returned = scalar if self.terms is None else self.terms.check
+        self._columns = ColumnsCheck(network, loss_fn, self.evaluated, checks, compiles, returned)
         self._accepted: set[tuple] = set()  # the types of columns that need no further check
         self._additivity: AdditivityCheck | None = None  # until there is nothing left to find out
         if checks and reduction == "mean" and self.weight.is_guess:
-            self._additivity = AdditivityCheck(owner, self.forward, self.weight.counted)
+            weigh: Any = self.weight.counted
+            self._additivity = AdditivityCheck(owner, self.forward, weigh)
         self._compares_rows = False  # by labels that are numbers of rows
         self._has_warned = False
+
+    def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
+        """Return the terms of the loss; None if it is one."""
+        if isinstance(weight, Mapping):
+            if self.reduction != "mean":
+                remedy = "Each term is divided by what it averages over."
+                _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
+            terms = Terms(weight, coefficients, group=group, owner=self._owner)
+            random = random_layers(self.network)
+            if terms.statistics and random:
+                rule = "one whose second forward repeats the first with a WindowStatistic"
+                remedy = "Call replace_dropout(network) first."
+                _check.raise_invalid(ValueError, self._owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
+            return terms
+        if coefficients is not None:
+            rule = "None unless 'weight' is a dict of terms"
+            _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)
+        return None
 
     def warn(self) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""

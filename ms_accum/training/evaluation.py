@@ -15,6 +15,7 @@ from ..engine.collaborators import Collaborators
 from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
+from ..loss.terms import terms_of
 from ..network.compiled import Compiled, check_compile, compiled
 from ..network.restoring import training_mode
 from ..network.runtime import tune
@@ -23,6 +24,7 @@ from ..ranks.group import Group, broadcast_number, total
 from ..saving.checkpointer import Stopped
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
+from .terms import TermsOfBatches
 from .window import OpenWindow, WindowLoss
 
 _OWNER = "train_process"
@@ -109,15 +111,23 @@ def evaluate_together(
 
 
 class _LossAndOutput(Compiled):
-    """From a batch's columns to the loss and the network's output; for a network that returns its loss, to it alone."""
+    """From a batch's columns to the loss, or the tuple of its terms, and the network's output.
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, compiles: bool):
+    Args:
+        network (Cell): the network.
+        loss_fn (Union[Cell, Callable]): its loss.
+        names (tuple[str]): the names of the terms, if the loss has several.
+        compiles (bool): whether it is compiled in PyNative mode.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any, names: tuple[str, ...], compiles: bool):
         super().__init__(_OWNER, compiles, network, loss_fn)
-        self.network, self.loss_fn = network, runnable(loss_fn)
+        self.network, self.loss_fn, self.names = network, runnable(loss_fn), names
 
     def construct(self, data: Any, *labels: Any) -> Any:
         output = self.network(data)
-        return self.loss_fn(output, *labels), output
+        loss = self.loss_fn(output, *labels)
+        return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
 
 
 class Evaluation:
@@ -130,9 +140,19 @@ class Evaluation:
         dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
         metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
         every (int): epochs between two evaluations.
+        updates (Callable): returns the number of updates so far.
     """
 
-    def __init__(self, objective: Objective, collaborators: Collaborators, dataset: Any, metrics: Any, every: int):
+    def __init__(
+        self,
+        objective: Objective,
+        collaborators: Collaborators,
+        dataset: Any,
+        metrics: Any,
+        every: int,
+        updates: Callable[[], int],
+    ):
+        self._updates = updates
         self._ema = collaborators.ema
         self._every = _check.positive_int(_OWNER, "eval_every", every)
         try:
@@ -151,8 +171,11 @@ class Evaluation:
             )
         self._has_output = loss_fn is not None
         compiles = collaborators.compiles
-        self._cell = _LossAndOutput(network, loss_fn, compiles) if self._has_output else network
-        self._run = self._cell if self._has_output else compiled(_OWNER, network, compiles)
+        of_terms = () if objective.terms is None else objective.terms.names
+        self._cell: nn.Cell = objective.evaluated
+        self._run = compiled(_OWNER, self._cell, compiles)
+        if self._has_output:
+            self._run = self._cell = _LossAndOutput(network, loss_fn, of_terms, compiles)
         self._check_first_batch(dataset)
 
     def _check_first_batch(self, dataset: Any) -> None:
@@ -175,29 +198,31 @@ class Evaluation:
         callbacks("on_eval_begin")
         callbacks("on_eval_epoch_begin")
         with training_mode(self._cell, False), averaged(self._ema):
-            loss = self._mean_loss(callbacks)
+            losses = self._mean_loss(callbacks)
         callbacks("on_eval_epoch_end")
-        results = {**{name: metric.eval() for name, metric in self._metrics.items()}, "eval_loss": loss}
+        results = {**{name: metric.eval() for name, metric in self._metrics.items()}, **losses}
         results = {name: broadcast_number(value, self._group) for name, value in results.items()}
         callbacks("on_eval_end", metrics=results, eval_results=results)
         return results
 
-    def _mean_loss(self, callbacks: Callbacks) -> float:
+    def _mean_loss(self, callbacks: Callbacks) -> dict[str, float]:
         """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
-        mean = WindowLoss(self._objective.summing)
+        terms = self._objective.terms
+        mean: Any = WindowLoss(self._objective.summing) if terms is None else TermsOfBatches(terms, self._updates())
         for columns in next(self._data.epochs(1)):
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
             loss, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
             mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
+            loss = loss if terms is None else mean.last
             callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():
                 metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
-        return mean.mean
+        return {**{f"eval_{name}": value for name, value in mean.terms.items()}, "eval_loss": mean.mean}
 
 
 def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int) -> Evaluation | None:
     """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
     if dataset is None and metrics is None:
         return None
-    return Evaluation(window.objective, window.collaborators, dataset, metrics, every)
+    return Evaluation(window.objective, window.collaborators, dataset, metrics, every, lambda: window.updates)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from .. import _check
@@ -38,12 +40,15 @@ class UpdateRecord(NamedTuple):
     bad: tuple[int, ...] = ()
     """The micro-batches of this process whose loss was not finite, or that were left out: their numbers in the epoch,
     from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the previous epoch (tail="carry")."""
+    terms: Mapping[str, float] = MappingProxyType({})
+    """The mean of each term of a loss with several, by name; without terms that count nothing in this window."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """dict, the fields by name, without `overflow` and `bad` if these are False and empty."""
+        """dict, the fields by name, without `overflow` and `bad` if these are False and empty; terms one by one."""
         fields = self._asdict()
-        return {name: value for name, value in fields.items() if name not in _SPECIAL or value}
+        terms = {f"loss_{name}": value for name, value in fields.pop("terms").items()}
+        return {name: value for name, value in fields.items() if name not in _SPECIAL or value} | terms
 
 
 _SPECIAL = ("overflow", "bad")

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import mindspore as ms
@@ -17,13 +16,14 @@ from mindspore.train import Callback
 
 from .. import _check
 from ..engine.ends import Sizes, planned, windows_by_epoch, windows_in_run
-from ..network.generators import offset_seeds_by_rank
+from ..network.generators import offset_seeds_by_rank, random_state
 from ..network.restoring import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from ..ranks.group import gather, is_first, total
 from ..ranks.heartbeat import exchange, heartbeat
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_trained
+from ..saving.training_state import TrainingState
 from .bad_batches import BadBatches
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
 from .data import Data, Position
@@ -83,6 +83,7 @@ class Run:
         self._state = RunState(network, window)
         self._step_begun = False
         self._left_out = 0
+        self._window_began: tuple[Position, dict[str, Any]] | None = None  # if windows are collected
         self.at = Position()
         """Position, of the run in its data."""
 
@@ -116,8 +117,7 @@ class Run:
         self._callbacks = closing.enter_context(Callbacks(plan.callbacks, self._callback_arguments()))
         self._callbacks("on_train_begin", planned=None if windows is None else windows - self.at.windows)
         if states is not None:
-            take = partial(self._state.take, self.at)
-            closing.enter_context(states.saving_at_the_end(take, can_save=lambda: self._window.can_save))
+            closing.enter_context(states.saving_at_the_end(self._take, can_save=lambda: self._window.can_save))
         if self.at.windows:
             warn_about_counters(self._callbacks.arguments.list_callback)
 
@@ -207,6 +207,8 @@ class Run:
 
     def _train_epoch(self, micro_batches: Iterable) -> None:
         plan, window, states = self._plan, self._window, self._plan.states
+        if window.collects:
+            self._begin_window()
         for micro_batch, ends in micro_batches:
             if not self._step_begun:
                 self._step_begun = True
@@ -244,6 +246,8 @@ class Run:
         if self._plan.bad_batches is not None:
             self._plan.bad_batches.window_ended(record, ended.bad)
         self._step_begun = False
+        if window.collects:
+            self._begin_window()
         self._callbacks.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
         if states is not None:
@@ -267,6 +271,7 @@ class Run:
             skipped=not ended.updated,
             overflow=ended.overflow,
             bad=tuple(batches_before + number for number in ended.bad),
+            terms=ended.terms,
         )
 
     def _stopping(self) -> bool:
@@ -274,7 +279,20 @@ class Run:
         return self._group is None and self._callbacks.stopping
 
     def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
-        states.after_micro_batch(self._window.updates, in_window, partial(self._state.take, self.at), requests)
+        states.after_micro_batch(self._window.updates, in_window, self._take, requests)
+
+    def _begin_window(self) -> None:
+        """Note the position and the random number generators, from which a collected window is read again."""
+        if not self._window.micro_batches and self._plan.states is not None:
+            self._window_began = replace(self.at), random_state()
+
+    def _take(self) -> TrainingState:
+        """Return the state; inside a window that is collected, and so has changed nothing, that of its beginning."""
+        if self._window_began is None or not self._window.micro_batches:
+            return self._state.take(self.at)
+        at, generators = self._window_began
+        state = self._state.take(at)
+        return state._replace(facts={**state.facts, "random": generators})
 
     def _warn_unless_updated(self, updates: int, skipped: int) -> None:
         """Warn if there were windows since these counts, and all of them were skipped."""

@@ -31,6 +31,7 @@ from ..network.parameters import has_half
 from ..network.state import unique_name
 from ..ranks.group import is_first
 from .coupled import Coupled
+from .terms import TermLosses, WindowOfTerms
 
 # What `_AddAndEnd` gets inside a window, and at the end of one whose weights add up to 1.
 _GOES_ON, _ONE = Tensor(-1.0, ms.float32), Tensor(1.0, ms.float32)
@@ -56,6 +57,8 @@ class Ended(NamedTuple):
     """Whether the loss scale was too large."""
     bad: Sequence[int] = ()
     """The micro-batches whose loss was not finite, or that were left out, by their numbers in the window from 1."""
+    terms: Mapping[str, float] = {}
+    """The mean of each term of the loss."""
 
 
 class Runner(Protocol):
@@ -104,11 +107,14 @@ class OpenWindow:
         self.was_discarded = False
         """bool, whether the window was discarded because a micro-batch failed."""
         self._weight = objective.weight
-        self._losses = WindowLoss(objective.summing, leaves_out=collaborators.skips is not None)
+        leaves_out, terms = collaborators.skips is not None, objective.terms
+        self._losses = WindowLoss(objective.summing, leaves_out) if terms is None else TermLosses(terms, leaves_out)
         self._overflows = 0
         self._rows = 1
         self._first_update = FirstUpdate("train_process", kind_of(self.optimizer), collaborators.parameters)
         self._coupled = isinstance(objective.forward, LossOfBatch)
+        self.collects = self._coupled or objective.terms is not None
+        """bool, whether a window is run when it is complete, so that a state inside it is that of its beginning."""
         # The weight multiplies the loss, which costs nothing, in a unit near the first weight of a window. Else it
         # multiplies the gradients in float32 when these are added: in float16 a loss times another weight of the window
         # may overflow or underflow, and several ranks would have to agree on the unit of each window.
@@ -128,6 +134,13 @@ class OpenWindow:
         if self.collaborators.noise is not None and in_step:
             remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
             _check.raise_invalid(ValueError, _OWNER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
+        if self.objective.terms is not None and self.collaborators.noise is not None:
+            remedy = "Its estimate is for a loss with one weight."
+            _check.raise_invalid(ValueError, _OWNER, "noise_scale", "None with several terms", "one", remedy)
+        statistics = self.objective.terms is not None and self.objective.terms.statistics
+        if statistics and self.collaborators.skips is not None:
+            rule, remedy = "the default with a WindowStatistic", "Each micro-batch depends on the complete window."
+            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another", remedy)
         if self._coupled and (self.collaborators.skips is not None or self.collaborators.noise is not None):
             name = "noise_scale" if self.collaborators.skips is None else "nonfinite"
             remedy = "Its loss is computed once per window, not for each micro-batch."
@@ -164,7 +177,7 @@ class OpenWindow:
         self.objective.check_micro_batch(micro_batch, self.size == 1, self.optimizer.parameters)
         if not self.micro_batches:
             self._first_update.begin()
-        weight = self._weight.of(micro_batch)
+        weight: Any = self._weight.of(micro_batch)
         self._rows = micro_batch[0].shape[0]
         noise, closing = self.collaborators.noise, None
         if ends and self._runner.closes and noise is None:  # the noise scale reads the accumulators
@@ -190,9 +203,11 @@ class OpenWindow:
             lr, has_updated, norm, *sums = self._runner.end(scalars, weights)
         bad = tuple(self._losses.bad)
         if sums and not alone:
-            total, weights, samples, *requests = sums[0].asnumpy().tolist()
-            self._losses.load([total, weights, samples])
-        loss, samples, grad_norm = self._losses.mean, self._losses.samples, float(norm)
+            figures = sums[0].asnumpy().tolist()
+            size = len(figures) - len(requests)
+            self._losses.load(figures[:size])
+            requests = figures[size:]
+        loss, terms, samples, grad_norm = self._losses.mean, self._losses.terms, self._losses.samples, float(norm)
         self._reset()
         self.updated = bool(has_updated)
         self.updates += self.updated
@@ -207,7 +222,8 @@ class OpenWindow:
             noise.window_ended(of_mean, samples, counts=self.updated and not bad)
         overflows_before = self._overflows
         self._overflows = self.collaborators.overflows
-        return Ended(self.updated, loss, lr, grad_norm, samples, requests, self._overflows > overflows_before, bad)
+        overflow = self._overflows > overflows_before
+        return Ended(self.updated, loss, lr, grad_norm, samples, requests, overflow, bad, terms)
 
     def _observe_first(self, noise: NoiseScale) -> None:
         """Let the noise scale read the accumulators after the window's first micro-batch, if that counts."""
@@ -222,8 +238,8 @@ class OpenWindow:
 
     def _scalars(self, requests: Sequence[float]) -> Tensor:
         """Return the sums of the loss, and the requests. The mean is a quotient, so the unit cancels out."""
-        total, weights, samples = self._losses.state
-        return Tensor([self._weight.in_units(total), self._weight.in_units(weights), samples, *requests], ms.float32)
+        *figures, samples = self._losses.state
+        return Tensor([*map(self._weight.in_units, figures), samples, *requests], ms.float32)
 
     def clear(self) -> None:
         """Discard the window."""
@@ -243,7 +259,12 @@ class OpenWindow:
         }
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the accumulators, if they are in use, and the values that `load` needs."""
+        """Return the accumulators, if they are in use, and the values that `load` needs.
+
+        A window that is collected has changed nothing yet: this is the state of its beginning.
+        """
+        if self.collects:
+            return {}, {"micro_batches": 0, "loss": [0.0, 0.0, 0], "unit": None}
         with self._running():
             accumulators = self.accumulators(self.micro_batches)
         metadata = {"micro_batches": self.micro_batches, "loss": self._losses.state, "unit": self._weight.unit}
@@ -253,8 +274,9 @@ class OpenWindow:
         """Continue from a saved state; the accumulators have been loaded, in its unit."""
         if not window["micro_batches"]:
             self.clear()
+        else:
+            self._losses.load(window["loss"], window.get("bad", ()))
         self.micro_batches = window["micro_batches"]
-        self._losses.load(window["loss"], window.get("bad", ()))
         self._weight.unit = window["unit"]
         self._overflows = self.collaborators.overflows
         self.updates = counters["updates"]
@@ -264,7 +286,7 @@ class OpenWindow:
 
     def can_load(self, micro_batches: int) -> bool:
         """Return whether an open window with this number of micro-batches can be loaded; windows of 1 can't."""
-        return not micro_batches or (self.size != 1 and self.saved_inside)
+        return not micro_batches or (self.size != 1 and self.saved_inside and not self.collects)
 
     def accumulators(self, micro_batches: int) -> dict[str, Any]:
         """Return the accumulators of a window with this number of micro-batches; none if it is empty."""
@@ -282,13 +304,14 @@ class OpenWindow:
 
     @property
     def saved_inside(self) -> bool:
-        """bool, whether an open window can be saved: not with several ranks, and not with a `CoupledLoss`."""
-        return self.group is None and not self._coupled
+        """bool, whether a state can be saved inside a window: not with several ranks."""
+        return self.group is None
 
     def check_saved(self, tail: str) -> None:
         """Raise an error if states would have to be saved inside windows that continue in the next epoch."""
-        if tail == "carry" and not self.saved_inside:
-            cannot_save = "a CoupledLoss" if self._coupled else "several processes"
+        if tail == "carry" and (self.collects or not self.saved_inside):
+            collected = "a CoupledLoss" if self._coupled else "several terms"
+            cannot_save = collected if self.collects else "several processes"
             rule = f"'flush' or 'drop' with a 'checkpointer' and {cannot_save}"
             remedy = "They can resume between two windows only."
             _check.raise_invalid(ValueError, "train_process", "tail", rule, "'carry'", remedy)
@@ -327,8 +350,14 @@ class OpenWindow:
         accumulates = self.size != 1 or self.group is not None or self.collaborators.sparse
         if accumulates not in self._runners:
             create = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
-            self._runners[accumulates] = create()
+            self._runners[accumulates] = self._collecting(create())
         self._runner = self._runners[accumulates]
+
+    def _collecting(self, runner: Runner) -> Runner:
+        """Return the runner; for a loss of several terms, what collects windows for it."""
+        if self.objective.terms is None:
+            return runner
+        return WindowOfTerms(self.objective, runner, self.collaborators, lambda: self.updates)
 
     def _new_runner(self) -> Runner:
         name = unique_name("gradient_accumulation")
@@ -529,7 +558,8 @@ class _UpdateAtOnce(Compiled):
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.loss_and_gradients(1.0, *inputs)
-        scalars = ops.reshape(ops.cast(loss, ms.float32), (1,)) if self.scaled else None
+        total = loss[0] if self.loss_and_gradients.has_terms else loss
+        scalars = ops.reshape(ops.cast(total, ms.float32), (1,)) if self.scaled else None
         updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
         return loss, updated, norm if self.through_branch is None else self.through_branch(norm)
 
@@ -572,6 +602,11 @@ class WindowLoss:
         """Add a micro-batch with its number. Its loss is read from the device when the window's mean is needed."""
         self._terms.append((loss, weight, number))
         self.samples += samples
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """dict, the means of the loss's terms: it is one."""
+        return {}
 
     @property
     def bad(self) -> list[int]:

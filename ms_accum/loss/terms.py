@@ -1,0 +1,383 @@
+"""A loss of several terms, each a mean over a number of its own, such as tokens for one and rows for another."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from .. import _check
+from ..ranks.group import Group, gather
+from .known_losses import divisor_of, runnable
+
+_COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
+
+
+class WindowStatistic:
+    """A term that is a function of a sum over the window, such as the balance of a mixture of experts.
+
+    Give it as the `weight` of the term. The loss function returns under the term's name a tensor of sums over the rows
+    of the micro-batch, of the same shape for all. Each micro-batch is run forward twice: first for the sums, then with
+    the gradient of the function. Only the sums are stored, not activations.
+
+    Args:
+        function (Union[Cell, Callable]): returns the term, a scalar, from the sums over the window and the ranks.
+
+    Raises:
+        TypeError: If `function` can't be called.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn, ops
+        >>> from ms_accum import GradientAccumulation, WindowStatistic
+        >>> net, mse = nn.Dense(4, 2), nn.MSELoss()
+        >>> def loss_fn(outputs, targets):
+        ...     return {"error": mse(outputs, targets), "balance": ops.sum(ops.abs(outputs), 0)}
+        >>> def balance(sums):
+        ...     return ops.sum(ops.square(sums / ops.sum(sums)))
+        >>> weight = {"error": "elements", "balance": WindowStatistic(balance)}
+        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
+        >>> model = GradientAccumulation(net, loss_fn, optimizer, weight=weight, coefficients={"balance": 0.01})
+        >>> rows = Tensor(np.random.randn(16, 4), ms.float32), Tensor(np.random.randn(16, 2), ms.float32)
+        >>> model.train_process(1, [rows], micro_batch_size=4, report=(), ckpt_path=None)
+        >>> model.updates
+        1
+    """
+
+    def __init__(self, function: Callable):
+        if not callable(function):
+            rule = "a Cell or a function"
+            _check.raise_invalid(TypeError, "WindowStatistic", "function", rule, type(function).__name__)
+        self.function = function
+
+
+@ms.jit_class
+class Terms:
+    """What each term of a loss averages over, and its coefficient: for your own training loop.
+
+    The window's loss is the sum over the terms t of ``c_t * sum_i(d_ti * l_ti) / sum_i(d_ti)``, where the sums are over
+    its micro-batches and the ranks. Each term of a micro-batch is therefore multiplied by ``c_t * d_ti / D_t``, which
+    needs the divisors D of the complete window: so read the window's micro-batches first, and give all of them to
+    `factors`. The gradients are then added, with the `Accumulator`'s ``reduction="sum"``. The driver and
+    `AccumulatedTrainStep` do this by themselves if their `weight` is a dict.
+
+    Args:
+        weight (dict): from each term's name to what it averages over: ``"rows"``, ``"elements"``, a number, a function
+            of the columns, run on the host, or one of MindSpore's losses.
+        coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
+            the number of updates so far. Default: ``None``.
+        group (Optional[Group]): the ranks, from `own_group`, over which divisors are summed. Default: ``None``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor, nn, ops
+        >>> from ms_accum import Accumulator, Terms
+        >>> net, ce = nn.Dense(4, 3), nn.CrossEntropyLoss(ignore_index=-1)
+        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
+        >>> accumulator, terms = Accumulator(optimizer, 2), Terms({"ce": ce, "size": "rows"}, {"size": 0.01})
+        >>> def forward(x, y, factors, counts):
+        ...     outputs = net(x)
+        ...     losses = {"ce": ce(outputs, y), "size": ops.mean(ops.square(outputs))}
+        ...     return terms.scale(losses, factors, counts)
+        >>> grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+        >>> @ms.jit
+        ... def train_step(x, y, factors, counts):
+        ...     loss, grads = grad_fn(x, y, factors, counts)
+        ...     return ops.depend(loss, accumulator(grads))
+        >>> x, y = Tensor(np.ones((8, 4)), ms.float32), Tensor([0, 1, 2, -1, -1, -1, 0, 1], ms.int32)
+        >>> window = [(x[:5], y[:5]), (x[5:], y[5:])]
+        >>> for columns, (factors, counts) in zip(window, terms.factors(window)):
+        ...     loss = train_step(*columns, factors, counts)
+        >>> accumulator.updates
+        1
+    """
+
+    weighs = False
+    unit: float | None = None
+    is_guess = False
+
+    def __init__(
+        self,
+        weight: Mapping[str, Any],
+        coefficients: Mapping[str, Any] | None = None,
+        *,
+        group: Group | None = None,
+        owner: str = "Terms",
+    ):
+        self._owner, self._group = owner, group
+        if not (isinstance(weight, Mapping) and weight and all(isinstance(name, str) and name for name in weight)):
+            _check.raise_invalid(ValueError, owner, "weight", "a dict from the names of terms", weight)
+        self.names = tuple(weight)
+        """tuple[str], the names of the terms, in the order of the losses if these are a tuple."""
+        self.statistics = {name: value.function for name, value in weight.items() if isinstance(value, WindowStatistic)}
+        """dict, the functions of the terms that are a function of a sum over the window."""
+        self._counts = [_count_of(owner, name, value) for name, value in weight.items()]
+        given = {} if coefficients is None else coefficients
+        if not isinstance(given, Mapping):
+            rule = "a dict from the names of terms"
+            _check.raise_invalid(TypeError, owner, "coefficients", rule, type(given).__name__)
+        unknown = [name for name in given if name not in self.names]
+        if unknown:
+            rule = f"for terms of 'weight' ({', '.join(self.names)})"
+            _check.raise_invalid(ValueError, owner, "coefficients", rule, f"one for {unknown[0]!r}")
+        self._coefficients = [_coefficient(owner, name, given.get(name, 1.0)) for name in self.names]
+
+    def scale(self, losses: Any, factors: Any, counts: Any) -> Any:
+        """Return the loss of a micro-batch to be differentiated, in your compiled step: its terms times their factors.
+
+        Args:
+            losses (Union[dict, tuple]): the terms, scalars.
+            factors (Tensor), counts (tuple[bool]): what `factors` returned for this micro-batch.
+        """
+        return weighed(terms_of(self._owner, self.names, losses), factors, counts)
+
+    def factors(self, window: Sequence[tuple], updates: int = 0) -> list[tuple[Tensor, tuple[bool, ...]]]:
+        """Return for each micro-batch of a complete window the factors of its terms, and which terms count in it.
+
+        A term that does not count, because it is a mean over nothing, is not differentiated.
+
+        Args:
+            window (Sequence[tuple]): the columns of all its micro-batches, also of a short last window.
+            updates (int): the number of updates so far, for coefficients that change. Default: 0.
+
+        Raises:
+            ValueError: If the window is empty, or a term is a `WindowStatistic`.
+        """
+        if self.statistics:
+            rule = "without a WindowStatistic in your own loop, which would have to run each micro-batch twice"
+            _check.raise_invalid(ValueError, self._owner, "weight", rule, "one", "Use GradientAccumulation.")
+        if not len(window) or not all(isinstance(columns, (tuple, list)) for columns in window):
+            rule, got = "a list of the columns of each micro-batch", type(window).__name__ if len(window) else "[]"
+            _check.raise_invalid(ValueError, self._owner, "window", rule, got)
+        rows = [self.counted(tuple(columns)) for columns in window]
+        sums = summed(rows, len(self.names), self._group)
+        scales = self.coefficients(updates) / np.where(sums > 0, sums, 1.0)
+        return [(Tensor(scales * row, ms.float32), tuple(divisor > 0 for divisor in row)) for row in rows]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what must be equal on all ranks."""
+        coefficients = [value if isinstance(value, float) else "a function" for value in self._coefficients]
+        return {"terms of 'weight'": list(self.names), "'coefficients'": coefficients}
+
+    def coefficients(self, updates: int) -> np.ndarray:
+        """Return the coefficients after this number of updates."""
+        values = [value if isinstance(value, float) else value(updates) for value in self._coefficients]
+        for name, value in zip(self.names, values):
+            if not (isinstance(value, (int, float, np.number)) and math.isfinite(value)):
+                rule = "functions that return a finite number"
+                _check.raise_invalid(ValueError, self._owner, "coefficients", rule, f"{value} for {name!r}")
+        return np.array(values, np.float64)
+
+    def of(self, micro_batch: tuple) -> tuple[float, ...]:
+        """Return what each term of a micro-batch is divided by; an empty tuple if all are 0."""
+        divisors = self.counted(micro_batch)
+        return divisors if any(divisors) else ()
+
+    def counted(self, micro_batch: tuple) -> tuple[float, ...]:
+        """Return what each term of a micro-batch is divided by."""
+        return tuple(count(micro_batch) for count in self._counts)
+
+    def check(self, owner: str, losses: Any, of_loss_fn: bool) -> None:
+        """Raise an error if these are not the terms, as `known_losses.scalar` does for a loss of one."""
+        del of_loss_fn
+        terms_of(owner, self.names, losses, tuple(name in self.statistics for name in self.names))
+
+    # What `Weight` does; nothing here depends on the window.
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def in_units(self, amount: float) -> float:
+        """Return the amount."""
+        return amount
+
+    def as_tensor(self, divisors: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the divisors, which the host needs."""
+        return divisors
+
+
+def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
+    """Return what computes the number that a term of a micro-batch is divided by, from its columns."""
+    if isinstance(value, WindowStatistic):
+        return lambda columns: 1.0  # its mean over the micro-batches is the term, which is the same for all
+    if isinstance(value, str) and value == "rows":
+        return lambda columns: float(columns[0].shape[0])
+    if isinstance(value, str) and value == "elements":
+        return lambda columns: float(columns[1].size if len(columns) > 1 else columns[0].size)
+    if isinstance(value, str):
+        _check.raise_invalid(ValueError, owner, "weight", f"{_COUNTS} for each term", f"{value!r} for {name!r}")
+    if callable(value) and not isinstance(value, Tensor):
+        return functools.partial(_counted, owner, name, divisor_of(value) or value)
+    number = _check.positive_number(owner, f"weight[{name!r}]", _as_number(value))
+    return lambda columns: number
+
+
+def _counted(owner: str, name: str, function: Callable, columns: tuple) -> float:
+    count = _as_number(function(*columns))
+    if not (isinstance(count, (int, float, np.number)) and math.isfinite(count) and count >= 0):
+        rule = "functions that return a finite number >= 0"
+        _check.raise_invalid(ValueError, owner, "weight", rule, f"{count} for {name!r}")
+    return float(count)
+
+
+def _coefficient(owner: str, name: str, value: Any) -> Any:
+    if callable(value) and not isinstance(value, Tensor):
+        return value
+    value = _as_number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+        rule = "finite numbers, or functions of the number of updates"
+        _check.raise_invalid(ValueError, owner, "coefficients", rule, f"{value!r} for {name!r}")
+    return float(value)
+
+
+def _as_number(value: Any) -> Any:
+    """Return a Tensor or array with one element as a number, and everything else unchanged."""
+    value = value.asnumpy() if isinstance(value, Tensor) else value
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def summed(rows: Sequence[tuple[float, ...]], size: int, group: Group | None) -> np.ndarray:
+    """Return the sums of `size` numbers over rows and ranks, in float64: each is sent as two float32."""
+    own = np.array([np.zeros(size), *rows], np.float64).sum(0)
+    if group is None:
+        return own
+    high = own.astype(np.float32)
+    sent = np.concatenate([high, (own - high).astype(np.float32)])
+    return gather(sent, group).reshape(-1, 2 * size).sum(0, dtype=np.float64).reshape(2, size).sum(0)
+
+
+class LossOfTerms(nn.Cell):
+    """Returns the terms of a micro-batch's loss from its columns, in float32.
+
+    Args:
+        owner (str): the name used in error messages.
+        network (Cell): the network.
+        loss_fn (Union[Cell, Callable, None]): returns the terms from its output and the other columns; None: the
+            network returns them.
+        terms (Terms): the terms.
+    """
+
+    def __init__(self, owner: str, network: nn.Cell, loss_fn: Any, terms: Terms):
+        super().__init__(auto_prefix=False)
+        self.owner, self.names = owner, terms.names
+        self.tensors = tuple(name in terms.statistics for name in terms.names)
+        self.network, self.loss_fn = network, runnable(loss_fn)
+
+    def construct(self, *columns: Any) -> Any:
+        if self.loss_fn is None:
+            return terms_of(self.owner, self.names, self.network(*columns), self.tensors)
+        return terms_of(self.owner, self.names, self.loss_fn(self.network(columns[0]), *columns[1:]), self.tensors)
+
+
+class WeighedTerms(nn.Cell):
+    """Returns the sum of a micro-batch's terms times their factors, and what the host reads.
+
+    Args:
+        terms (LossOfTerms): returns the terms.
+
+    Inputs:
+        - **\\*columns** (tuple[Tensor]) - the columns.
+        - **\\*gradients** (tuple[Tensor]) - for each term that is a statistic the gradient of the window's loss.
+        - **factors** (Tensor) - a factor for each term; not used for statistics.
+        - **counts** (tuple[bool]) - whether each term counts. A term that does not, because it is a mean over nothing,
+          is not differentiated: its gradient would be 0 times 0/0. So each such tuple has a graph of its own.
+
+    Outputs:
+        tuple[Tensor], the sum; and a vector of the sum of the terms that are not statistics, and of these terms, 0 for
+        all others.
+    """
+
+    def __init__(self, terms: LossOfTerms):
+        super().__init__(auto_prefix=False)
+        self.terms = terms
+        self.tensors = terms.tensors
+        self.statistics = sum(terms.tensors)
+
+    def construct(self, *inputs: Any) -> Any:
+        factors, counts = inputs[-2], inputs[-1]
+        columns = len(inputs) - 2 - self.statistics
+        losses = self.terms(*inputs[:columns])
+        total, products = Tensor(0.0, ms.float32), Tensor(0.0, ms.float32)
+        read: Any = []
+        for number in range(len(counts)):
+            if self.tensors[number]:
+                products = products + ops.sum(losses[number] * inputs[columns])
+                columns = columns + 1
+                read.append(Tensor(0.0, ms.float32))
+            elif counts[number]:
+                total = total + factors[number] * losses[number]
+                read.append(losses[number])
+            else:
+                read.append(Tensor(0.0, ms.float32))
+        return total + products, ops.stack([total, *read])
+
+
+def weighed(losses: tuple, factors: Any, counts: Any) -> Any:
+    """Return the sum of the terms that count, times their factors."""
+    if len(losses) != len(counts):
+        raise ValueError("For 'Terms', 'counts' must be what 'factors' returned for this micro-batch.")
+    total = Tensor(0.0, ms.float32)
+    for number in range(len(counts)):
+        if counts[number]:
+            total = total + factors[number] * losses[number]
+    return total
+
+
+def terms_of(owner: str, names: tuple[str, ...], losses: Any, tensors: Any = ()) -> Any:
+    """Return the terms in the order of their names, in float32. Runs on the host and while a graph is compiled.
+
+    Args:
+        owner (str): the name used in error messages.
+        names (tuple[str]): the names.
+        losses (Union[dict, tuple]): the terms, as the user's function returns them.
+        tensors (tuple[bool]): whether each may be a tensor, not only a scalar. Default: ``()``, none.
+
+    Raises:
+        TypeError: If these are not terms.
+        ValueError: If they are others, or not scalars.
+    """
+    if isinstance(losses, dict):
+        if len(losses) != len(names):
+            _raise_other(owner, names, list(losses.keys()))
+        ordered: Any = []
+        for name in names:
+            if name not in losses:
+                _raise_other(owner, names, list(losses.keys()))
+            ordered.append(losses[name])
+    elif isinstance(losses, (tuple, list)):
+        if len(losses) != len(names):
+            _raise_other(owner, names, len(losses))
+        ordered = losses
+    else:
+        raise TypeError(
+            f"For '{owner}', the loss must return a dict or a tuple of terms, as 'weight' is a dict, but got one value."
+        )
+    converted: Any = []
+    for number in range(len(names)):
+        term = ordered[number]
+        if term.ndim != 0 and not (len(tensors) and tensors[number]):
+            raise ValueError(f"For '{owner}', the terms of the loss must be scalars, but got shape {term.shape}.")
+        converted.append(ops.cast(term, ms.float32))
+    return tuple(converted)
+
+
+def _raise_other(owner: str, names: tuple[str, ...], got: Any) -> None:
+    raise ValueError(f"For '{owner}', the loss must return the terms of 'weight' {names}, but got {got}.")

@@ -1,0 +1,346 @@
+"""Runs windows whose loss has several terms: a window is collected, because its divisors must be known first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from ..engine.collaborators import Collaborators
+from ..engine.nonfinite import SkipMicro
+from ..loss.known_losses import runnable, scalar
+from ..loss.objective import Objective
+from ..loss.terms import LossOfTerms, Terms, summed
+from ..network.compiled import Compiled
+from ..network.optimizers import LearningRate
+from ..network.parameters import as_array
+from ..network.restoring import copies_of, restore
+from ..ranks.group import Group
+from ..ranks.heartbeat import heartbeat
+
+_OWNER = "GradientAccumulation"
+
+# Of the columns of a window, which are kept until it ends.
+LIMIT = 2**32
+
+
+class _Collected(NamedTuple):
+    """A micro-batch that has not been run yet."""
+
+    columns: tuple
+    divisors: tuple[float, ...]
+    """What its terms are divided by."""
+    loss: _Loss
+
+
+class _Loss:
+    """The loss of a collected micro-batch: a vector of the sum of its weighted terms, and of the terms."""
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+        self._of_statistics: Any = 0.0
+
+    def set(self, value: Tensor, of_statistics: Any) -> None:
+        """Set what the graph returned, and what statistics of the window add to it."""
+        self._value, self._of_statistics = value, of_statistics
+
+    def asnumpy(self) -> np.ndarray:
+        """Return the vector, after the window has ended."""
+        if self._value is None:
+            raise RuntimeError("For 'weight', the window has not been run yet.")
+        return self._value.asnumpy() + self._of_statistics
+
+
+class _Statistics(Compiled):
+    """The first pass: returns a micro-batch's sums from its columns."""
+
+    def __init__(self, terms: LossOfTerms, compiles: bool):
+        super().__init__(_OWNER, compiles, terms.network, terms.loss_fn)
+        self.terms = terms
+        self.numbers = tuple(number for number, is_tensor in enumerate(terms.tensors) if is_tensor)
+
+    def construct(self, *columns: Any) -> Any:
+        losses = self.terms(*columns)
+        return tuple([losses[number] for number in self.numbers])
+
+
+class _TermOfStatistic(Compiled):
+    """Returns a term of the window, and its gradient, from the sums over the window."""
+
+    def __init__(self, function: Callable, compiles: bool):
+        super().__init__(_OWNER, compiles, function)
+        self.function = runnable(function)
+        self.differentiate = ms.value_and_grad(self.forward, 0)
+
+    def forward(self, sums: Any) -> Any:
+        return scalar("WindowStatistic", self.function(sums), True)
+
+    def construct(self, sums: Any) -> Any:
+        return self.differentiate(sums)
+
+
+class _FirstPass:
+    """Computes the terms that are functions of sums over a window, in a pass over it before the one that trains.
+
+    Args:
+        objective (Objective): the network and the terms.
+        trained (Sequence[Parameter]): the parameters that are trained; others are restored after the pass, such as the
+            counters of random layers, because the one that trains must repeat it.
+        group (Optional[Group]): the ranks.
+        compiles (bool): whether the pass is compiled in PyNative mode.
+    """
+
+    def __init__(self, objective: Objective, trained: Sequence[Parameter], group: Group | None, compiles: bool):
+        terms: Any = objective.terms
+        self._network, self._trained, self._group = objective.network, trained, group
+        self._names = terms.names
+        self._sums_of: Callable = _Statistics(objective.evaluated, compiles)
+        self._functions = {name: _TermOfStatistic(function, compiles) for name, function in terms.statistics.items()}
+
+    def __call__(
+        self, collected: Sequence[_Collected], coefficients: np.ndarray, shares: np.ndarray
+    ) -> tuple[np.ndarray, tuple]:
+        """Return what the terms add to a micro-batch's loss and terms, and their gradients.
+
+        Args:
+            collected (Sequence): the micro-batches of the window on this rank.
+            coefficients (np.ndarray): the coefficients of all terms.
+            shares (np.ndarray): the same, divided by what each counts in the window: for these terms micro-batches.
+        """
+        copies = copies_of(self._network, self._trained)
+        sums = [[array.asnumpy() for array in self._sums_of(*micro_batch.columns)] for micro_batch in collected]
+        restore(copies)
+        added, gradients = np.zeros(1 + len(self._names)), []
+        for (name, function), arrays in zip(self._functions.items(), zip(*sums)):
+            size, shape = arrays[0].size, arrays[0].shape
+            total = summed([array.ravel() for array in arrays], size, self._group).reshape(shape)
+            value, gradient = function(Tensor(total, ms.float32))
+            at = self._names.index(name)
+            added[1 + at] = float(value.asnumpy())
+            added[0] += shares[at] * added[1 + at]
+            gradients.append(gradient * Tensor(coefficients[at], ms.float32))
+        return added, tuple(gradients)
+
+
+class WindowOfTerms:
+    """Runs windows of a loss with several terms.
+
+    Args:
+        objective (Objective): the network and the terms.
+        runner (Runner): runs the micro-batches, with their factors as further columns.
+        collaborators (Collaborators): what a window works with.
+        updates (Callable): returns the number of updates so far.
+    """
+
+    closes = False
+
+    def __init__(self, objective: Objective, runner: Any, collaborators: Collaborators, updates: Callable[[], int]):
+        terms: Any = objective.terms
+        self._terms: Terms = terms
+        self._runner, self._updates = runner, updates
+        self._group, self._skips = collaborators.group, collaborators.skips
+        self._network, self._trained = objective.forward, collaborators.parameters
+        self._learning_rate = LearningRate(collaborators.optimizer)
+        self._first_pass: _FirstPass | None = None
+        if terms.statistics:
+            self._first_pass = _FirstPass(objective, self._trained, self._group, collaborators.compiles)
+        self._collected: list[_Collected] = []
+        self._bytes = 0
+
+    def add(self, micro_batch: tuple, divisors: Any, closing: float | None) -> _Loss:
+        """Collect a copy of a micro-batch, because loaders reuse their buffers; return its loss, known at the end."""
+        del closing
+        self._bytes += sum(column.nbytes for column in micro_batch)
+        if self._bytes > LIMIT:
+            raise RuntimeError(
+                f"For '{_OWNER}', 'weight' with several terms must get windows whose columns take at most "
+                f"{LIMIT / 2**30:.0f} GiB, but got more with micro-batch {len(self._collected) + 1}. "
+                "Use smaller windows."
+            )
+        columns = tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch)
+        self._collected.append(_Collected(columns, divisors, _Loss()))
+        return self._collected[-1].loss
+
+    def pass_over(self) -> None:
+        """Skip a micro-batch that no term counts."""
+
+    @property
+    def accumulators(self) -> dict[str, Parameter]:
+        """The accumulators, which do not contain the open window."""
+        return self._runner.accumulators
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._collected, self._bytes = [], 0
+        self._runner.clear()
+
+    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
+        """Run the window, and do what its end does; if nothing counts on any rank, there is no update and no norm."""
+        del weights
+        collected, self._collected, self._bytes = self._collected, [], 0
+        if self._skips is None:
+            counts = self._run(collected, may_close=scalars is None)
+        else:
+            counts = self._run_without_bad(collected, self._skips)
+        return self._runner.end(scalars, None) if counts else self._not_updated(scalars)
+
+    def _run(self, collected: Sequence[_Collected], *, may_close: bool) -> bool:
+        """Run micro-batches, of which the last one may end the window; return whether anything counts on any rank."""
+        divisors = summed([each.divisors for each in collected], len(self._terms.names), self._group)
+        if not divisors.any():
+            return False
+        coefficients = self._terms.coefficients(self._updates())
+        shares = coefficients / np.where(divisors > 0, divisors, 1.0)
+        added: Any = 0.0
+        gradients: tuple = ()
+        if self._first_pass is not None:
+            added, gradients = self._first_pass(collected, coefficients, shares)
+        for each in collected:
+            factors = Tensor(shares * each.divisors, ms.float32)
+            counts = tuple(divisor > 0 for divisor in each.divisors)
+            closing = 0.0 if may_close and each is collected[-1] and self._runner.closes else None
+            each.loss.set(self._runner.add((*each.columns, *gradients, factors, counts), None, closing), added)
+            heartbeat().beat()
+        return True
+
+    def _run_without_bad(self, collected: Sequence[_Collected], skips: SkipMicro) -> bool:
+        """Run micro-batches without those that are not finite, which take their shares out of all divisors.
+
+        So if one is found, on any rank, the others are run again, from the same state.
+        """
+        copies = copies_of(self._network, self._trained)
+        while self._run(collected, may_close=False):
+            kept = [each for each in collected if np.isfinite(each.loss.asnumpy()[0])]
+            if not summed([(float(len(collected) - len(kept)),)], 1, self._group)[0]:
+                return True
+            overflows = skips.counts.asnumpy()[1]
+            self._runner.clear()
+            restore(copies)
+            ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
+            collected = kept
+        return False
+
+    def _not_updated(self, scalars: Callable[[], Tensor] | None) -> tuple:
+        ended = (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
+        if scalars is None:
+            return ended
+        figures = scalars().asnumpy()
+        return (*ended, Tensor(summed([figures], figures.size, self._group), ms.float32))
+
+
+class TermLosses:
+    """The mean loss of a window, and of each of its terms: sums and counts are carried, and divided at the end.
+
+    Args:
+        terms (Terms): the terms.
+        leaves_out (bool): whether micro-batches whose loss is not finite are left out.
+    """
+
+    def __init__(self, terms: Terms, leaves_out: bool = False):
+        self._terms, self._leaves_out = terms, leaves_out
+        self.clear()
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._added: list[tuple[Any, tuple[float, ...], int]] = []
+        self._total = 0.0
+        self._sums, self._divisors = np.zeros((2, len(self._terms.names)))
+        self._bad: list[int] = []
+        self.samples = 0
+
+    def add(self, loss: Any, divisors: tuple[float, ...], samples: int, number: int = 0) -> None:
+        """Add a micro-batch with its number. Its loss is read when the window has ended."""
+        self._added.append((loss, divisors, number))
+        self.samples += samples
+
+    def _carry(self) -> None:
+        added, self._added = self._added, []
+        for loss, divisors, number in added:
+            total, *terms = np.asarray(loss.asnumpy(), np.float64)
+            if not math.isfinite(total):
+                self._bad.append(number)
+                if self._leaves_out:
+                    continue
+            counted = np.array(divisors) > 0
+            self._total += total
+            self._sums += np.where(counted, terms, 0.0) * divisors
+            self._divisors += divisors
+
+    @property
+    def weight(self) -> float:
+        """float, 1: the terms have been divided."""
+        return 1.0
+
+    @property
+    def bad(self) -> list[int]:
+        """list[int], the numbers of the micro-batches whose loss is not finite."""
+        self._carry()
+        return self._bad
+
+    @property
+    def mean(self) -> float:
+        """The loss of the window; NaN if nothing in it counts."""
+        self._carry()
+        return self._total if self._divisors.any() else math.nan
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """dict, the mean of each term over what it counts; not of those that count nothing."""
+        self._carry()
+        return _means(self._terms.names, self._sums, self._divisors)
+
+    @property
+    def state(self) -> list[float]:
+        """list, the values that `load` needs."""
+        self._carry()
+        return [self._total, *self._sums, *self._divisors, self.samples]
+
+    def load(self, state: Sequence[float], bad: Sequence[int] = ()) -> None:
+        """Continue from a saved state, or with the sums over the ranks."""
+        self._total, *sums, samples = state
+        self._sums, self._divisors = np.array(sums, np.float64).reshape(2, -1)
+        self._added, self.samples, self._bad = [], int(samples), [*bad]
+
+
+class TermsOfBatches:
+    """The mean loss of an evaluation, and of each of its terms.
+
+    Args:
+        terms (Terms): the terms.
+        updates (int): the number of updates so far, for coefficients that change.
+    """
+
+    def __init__(self, terms: Terms, updates: int):
+        self._names, self._coefficients = terms.names, terms.coefficients(updates)
+        self._sums, self._divisors = np.zeros((2, len(terms.names)))
+        self.last = Tensor(0.0, ms.float32)
+        """Tensor, the loss of the last batch, for callbacks."""
+
+    def add(self, losses: Sequence[Tensor], divisors: tuple[float, ...], samples: int) -> None:
+        """Add a batch."""
+        del samples
+        terms = np.array([float(loss.asnumpy()) for loss in losses])
+        counted = np.where(np.array(divisors) > 0, terms, 0.0)
+        self._sums += counted * divisors
+        self._divisors += divisors
+        self.last = Tensor(self._coefficients @ counted, ms.float32)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """dict, the mean of each term over what it counts; not of those that count nothing."""
+        return _means(self._names, self._sums, self._divisors)
+
+    @property
+    def mean(self) -> float:
+        """float, the sum of the means times their coefficients; NaN if nothing counts."""
+        means = self.terms
+        found = [means[name] * factor for name, factor in zip(self._names, self._coefficients) if name in means]
+        return float(sum(found)) if found else math.nan
+
+
+def _means(names: Sequence[str], sums: np.ndarray, divisors: np.ndarray) -> dict[str, float]:
+    return {name: float(total / divisor) for name, total, divisor in zip(names, sums, divisors) if divisor}

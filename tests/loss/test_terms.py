@@ -1,0 +1,120 @@
+"""What does each term of a loss count, and is it right in a loop of the user's own?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+import several_terms as terms
+from ms_accum import Accumulator, Terms, WindowStatistic
+
+pytestmark = pytest.mark.host
+
+DATA = terms.data_of((4, 2, 5), masked=[2])
+X, Y = (Tensor(column) for column in DATA[0])
+
+
+def loop(network, definition, window, reduction="sum", wrong=None):
+    """Return how far a window moves the parameters in the functional pattern."""
+    loss_fn, optimizer = terms.Loss(), nn.SGD(network.trainable_params(), 1.0)
+    accumulator = Accumulator(optimizer, len(window), reduction=reduction)
+
+    def forward(x, y, factors, counts):
+        return definition.scale(loss_fn(network(x), y), factors, counts)
+
+    grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    @ms.jit
+    def train_step(x, y, factors, counts):
+        loss, grads = grad_fn(x, y, factors, counts)
+        return ops.depend(loss, accumulator(grads))
+
+    before = terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
+    factors = definition.factors(window) if wrong is None else wrong
+    losses = [
+        float(train_step(*map(Tensor, columns), *of_terms).asnumpy()) for columns, of_terms in zip(window, factors)
+    ]
+    assert accumulator.updates == 1
+    return before - terms.flat(parameter.asnumpy() for parameter in network.trainable_params()), sum(losses)
+
+
+@pytest.mark.modes
+def test_functional_pattern_is_that_of_the_oracle():
+    network = terms.Net()
+    expected, means = terms.oracle(network, DATA)
+    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA)
+    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
+
+
+@pytest.mark.graph
+def test_compiled_functional_pattern_is_that_of_the_oracle():
+    test_functional_pattern_is_that_of_the_oracle()
+
+
+def test_factors_of_single_micro_batches_are_detected():
+    """The planted fault: each micro-batch divided by what it counts itself, and their number."""
+    network, definition = terms.Net(), Terms(terms.WEIGHT, terms.COEFFICIENTS)
+    expected, _ = terms.oracle(network, DATA)
+    wrong = [
+        (factors / len(DATA), counts) for [(factors, counts)] in map(definition.factors, [[each] for each in DATA])
+    ]
+    assert terms.error(loop(network, definition, DATA, wrong=wrong)[0], expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        ("rows", 4),
+        ("elements", 20),
+        (2.5, 2.5),
+        (Tensor(3.0), 3.0),
+        (lambda x, y: (y >= 0).sum(), float((DATA[0][1] >= 0).sum())),
+        (nn.MSELoss(), 20),
+        (nn.CrossEntropyLoss(ignore_index=-1), float((DATA[0][1] >= 0).sum())),
+    ],
+    ids=["rows", "elements", "number", "tensor", "function", "loss over elements", "loss over labels"],
+)
+def test_counts(count, expected):
+    assert Terms({"term": count}).counted((X, Y)) == (expected,)
+
+
+def test_factors_are_shares_of_the_window():
+    definition = Terms({"rows": "rows", "ones": 1}, {"rows": lambda updates: 10.0 * updates})
+    found = [(factors.asnumpy().tolist(), counts) for factors, counts in definition.factors(DATA, updates=2)]
+    shares = np.array([(rows / 11 * 20, 1 / 3) for rows in (4, 2, 5)])
+    assert np.array([factors for factors, _ in found]) == pytest.approx(shares) and {counts for _, counts in found} == {
+        (True, True)
+    }
+
+
+def nothing_less(x, y):
+    return -1
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: Terms("rows"), "'weight' must be a dict from the names of terms, but got rows"),
+        (lambda: Terms({"a": "tokens"}), "for each term, but got 'tokens' for 'a'"),
+        (lambda: Terms({"a": 0}), "must be a finite number > 0"),
+        (lambda: Terms({"a": 1}, {"b": 1}), "'coefficients' must be for terms of 'weight' .a., but got one for 'b'"),
+        (lambda: Terms({"a": 1}, {"a": "much"}), "'coefficients' must be finite numbers, or functions"),
+        (lambda: Terms({"a": 1}, [1]), "'coefficients' must be a dict"),
+        (lambda: Terms({"a": nothing_less}).factors(DATA), "functions that return a finite number >= 0, but got -1"),
+        (
+            lambda: Terms({"a": 1}).factors([]),
+            "'window' must be a list of the columns of each micro-batch, but got ...",
+        ),
+        (lambda: Terms({"a": 1}).factors(X), "'window' must be a list of the columns"),
+        (lambda: Terms({"a": 1}, {"a": lambda updates: np.nan}).factors(DATA), "return a finite number, but got nan"),
+        (lambda: Terms({"a": WindowStatistic(ops.sum)}).factors(DATA), "without a WindowStatistic in your own loop"),
+        (lambda: WindowStatistic(3), "'function' must be a Cell or a function"),
+        (lambda: Terms({"a": 1, "b": 1}).scale({"a": X}, None, (True, True)), "must return the terms of 'weight'"),
+        (lambda: Terms({"a": 1}).scale({"a": ops.sum(X)}, None, (True, True)), "'counts' must be what 'factors'"),
+    ],
+)
+def test_wrong_use_is_rejected(use, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        use()

@@ -1,0 +1,480 @@
+"""Is each term of a loss divided by what it averages over in the window?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore.train import Callback
+
+import several_terms as terms
+from helpers import Recorder, run
+from ms_accum import Checkpointer, Ema, GradientAccumulation, NoiseScale, Stopped, WindowStatistic, replace_dropout
+from ms_accum.loss.terms import summed
+from ms_accum.training import terms as module
+from reference import digest
+from runs import stop_after
+
+pytestmark = pytest.mark.modes
+
+ROWS = (4, 2, 5, 3, 1, 6, 2)
+DATA = terms.data_of(ROWS, masked=[2])
+
+
+def driver(network, loss_fn=None, weight=terms.WEIGHT, coefficients=terms.COEFFICIENTS, lr=1.0, **options):
+    options = {"check": "off", **options}
+    optimizer = nn.SGD(network.trainable_params(), lr)
+    terms_or_one = {"weight": weight, "coefficients": coefficients}
+    return GradientAccumulation(network, loss_fn or terms.Loss(), optimizer, **terms_or_one, **options)
+
+
+def updates_of(model, network, data, size, epochs=1, **options):
+    """Return how far each update moved the parameters, with the record of its window and what the oracle expects.
+
+    The oracle gets the weights before each window, as they are.
+    """
+
+    class Watch(Callback):
+        def __init__(self):
+            self.before, self.moves = self.now(), []
+            self.network = terms.Net()
+
+        def now(self):
+            return [parameter.asnumpy().copy() for parameter in network.trainable_params()]
+
+        def on_train_step_end(self, run_context):
+            after = self.now()
+            self.moves.append(
+                (self.before, terms.flat(self.before) - terms.flat(after), run_context.original_args().record)
+            )
+            self.before = after
+
+    watch = Watch()
+    run(model, data, size, epochs, callbacks=watch, **options)
+    return watch.moves
+
+
+def expected_of(before, window, coefficients=terms.COEFFICIENTS):
+    network = terms.Net()
+    for parameter, array in zip(network.trainable_params(), before):
+        parameter.set_data(Tensor(array))
+    return terms.oracle(network, window, coefficients)
+
+
+def check(moves, windows, coefficients=terms.COEFFICIENTS, limit=1e-6):
+    assert len(moves) == len(windows)
+    for (before, move, record), window in zip(moves, windows):
+        gradient, means = expected_of(before, window, coefficients)
+        norm = np.linalg.norm(gradient)
+        assert terms.error(move, gradient) <= limit
+        assert record.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert record.loss == pytest.approx(terms.loss_of(means, coefficients), rel=1e-5)
+        assert dict(record.terms) == pytest.approx(means, rel=1e-5)
+
+
+def cut(data, *sizes):
+    windows, first = [], 0
+    for size in sizes:
+        windows.append(data[first : first + size])
+        first += size
+    return windows
+
+
+OPTIONS = {
+    "plain": {},
+    "dynamic scale": {"loss_scale": "dynamic"},
+    "skip_micro": {"nonfinite": "skip_micro"},
+    "averaged": {"ema": "ema"},
+}
+
+
+def made(options):
+    """Return options with collaborators of their own."""
+    make = {"dynamic": lambda: amp.DynamicLossScaler(1024.0, 2, 100), "ema": lambda: Ema(0.5)}
+    return {name: make[value]() if value in ("dynamic", "ema") else value for name, value in options.items()}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("size", "sizes"), [(3, (3, 3, 1)), pytest.param(1, (1,) * 7, marks=pytest.mark.slow)])
+def test_window_is_that_of_the_oracle(name, size, sizes):
+    network = terms.Net()
+    model = driver(network, **made(OPTIONS[name]))
+    check(updates_of(model, network, DATA, size), cut(DATA, *sizes))
+
+
+@pytest.mark.graph
+def test_compiled_window_is_that_of_the_oracle():
+    network = terms.Net()
+    check(updates_of(driver(network), network, DATA, 3), cut(DATA, 3, 3, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4, 5, 6, 7, 8])
+def test_every_size(size):
+    network = terms.Net()
+    sizes = [size] * (7 // size) + [7 % size] * bool(7 % size)
+    check(updates_of(driver(network), network, DATA, size), cut(DATA, *sizes))
+
+
+@pytest.mark.slow
+def test_growing_windows_and_windows_that_are_split():
+    network = terms.Net()
+    check(updates_of(driver(network), network, DATA, {0: 1, 1: 2, 2: 4}), cut(DATA, 1, 2, 4))
+    network, (batch,) = terms.Net(), [tuple(np.concatenate(parts) for parts in zip(*DATA[:3]))]
+    pieces = [tuple(column[first : first + 4] for column in batch) for first in (0, 4, 8)]
+    check(updates_of(driver(network), network, [batch], None, micro_batch_size=4), [pieces])
+
+
+@pytest.mark.parametrize("weight", [lambda x, y: (y >= 0).sum(), None], ids=["tokens", "rows"])
+def test_single_weight_misses(weight):
+    """The planted fault is what everybody does."""
+    network = terms.Net()
+    model = driver(network, terms.SumOfLoss(), weight, None)
+    data = [micro_batch for number, micro_batch in enumerate(DATA) if number != 2]
+    (before, move, _), *_ = updates_of(model, network, data, 6)
+    assert terms.error(move, expected_of(before, data)[0]) > 1e-2
+
+
+def _of_micro_batch(rows, size, group):
+    return np.array(rows, np.float64).mean(0)
+
+
+class _Previous:
+    """Returns the divisors of the window before."""
+
+    last = None
+
+    def __call__(self, rows, size, group):
+        found = self.last
+        self.last = summed(rows, size, group)
+        return self.last if found is None else found
+
+
+@pytest.mark.parametrize("twin", [_of_micro_batch, _Previous()], ids=["of a micro-batch", "of the previous window"])
+def test_wrong_divisor_is_detected(twin, monkeypatch):
+    monkeypatch.setattr(module, "summed", twin)
+    network = terms.Net()
+    moves = updates_of(driver(network), network, DATA, 3)
+    with pytest.raises(AssertionError):
+        check(moves, cut(DATA, 3, 3, 1), limit=1e-4)
+
+
+def test_coefficients_may_be_functions_of_the_update():
+    network = terms.Net()
+    model = driver(network, coefficients={"entropy": lambda updates: 0.5 * updates, "size": 0.1})
+    moves = updates_of(model, network, DATA, 3)
+    for updates, (move, window) in enumerate(zip(moves, cut(DATA, 3, 3, 1))):
+        check([move], [window], {"entropy": 0.5 * updates, "size": 0.1})
+
+
+def test_clipping_acts_on_the_windows_gradient():
+    network = terms.Net()
+    ((before, move, _),) = updates_of(driver(network, clip_norm=0.1), network, DATA[:3], 3)
+    gradient = expected_of(before, DATA[:3])[0]
+    assert terms.error(move, gradient * 0.1 / np.linalg.norm(gradient)) <= 1e-6
+
+
+def test_carried_window_gets_the_divisors_of_both_epochs():
+    network = terms.Net()
+    moves = updates_of(driver(network, tail="carry"), network, DATA[:3], 2, epochs=2)
+    check(moves, [DATA[:2], [DATA[2], DATA[0]], DATA[1:3]])
+
+
+def test_term_that_counts_nothing_is_absent():
+    network = terms.Net()
+    data = terms.data_of((3, 2), masked=[0, 1])
+    moves = updates_of(driver(network), network, data, 2)
+    check(moves, [data])
+    assert sorted(moves[0][2].terms) == ["entropy", "size"] and moves[0][2].shown["loss_size"] > 0
+
+
+def test_window_in_which_nothing_counts_is_skipped():
+    network = terms.Net()
+    tokens = lambda x, y: (y >= 0).sum()  # noqa: E731
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    loss_fn = lambda logits, labels: {"ce": ops.mean(logits), "more": ops.sum(logits)}  # noqa: E731
+    weight = {"ce": tokens, "more": tokens}
+    model = GradientAccumulation(network, loss_fn, optimizer, weight=weight, check="off", compile=False)
+    run(model, DATA[:2], 2)
+    before = digest([*network.get_parameters(), *optimizer.moments])
+    records = run(model, terms.data_of((3, 2), masked=[0, 1]), 2).records
+    assert digest([*network.get_parameters(), *optimizer.moments]) == before
+    assert records[0].skipped and not records[0].terms and model.skipped == 1
+
+
+# Gradients that are not finite
+
+
+def spoiled(data, number):
+    x, y = data[number]
+    return [*data[:number], (np.full_like(x, np.inf), y), *data[number + 1 :]]
+
+
+@pytest.mark.parametrize("scale", [None, "dynamic"])
+def test_micro_batch_that_is_left_out_takes_its_share_of_all_divisors(scale):
+    network = terms.Net()
+    model = driver(network, nonfinite="skip_micro", **made({"loss_scale": scale}))
+    moves = updates_of(model, network, spoiled(DATA[:4], 1), 4)
+    check(moves, [[DATA[0], *DATA[2:4]]])
+    assert model.left_out == 1 and moves[0][2].bad == (2,) and model.updates == 1
+
+
+def test_window_that_overflows_is_skipped_and_lowers_the_scale():
+    network = terms.Net()
+    model = driver(network, loss_scale=amp.DynamicLossScaler(1024.0, 2, 100))
+    (_, move, record), (before, second, _) = updates_of(model, network, spoiled(DATA[:4], 1), 2)
+    assert not move.any() and record.skipped and record.bad == (2,)
+    assert terms.error(second, expected_of(before, DATA[2:4])[0]) <= 1e-6
+
+
+# States
+
+
+def test_stopping_inside_a_window_changes_no_byte(tmp_path):
+    """A collected window has changed nothing, so its state is that of its beginning."""
+
+    def train(stop=None, folder=None):
+        ms.set_seed(1), np.random.seed(1)
+        network = terms.Net()
+        optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+        options = {"weight": terms.WEIGHT, "coefficients": terms.COEFFICIENTS, "check": "off"}
+        model = GradientAccumulation(network, terms.Loss(), optimizer, **options)
+        states = None
+        if folder is not None:
+            states = Checkpointer(folder, resume="auto", stop=None if stop is None else stop_after(stop))
+        recorder = run(model, Noisy(), 3, 2, checkpointer=states)
+        return digest([*network.get_parameters(), *optimizer.get_parameters()]), recorder.records[-1].terms
+
+    class Noisy:
+        """Draws from NumPy's generator, whose state must be that of the beginning, too."""
+
+        def __iter__(self):
+            for x, y in DATA:
+                yield x + np.random.randn(*x.shape).astype(np.float32), y
+
+    expected = train()
+    for stop in (1, 5, 9):
+        with pytest.raises(Stopped):
+            train(stop, tmp_path / str(stop))
+        assert train(None, tmp_path / str(stop)) == expected
+
+
+def test_carry_with_states_is_rejected(tmp_path):
+    model = driver(terms.Net(), tail="carry")
+    with pytest.raises(ValueError, match="with a 'checkpointer' and several terms"):
+        run(model, DATA, 3, checkpointer=Checkpointer(tmp_path))
+
+
+# Data
+
+
+class Column(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
+
+    def construct(self, x):
+        return {"a": ops.mean(x * self.w), "b": ops.sum(x * 0)}
+
+
+def test_loader_may_reuse_its_buffer(monkeypatch):
+    def gradient():
+        network, buffer = Column(), np.zeros((1, 1), np.float32)
+        shared = Tensor.from_numpy(buffer)
+
+        def loader():
+            for value in (1.0, 2.0, 6.0):
+                buffer[:] = value
+                yield (shared,)
+
+        optimizer = nn.SGD([network.w], 1.0)
+        model = GradientAccumulation(network, None, optimizer, weight={"a": "rows", "b": 1}, check="off")
+        run(model, loader(), 3)
+        return -network.w.asnumpy()[0]
+
+    def by_reference(self, micro_batch, divisors, closing):
+        self._collected.append(module._Collected(micro_batch, divisors, module._Loss()))
+        return self._collected[-1].loss
+
+    assert gradient() == pytest.approx(3.0)
+    monkeypatch.setattr(module.WindowOfTerms, "add", by_reference)  # the planted fault: no copy
+    assert gradient() == pytest.approx(6.0)
+
+
+def test_columns_of_a_window_are_limited(monkeypatch):
+    monkeypatch.setattr(module, "LIMIT", 300)
+    with pytest.raises(RuntimeError, match="must get windows whose columns take at most .* with micro-batch 3"):
+        run(driver(terms.Net()), DATA, 3)
+
+
+def test_evaluation_has_the_mean_of_each_term():
+    network = terms.Net()
+    results = []
+
+    class Read(Callback):
+        def on_eval_end(self, run_context):
+            results.append(run_context.original_args().metrics)
+
+    run(driver(network, lr=0.0), DATA[:1], 1, callbacks=Read(), valid_dataset=DATA)
+    _, means = terms.oracle(network, DATA)
+    expected = {f"eval_{name}": mean for name, mean in means.items()} | {"eval_loss": terms.loss_of(means)}
+    assert results[0] == pytest.approx(expected, rel=1e-5)
+
+
+# A term that is a function of a sum over the window
+
+
+def balance(sums):
+    """Routed shares times mean probabilities, as the balance of experts."""
+    return ops.sum(sums[:CLASSES] * sums[CLASSES : 2 * CLASSES]) / ops.square(sums[2 * CLASSES])
+
+
+CLASSES = terms.CLASSES
+STATISTIC = {"ce": terms.WEIGHT["ce"], "balance": WindowStatistic(balance)}
+
+
+class Routed(nn.Cell):
+    """A term over tokens, and the sums for a balance of all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = terms.Loss()
+
+    def construct(self, logits, labels):
+        p = ops.reshape(ops.softmax(logits, -1), (-1, CLASSES))
+        routed = ops.cast(p >= ops.amax(p, 1, keepdims=True), ms.float32)
+        count = ops.reshape(ops.sum(ops.ones_like(p[:, 0])), (1,))
+        return {
+            "ce": self.loss(logits, labels)["ce"],
+            "balance": ops.concat((ops.sum(routed, 0), ops.sum(p, 0), count)),
+        }
+
+
+def of_statistic(data, size, network=None, **options):
+    network = network or terms.Net()
+    moves = updates_of(driver(network, Routed(), STATISTIC, {"balance": 0.3}, **options), network, data, size)
+    return moves[0][1], moves[0][2]
+
+
+def test_statistic_is_that_of_the_large_batch():
+    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
+    expected, expected_record = of_statistic(one, 1)
+    move, record = of_statistic(DATA, 7)
+    assert terms.error(move, expected) <= 1e-6
+    assert dict(record.terms) == pytest.approx(dict(expected_record.terms), rel=1e-6)
+    assert record.loss == pytest.approx(expected_record.loss, rel=1e-6)
+
+
+def test_balance_of_each_micro_batch_would_be_another():
+    """The planted fault: the mean of the micro-batches' balances."""
+    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
+    expected = of_statistic(one, 1)[0]
+    gradients = [of_statistic([micro_batch], 1)[0] for micro_batch in DATA]
+    assert terms.error(np.mean(gradients, 0), expected) > 1e-2
+
+
+def test_second_pass_repeats_the_masks_of_the_first():
+    class Dropped(terms.Net):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(p=0.5)
+
+        def construct(self, x):
+            return super().construct(self.dropout(x))
+
+    network = Dropped()
+    with pytest.raises(ValueError, match="Call replace_dropout"):
+        driver(network, Routed(), STATISTIC, None)
+    replace_dropout(network)
+    sums = []
+
+    def watched(values):
+        sums.append(np.array(values.asnumpy()))
+        return balance(values)
+
+    weight = {**STATISTIC, "balance": WindowStatistic(watched)}
+    model = driver(network, Routed(), weight, {"balance": 0.3}, compile=False, lr=0.0)
+    run(model, [*DATA, *DATA], 7)
+    assert len(sums) == 2 and not np.array_equal(*sums)  # the masks of the second window are others
+    assert network.dropout.dropout_counter.asnumpy() == 14
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite": "skip_micro"}, "'nonfinite' must be the default with a WindowStatistic"),
+        ({"noise_scale": NoiseScale()}, "'noise_scale' must be None with several terms"),
+        ({"reduction": "sum"}, "'reduction' must be 'mean' with several terms"),
+        ({"coefficients": {"other": 1.0}}, "'coefficients' must be for terms of 'weight' .ce, balance."),
+        ({"weight": {"ce": "tokens"}}, "'rows', 'elements', a number > 0"),
+        ({"weight": {}}, "'weight' must be a dict from the names of terms"),
+        ({"weight": {"ce": -1}, "coefficients": None}, "must be a finite number > 0"),
+        ({"weight": None}, "'coefficients' must be None unless 'weight' is a dict of terms"),
+        ({"coefficients": {"ce": np.nan}}, "'coefficients' must be finite numbers"),
+    ],
+)
+def test_invalid_arguments_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        driver(terms.Net(), Routed(), **{"weight": STATISTIC, "coefficients": {"balance": 0.3}, **options})
+
+
+def other_names(logits, labels):
+    return {"ce": ops.mean(logits)}
+
+
+def one_value(logits, labels):
+    return ops.mean(logits)
+
+
+def no_scalar(logits, labels):
+    return ops.mean(logits), ops.mean(logits, 0), ops.mean(logits)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "message"),
+    [
+        (other_names, "must return the terms of 'weight' .*but got .'ce'"),
+        (one_value, "must return a dict or a tuple of terms"),
+        (no_scalar, "must be scalars"),
+    ],
+)
+def test_other_losses_are_rejected_before_training(loss_fn, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        run(driver(terms.Net(), loss_fn, check="first"), DATA, 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_terms_without_a_dict_of_weights_are_rejected():
+    with pytest.raises((TypeError, ValueError), match="give GradientAccumulation a dict as 'weight'"):
+        run(driver(terms.Net(), weight=None, coefficients=None, check="first"), DATA, 3)
+
+
+def test_tuple_is_in_the_order_of_the_weights():
+    class Ordered(terms.Loss):
+        def construct(self, logits, labels):
+            losses = super().construct(logits, labels)
+            return losses["ce"], losses["entropy"], losses["size"]
+
+    network = terms.Net()
+    check(updates_of(driver(network, Ordered()), network, DATA[:3], 3), [DATA[:3]])
+
+
+def test_network_may_return_the_terms():
+    class Whole(terms.Net):
+        def __init__(self):
+            super().__init__()
+            self.loss = terms.Loss()
+
+        def construct(self, x, y):
+            return self.loss(super().construct(x), y)
+
+    network, recorder = Whole(), Recorder()
+    model = GradientAccumulation(
+        network, None, nn.SGD(network.trainable_params(), 1.0), weight=terms.WEIGHT, coefficients=terms.COEFFICIENTS
+    )
+    expected, means = terms.oracle(network, DATA[:3])
+    before = terms.flat(p.asnumpy() for p in network.trainable_params())
+    model.train_process(1, DATA[:3], 3, report=(recorder,), valid_dataset=DATA[:1], ckpt_path=None)
+    move = before - terms.flat(p.asnumpy() for p in network.trainable_params())
+    assert terms.error(move, expected) <= 1e-6 and dict(recorder.records[0].terms) == pytest.approx(means, rel=1e-5)
