@@ -8,6 +8,12 @@ from .gpt import GPT as GPT
 from .lenet import LeNet5 as LeNet5
 from .mlp import MLP as MLP
 from .models import MODELS as MODELS
+from .moe import LossWithBalance as LossWithBalance
+from .moe import MoEGPT as MoEGPT
+from .moe import balance as balance
+from .objectives import AuxiliaryHeads as AuxiliaryHeads
+from .objectives import DistillationLoss as DistillationLoss
+from .objectives import PolicyLoss as PolicyLoss
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import make_optimizer as make_optimizer
 from .recipes import RECIPES as RECIPES

@@ -44,7 +44,7 @@ FEATURES = {
     "several_processes": EVALUATION,
 }
 # Each has a test of its own.
-OTHERS = ("contrastive", "language_model", "no_sync")
+OTHERS = ("contrastive", "language_model", "no_sync", "several_terms")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -189,3 +189,13 @@ def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     shares = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
     assert shares[0] < 2 and shares[1] > 15
     assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.slow
+def test_several_terms_shows_error_of_single_weight(tmp_path):
+    done = run("several_terms", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert differ(shown("several_terms"), done.stdout.splitlines()) == []
+    miss = dict(re.findall(r"^(.+): relative difference of the gradient (\S+)$", done.stdout, re.MULTILINE))
+    assert float(miss["terms"]) < 1e-6 and all(float(miss[f"one weight, {name}"]) > 1e-2 for name in ("rows", "tokens"))
+    assert len((ROOT / "examples" / "several_terms.py").read_text().splitlines()) <= 80

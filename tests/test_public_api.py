@@ -35,11 +35,13 @@ PUBLIC = [
     "SaveStates",
     "Stopped",
     "TensorBoardLog",
+    "Terms",
     "TrainClear",
     "TrainForwardBackward",
     "TrainOptim",
     "UpdateRecord",
     "Verification",
+    "WindowStatistic",
     "ZeroOptimizer",
     "batch_to_group_norm",
     "evaluate",
@@ -78,6 +80,10 @@ SIGNATURES = {
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
     ms_accum.CoupledLoss: "(loss_fn, columns=1)",
+    ms_accum.Terms: "(weight, coefficients=None, *, group=None)",
+    ms_accum.Terms.scale: "(self, losses, factors, counts)",
+    ms_accum.Terms.factors: "(self, window, updates=0)",
+    ms_accum.WindowStatistic: "(function)",
     ms_accum.CountedDropout: "(p=0.5, *, seed=0, layer=0)",
     ms_accum.CountedDropout.construct: "(self, x)",
     ms_accum.batch_to_group_norm: "(network, groups=32)",
@@ -102,9 +108,9 @@ SIGNATURES = {
     ms_accum.TrainClear: "(grad_sum, zeros=None, *, weight_sum=None, nonfinite='skip_window', compile=True)",
     ms_accum.TrainClear.construct: "(self, finite=False)",
     ms_accum.GradientAccumulation: (
-        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, check='first', "
-        "group='auto', sync_every_micro_batch=False, scheduler=None, loss_scale=None, "
-        "nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None, compile=True)"
+        "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, "
+        "coefficients=None, check='first', group='auto', sync_every_micro_batch=False, scheduler=None, "
+        "loss_scale=None, nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None, compile=True)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -115,7 +121,8 @@ SIGNATURES = {
     ms_accum.GradientAccumulation.flush: "(self)",
     ms_accum.GradientAccumulation.clear: "(self)",
     ms_accum.UpdateRecord: (
-        "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=())"
+        "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=(), "
+        "terms=mappingproxy({}))"
     ),
     ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials, effective_batch=0)",
@@ -127,8 +134,8 @@ SIGNATURES = {
     ms_accum.NoiseScale: "(every=25, decay=0.95)",
     ms_accum.Verification: "(ok, diagnosis, table)",
     ms_accum.verify: (
-        "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, rtol=0.001, "
-        "compile=True)"
+        "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, coefficients=None, "
+        "rtol=0.001, compile=True)"
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",

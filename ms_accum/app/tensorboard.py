@@ -95,6 +95,7 @@ class TensorBoardLog(Callback):
             "train/grad_norm": record.grad_norm,
             "train/images_per_second": record.samples / record.seconds if record.seconds > 0 else math.nan,
             "train/skipped": self._windows - record.update,
+            **{f"train/loss_{name}": value for name, value in record.terms.items()},
         }
         self._write(record.update, values, record.update)
 

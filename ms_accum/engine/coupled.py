@@ -41,7 +41,7 @@ class CoupledLoss(nn.Cell):
     Plain accumulation compares rows only within each micro-batch. With this loss `GradientAccumulation` gives the
     optimizer the gradient of the loss over all rows of the window. It runs each micro-batch forward twice, and stores
     the representations of the window, but the activations of only one micro-batch at a time. The data of a window are
-    collected until it ends, so a request to stop takes effect at the end of the window.
+    collected until it ends; a state that is saved before is that of the window's beginning.
 
     With several processes the loss is computed from the representations of all ranks, in the order of the ranks.
 

@@ -29,7 +29,7 @@ from .known_losses import (
     scalar,
     why_not_additive,
 )
-from .terms import LossOfTerms, Terms, WeighedTerms
+from .terms import LossOfTerms, Terms, WeighedTerms, terms_for
 
 _CHECKS = ("first", "off")
 
@@ -98,7 +98,7 @@ class Objective:
             if self.reduction != "mean":
                 remedy = "Each term is divided by what it averages over."
                 _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
-            terms = Terms(weight, coefficients, group=group, owner=self._owner)
+            terms = terms_for(self._owner, weight, coefficients, group)
             random = random_layers(self.network)
             if terms.statistics and random:
                 rule = "one whose second forward repeats the first with a WindowStatistic"

@@ -119,8 +119,10 @@ class Terms:
         coefficients: Mapping[str, Any] | None = None,
         *,
         group: Group | None = None,
-        owner: str = "Terms",
     ):
+        self._set_up("Terms", weight, coefficients, group)
+
+    def _set_up(self, owner: str, weight: Any, coefficients: Any, group: Group | None) -> None:
         self._owner, self._group = owner, group
         if not (isinstance(weight, Mapping) and weight and all(isinstance(name, str) and name for name in weight)):
             _check.raise_invalid(ValueError, owner, "weight", "a dict from the names of terms", weight)
@@ -252,6 +254,13 @@ def _as_number(value: Any) -> Any:
     """Return a Tensor or array with one element as a number, and everything else unchanged."""
     value = value.asnumpy() if isinstance(value, Tensor) else value
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def terms_for(owner: str, weight: Any, coefficients: Any, group: Group | None) -> Terms:
+    """Return the terms of a driver, whose name is in error messages."""
+    terms: Terms = Terms.__new__(Terms)
+    terms._set_up(owner, weight, coefficients, group)
+    return terms
 
 
 def summed(rows: Sequence[tuple[float, ...]], size: int, group: Group | None) -> np.ndarray:

@@ -86,7 +86,8 @@ class Lines(Callback):
 
     def _print(self, record: UpdateRecord) -> None:
         self._windows_since_line = 0
-        print(", ".join([_line(record), *_rates(record, self._speed)]), flush=True)
+        terms = [f"{_check.one_line(name)} {value:.4g}" for name, value in record.terms.items()]
+        print(", ".join([_line(record), *terms, *_rates(record, self._speed)]), flush=True)
 
 
 class Bar(Callback):

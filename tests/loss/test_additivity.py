@@ -56,7 +56,7 @@ def test_masked_mean_warns_once_with_its_losses(rng):
     model = driver(Masked())
     (message,) = warnings_of(model, data(rng, [6] * 6))
     assert message.startswith("For 'GradientAccumulation', the loss of a micro-batch of 6 rows is ")
-    assert "Give 'weight', what the loss divides by, or check='off'." in message
+    assert "Give 'weight', what the loss divides by, a dict for several terms; or check='off'." in message
     assert warnings_of(model, data(rng)) == []
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -11,8 +14,10 @@ from mindspore.train import Callback
 import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, NoiseScale, Stopped, WindowStatistic, replace_dropout
+from ms_accum.app.metrics import MetricsFile
 from ms_accum.loss.terms import summed
 from ms_accum.training import terms as module
+from ms_accum.training.progress import Lines
 from reference import digest
 from runs import stop_after
 
@@ -187,6 +192,16 @@ def test_term_that_counts_nothing_is_absent():
     moves = updates_of(driver(network), network, data, 2)
     check(moves, [data])
     assert sorted(moves[0][2].terms) == ["entropy", "size"] and moves[0][2].shown["loss_size"] > 0
+
+
+def test_lines_and_metrics_show_each_term(tmp_path, capsys):
+    model = driver(terms.Net())
+    metrics = MetricsFile(str(tmp_path / "metrics"))
+    model.train_process(1, DATA[:2], 2, report=Lines(), callbacks=metrics, ckpt_path=None)
+    line = json.loads((tmp_path / "metrics").read_text())
+    shown = {f"loss_{name}": mean for name, mean in terms.oracle(terms.Net(), DATA[:2])[1].items()}
+    assert {name: line[name] for name in shown} == pytest.approx(shown, rel=1e-5) and "terms" not in line
+    assert re.search(r"loss is -?\d\S*, ce \S+, entropy -\S+, size \S+, lr 1", capsys.readouterr().out)
 
 
 def test_window_in_which_nothing_counts_is_skipped():

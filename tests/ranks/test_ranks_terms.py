@@ -1,0 +1,92 @@
+"""Do ranks divide each term of a loss by what it counts on all of them?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import ranks_terms as program
+import several_terms
+from helpers import Recorder
+from ms_accum import GradientAccumulation
+
+N = program.N
+
+
+@pytest.fixture(scope="module")
+def found(job):
+    return [rank["terms"] for rank in job[0]]
+
+
+def windows_of(size, data=program.data_of):
+    """Return the micro-batches of all ranks in each window."""
+    by_rank = [data(rank) for rank in range(size)]
+    return [[part for data in by_rank for part in data[:N]], [part for data in by_rank for part in data[N:]]]
+
+
+def expected_of(windows):
+    """Return what is left of the parameters, and the means of each window's terms."""
+    network, means = several_terms.Net(), []
+    for window in windows:
+        gradient, of_window = several_terms.oracle(network, window)
+        means.append(of_window)
+        for parameter in network.trainable_params():
+            moved, gradient = gradient[: parameter.size].reshape(parameter.shape), gradient[parameter.size :]
+            parameter.set_data(Tensor(parameter.asnumpy() - moved.astype(np.float32)))
+    return several_terms.flat(parameter.asnumpy() for parameter in network.trainable_params()), means
+
+
+def check(results, windows):
+    parameters, means = expected_of(windows)
+    start = several_terms.flat(parameter.asnumpy() for parameter in several_terms.Net().trainable_params())
+    for result in results:
+        assert several_terms.error(several_terms.flat(result["parameters"]) - start, parameters - start) <= 1e-6
+        assert result["terms"] == [pytest.approx(each, rel=1e-5) for each in means]
+        assert result["losses"] == pytest.approx([several_terms.loss_of(each) for each in means], rel=1e-5)
+    assert len({result["digest"] for result in results}) == 1
+
+
+@pytest.mark.parametrize("way", ["trained", "in step", "zero 2"])
+def test_divisors_are_those_of_all_ranks(found, way):
+    check([rank[way] for rank in found], windows_of(len(found)))
+
+
+def test_divisors_of_one_rank_would_be_detected(found):
+    """The planted fault: the mean of what each rank would train with its own divisors."""
+    windows = windows_of(len(found))
+    own = np.mean(
+        [several_terms.oracle(several_terms.Net(), program.data_of(rank)[:N])[0] for rank in range(len(found))], 0
+    )
+    assert several_terms.error(own, several_terms.oracle(several_terms.Net(), windows[0])[0]) > 1e-2
+
+
+def test_micro_batch_of_one_rank_takes_its_shares_on_all(found):
+    results = [rank["left out"] for rank in found]
+    windows = windows_of(len(found))
+    check(results, [windows[0][1:], windows[1]])
+    assert [result["left out"] for result in results] == [1] * len(results)
+
+
+def test_statistic_is_that_of_all_ranks(found):
+    """One process with the micro-batches of all ranks trains the same."""
+    network, recorder = several_terms.Net(), Recorder()
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    model = GradientAccumulation(network, program.WithStatistic(), optimizer, weight=program.STATISTIC, group=None)
+    for window in windows_of(len(found)):
+        model.train_process(1, window, len(window), report=(recorder,), ckpt_path=None)
+    expected = several_terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
+    start = several_terms.flat(parameter.asnumpy() for parameter in several_terms.Net().trainable_params())
+    for result in (rank["statistic"] for rank in found):
+        moved = several_terms.flat(result["parameters"]) - start
+        assert several_terms.error(moved, expected - start) <= 1e-6
+        assert result["terms"] == [pytest.approx(dict(record.terms), rel=1e-5) for record in recorder.records]
+
+
+def test_factors_are_shares_of_all_ranks(found):
+    windows = windows_of(len(found))
+    rows = sum(len(x) for x, _ in windows[0])
+    shares = [len(x) / rows for x, _ in windows[0]]
+    factors = [values for rank in found for values in rank["factors"]]
+    assert [values[1] for values in factors] == pytest.approx(shares)
+    assert [values[2] for values in factors] == pytest.approx([1 / len(factors)] * len(factors))

@@ -1,0 +1,78 @@
+"""Scenarios of ranks with a loss of several terms.
+
+Run by tests/ranks_job.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import nn, ops
+
+import ranks
+import several_terms
+from ms_accum import GradientAccumulation, Terms, WindowStatistic, ZeroOptimizer
+from reference import digest
+
+N = 2
+
+
+def data_of(rank):
+    """Micro-batches of other numbers of rows on each rank, of a window and of a tail; on rank 1 one has no labels."""
+    return several_terms.data_of((4, 5 - rank, 2 + rank), seed=rank, masked=[0] if rank == 1 else [])
+
+
+def spoiled(rank):
+    """The same, but the first one of rank 0 is not finite."""
+    data = data_of(rank)
+    return [(np.full_like(data[0][0], np.inf), data[0][1]), *data[1:]] if rank == 0 else data
+
+
+def trained_by(group, data=data_of, weight=several_terms.WEIGHT, loss_fn=None, zero=False, **options):
+    network = several_terms.Net()
+    trained = network.trainable_params()
+    optimizer = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 1.0), trained) if zero else nn.SGD(trained, 1.0)
+    coefficients = {name: value for name, value in several_terms.COEFFICIENTS.items() if name in weight}
+    model = GradientAccumulation(
+        network, loss_fn or several_terms.Loss(), optimizer, weight=weight, coefficients=coefficients, **options
+    )
+    records = ranks.train(model, data(group.rank), N)
+    return {
+        "parameters": [parameter.asnumpy().tolist() for parameter in trained],
+        "digest": digest(trained),
+        "losses": [record.loss for record in records],
+        "terms": [dict(record.terms) for record in records],
+        "left out": model.left_out,
+    }
+
+
+def largest(sums):
+    return ops.sum(ops.square(sums[:-1] / sums[-1]))
+
+
+class WithStatistic(several_terms.Loss):
+    """A term over tokens, and the sums for one over all rows."""
+
+    def construct(self, logits, labels):
+        sums = ops.concat((ops.sum(logits, (0, 1)), ops.reshape(ops.sum(ops.ones_like(logits[:, 0, 0])), (1,))))
+        return {"ce": super().construct(logits, labels)["ce"], "statistic": sums}
+
+
+STATISTIC = {"ce": several_terms.WEIGHT["ce"], "statistic": WindowStatistic(largest)}
+
+
+def factors(group):
+    """The functional pattern: the divisors are those of all ranks."""
+    found = Terms(several_terms.WEIGHT, group=group).factors(data_of(group.rank)[:N])
+    return [values.asnumpy().tolist() for values, _ in found]
+
+
+def run_scenarios(group):
+    every = {"sync_every_micro_batch": True}
+    return {
+        "trained": ranks.in_job_mode(trained_by, group),
+        "in step": ranks.on_host(trained_by, group, **every),
+        "zero 2": ranks.on_host(trained_by, group, zero=True, **every),
+        "left out": ranks.on_host(trained_by, group, spoiled, nonfinite="skip_micro"),
+        "statistic": ranks.on_host(trained_by, group, weight=STATISTIC, loss_fn=WithStatistic()),
+        "factors": ranks.on_host(factors, group),
+    }
