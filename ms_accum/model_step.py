@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .engine.collaborators import resolve
+from .engine.collaborators import Collaborators, resolve
 from .engine.ema import Ema, averaged, check_not_applied
-from .engine.ends import sizes_of
+from .engine.ends import is_full, sizes_of
 from .engine.forward import Forward, check_network
 from .engine.graph_window import GraphWindow
 from .engine.loss_scale import own_scale
-from .engine.nonfinite import RAISE, SKIP_WINDOW
+from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
+from .loss.terms import Terms, terms_of
 from .network import tree
 from .network.compiled import Compiled, check_compile, in_graphs
 from .network.runtime import tune
@@ -27,6 +31,7 @@ from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
 from .ranks.group import AUTO, group_of, total
 from .training.record import SKIPPED_IN_A_ROW
+from .training.terms import WindowOfTerms
 
 _OWNER = "AccumulatedTrainStep"
 _SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
@@ -48,9 +53,12 @@ class AccumulatedTrainStep(Compiled):
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
             sum over rows. Default: ``"mean"``.
-        weight (Union[None, float, Callable]): the weight of a micro-batch: a number, or a function of its columns,
-            which is compiled, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default: ``None``,
-            what MindSpore's losses average over (elements, or labels by class weight), and for other losses the rows.
+        weight (Union[None, float, Callable, dict]): the weight of a micro-batch: a number, or a function of its
+            columns, which is compiled, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default:
+            ``None``, what MindSpore's losses average over (elements, or labels by class weight), and for other losses
+            the rows. For a loss of several terms a dict, as for `GradientAccumulation`: then the micro-batches of a
+            window are kept, and run when the last one comes; not with ``dataset_sink_mode`` or ``"skip_micro"``.
+        coefficients (Optional[dict]): the factors of terms, as for `GradientAccumulation`. Default: ``None``.
         check (str): with ``"first"``, `FlushTail` runs two rows of the first micro-batch to find errors early, and
             warns if the loss is not the mean that the default `weight` assumes. ``"off"``: no checks.
             Default: ``"first"``.
@@ -73,7 +81,8 @@ class AccumulatedTrainStep(Compiled):
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
 
     Outputs:
-        Tensor, the mean loss of the window so far; at the end of the window its mean loss over all ranks.
+        Tensor, the mean loss of the window so far; at the end of the window its mean loss over all ranks. With several
+        terms, until a window ends, that of the window before, or 0.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -107,6 +116,7 @@ class AccumulatedTrainStep(Compiled):
         clip_norm: float | None = None,
         reduction: str = "mean",
         weight: Any = None,
+        coefficients: Any = None,
         check: str = "first",
         group: Any = AUTO,
         sync_every_micro_batch: bool = False,
@@ -118,19 +128,26 @@ class AccumulatedTrainStep(Compiled):
         super().__init__(_OWNER, check_compile(_OWNER, compile))
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
-        check_compiles(weight, "weight", _OWNER)
+        if not isinstance(weight, Mapping):  # the functions in it run on the host
+            check_compiles(weight, "weight", _OWNER)
         check_compiles(sizes.function, _SIZE.name, _OWNER)
         if in_graphs(self.compiles):
             check_compiles(loss_fn, owner=_OWNER)
         group = group_of(_OWNER, group)
-        self._objective = Objective(_OWNER, network, loss_fn, reduction, weight, check, group, self.compiles)
+        self._objective = Objective(
+            _OWNER, network, loss_fn, reduction, weight, check, group, self.compiles, coefficients=coefficients
+        )
+        terms = self._objective.terms
+        if terms is not None and nonfinite == SKIP_MICRO:
+            rule, remedy = "the default with several terms in a step", "Use GradientAccumulation."
+            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, repr(nonfinite), remedy)
         forward = self._objective.forward
         check_network(_OWNER, forward)
         collaborators = resolve(
             _OWNER,
             optimizer,
             forward,
-            weighted=reduction == "mean",
+            weighted=self._objective.weight.weighs,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,
@@ -146,10 +163,11 @@ class AccumulatedTrainStep(Compiled):
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'reduction'": reduction}
             settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
+            settings |= {} if terms is None else terms.facts
             equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
         self.contains(forward, optimizer, weight)
-        self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight, loss_fn)
+        self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight if terms is None else None, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
         self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
@@ -160,19 +178,34 @@ class AccumulatedTrainStep(Compiled):
         self.summing = self._objective.summing
         # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
         # tuples, so that they are not saved with the model.
-        self.loss_sums = untracked(state(f"{name}.loss_sums", [0.0, 0.0, 0.0], ms.float32))
+        # With several terms they are the parts of the loss and of its terms.
+        self.no_losses = np.zeros(3 if terms is None else 1 + len(terms.names))
+        self.loss_sums = untracked(state(f"{name}.loss_sums", self.no_losses, ms.float32))
         self.micro_batches_left = untracked(state(f"{name}.left", 0, ms.int32))  # in the epoch
         self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
         self.average = _AverageInEvaluations(ema)
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
-        self._eval_network = (_Evaluate(network, loss_fn, self.average, self.compiles),)
+        evaluates = _Evaluate if terms is None else partial(_EvaluateTerms, lambda: self.updates, self._objective)
+        self._eval_network = (evaluates(network, loss_fn, self.average, self.compiles),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
+        self._collecting = None if terms is None else _Collecting(self, terms, self._objective, collaborators)
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
         if sizes.constant != 1:
             self._objective.warn()
 
+    def __call__(self, *columns: Any) -> Any:
+        if self._collecting is None or not self.training:
+            return self.run_graph(*columns)
+        return self._collecting.take(columns)
+
+    def run_graph(self, *inputs: Any) -> Any:
+        """Run a micro-batch; with several terms one of a complete window, with the factors of the terms."""
+        return super().__call__(*inputs)
+
     def construct(self, *columns: Any) -> Any:
+        if self.loss_and_gradients.has_terms:
+            return self.add_terms(*columns)
         if not self.training:
             return self.loss_and_gradients.network(*columns)
         window = self.window
@@ -198,19 +231,45 @@ class AccumulatedTrainStep(Compiled):
             ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))
         return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if all weights so far are 0
 
+    def add_terms(self, *inputs: Any) -> Any:
+        """Add a micro-batch of a loss with several terms, and return the sums of its parts in the window."""
+        if not self.training:
+            return self.loss_and_gradients.network.terms(*inputs)
+        if not isinstance(inputs[-1], tuple):
+            raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False with several terms.")
+        self.window.outside()
+        losses, grads = self.loss_and_gradients(1.0, *inputs)
+        micro_batches_left = self.micro_batches_left[0] - 1
+        ops.assign(self.micro_batches_left[0], micro_batches_left)
+        sums = self.loss_sums[0] + losses
+        ended, sums = self.window.add_with(sums, grads, None, None, micro_batches_left == 0)
+        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
+        return sums
+
+    def skip_empty(self, micro_batches: int) -> None:
+        """Count a window of this number of micro-batches in which nothing counts, so that it is not run."""
+        for counter in (self.window.skipped, self.empty[0]):
+            ops.assign_add(counter, Tensor(1, ms.int32))
+        ops.assign(self.window.updated, Tensor(False))
+        ops.assign(self.micro_batches_left[0], self.micro_batches_left[0] - micro_batches)
+
     def epoch_begins(self, micro_batches: int) -> None:
         """Set the number of micro-batches after which the window ends even if it is not full."""
+        if self._collecting is not None:
+            self._collecting.left = micro_batches
         ops.assign(self.micro_batches_left[0], Tensor(micro_batches, ms.int32))
 
     def clear(self) -> None:
         """Discard an open window, unless it has just been loaded from a training state."""
+        if self._collecting is not None:
+            self._collecting.clear()
         if not self.resumed:
             self.window.clear()
             self._clear_losses()
         self.resumed = False
 
     def _clear_losses(self) -> None:
-        ops.assign(self.loss_sums[0], Tensor([0.0, 0.0, 0.0], ms.float32))
+        ops.assign(self.loss_sums[0], Tensor(self.no_losses, ms.float32))
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; return whether the parameters were updated.
@@ -220,8 +279,10 @@ class AccumulatedTrainStep(Compiled):
         Raises:
             RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
+        if self._collecting is not None:
+            self._collecting.run()
         sums = Tensor(self.loss_sums[0].asnumpy())
-        skipped, weights = self.skipped, float(sums.asnumpy()[2])
+        skipped, weights = self.skipped, float(sums.asnumpy()[-1])
         updated = self.window.flush(None if self.group is None else sums)
         if self.group is None and self.mean and not weights:  # other ranks may have weights
             empty = int(self.empty[0].asnumpy()) + self.skipped - skipped
@@ -276,7 +337,17 @@ class AccumulatedTrainStep(Compiled):
     @property
     def micro_batches(self) -> int:
         """int, the number of micro-batches in the open window."""
-        return int(self.window.micro_batches.asnumpy())
+        return int(self.window.micro_batches.asnumpy()) + self.collected
+
+    @property
+    def collected(self) -> int:
+        """int, those of them that have not been run, because the loss has several terms."""
+        return 0 if self._collecting is None else len(self._collecting.losses)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """dict, the mean of each term of the loss in the last window, without those that counted nothing."""
+        return {} if self._collecting is None else self._collecting.means
 
     @property
     def updates(self) -> int:
@@ -314,6 +385,81 @@ class AccumulatedTrainStep(Compiled):
         return float(self.window.grad_norm.asnumpy())
 
 
+class _Collecting:
+    """Collects the micro-batches of a window with several terms, and runs them in the step when the last one comes.
+
+    Args:
+        step (AccumulatedTrainStep): the step, whose graph counts micro-batches and ends the window.
+        terms (Terms): the terms.
+        objective (Objective): the network and the terms.
+        collaborators (Collaborators): what a window works with.
+    """
+
+    def __init__(self, step: AccumulatedTrainStep, terms: Terms, objective: Objective, collaborators: Collaborators):
+        self._step, self._terms = step, terms
+        self._windows = WindowOfTerms(objective, _Graph(step), collaborators, lambda: step.updates)
+        self._last = Tensor(0.0, ms.float32)
+        self.losses: list[Any] = []
+        """list, the losses of the collected micro-batches."""
+        self.left = 0
+        """int, the number of micro-batches after which the window ends even if it is not full."""
+        self.means: dict[str, float] = {}
+        """dict, the mean of each term in the last window."""
+
+    def take(self, columns: tuple) -> Tensor:
+        """Collect a micro-batch, and run the window if it is the last; return the loss of the last complete window."""
+        self.losses.append(self._windows.add(columns, self._terms.counted(columns), None))
+        self.left -= 1
+        if is_full(len(self.losses), int(self._step.window.size.asnumpy())) or self.left == 0:
+            self.run()
+        return self._last
+
+    def run(self) -> None:
+        """Run the collected micro-batches."""
+        losses, self.losses = self.losses, []
+        if not losses:
+            return
+        if self._windows.end(None, None):  # nothing in it counts
+            self._step.skip_empty(len(losses))
+            self.means = {}
+            return
+        loss, *means = losses[-1].asnumpy().tolist()
+        self._last = Tensor(loss, ms.float32)
+        self.means = {name: mean for name, mean, counts in zip(self._terms.names, means, losses[-1].counts) if counts}
+
+    def clear(self) -> None:
+        """Discard the window."""
+        self._windows.clear()
+        self.losses = []
+
+
+class _Graph:
+    """Runs micro-batches of complete windows in the graph of a step, which ends windows by itself.
+
+    Args:
+        step (AccumulatedTrainStep): the step.
+    """
+
+    closes = False
+    accumulators: dict[str, Any] = {}
+
+    def __init__(self, step: AccumulatedTrainStep):
+        self._step = step
+
+    def add(self, inputs: tuple, weight: None, closing: None) -> Any:
+        """Run a micro-batch; return the sums of its window so far, over all ranks if this has ended it."""
+        del weight, closing
+        return self._step.run_graph(*inputs)
+
+    def end(self, scalars: None, weights: None) -> tuple:
+        """Return nothing: the graph has ended the window, or `flush` will."""
+        del scalars, weights
+        return ()
+
+    def clear(self) -> None:
+        """Do nothing: the step discards what its graph has added."""
+
+
 class _Evaluate(Compiled):
     """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
 
@@ -338,6 +484,51 @@ class _Evaluate(Compiled):
             return loss, loss, loss  # `Model` expects at least three outputs
         output = self.eval_of(columns[0])
         return (self.loss_fn(output, *columns[1:]), output, *columns[1:])
+
+
+class _EvaluateTerms(Compiled):
+    """Does what `_Evaluate` does for a loss of several terms: the loss is their sum, times the coefficients of now.
+
+    Args:
+        updates (Callable): returns the number of updates so far.
+        objective (Objective): the network and the terms.
+        network, loss_fn, average, compiles: as for `_Evaluate`.
+    """
+
+    def __init__(
+        self,
+        updates: Callable[[], int],
+        objective: Objective,
+        network: nn.Cell,
+        loss_fn: Any,
+        average: _AverageInEvaluations,
+        compiles: bool,
+    ):
+        super().__init__(_OWNER, compiles, network, loss_fn)
+        self.eval_of, self.loss_fn, self.average, self.updates = network, runnable(loss_fn), average, updates
+        terms: Any = objective.terms
+        self.terms, self.names = terms, terms.names
+        self.functions: Any = tuple(terms.statistics.get(name) for name in self.names)
+        self.tensors = tuple(function is not None for function in self.functions)
+
+    def __call__(self, *columns: Any) -> Any:
+        coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)
+        counts = tuple(divisor > 0 for divisor in self.terms.counted(columns))
+        with self.average.applied():
+            return super().__call__(*columns, coefficients, counts)
+
+    def construct(self, *inputs: Any) -> Any:
+        columns, coefficients, counts = inputs[:-2], inputs[-2], inputs[-1]
+        output = self.eval_of(*columns) if self.loss_fn is None else self.eval_of(columns[0])
+        losses = output if self.loss_fn is None else self.loss_fn(output, *columns[1:])
+        losses = terms_of(self.owner, self.names, losses, self.tensors)
+        loss = Tensor(0.0, ms.float32)
+        for number in range(len(counts)):
+            if self.tensors[number]:
+                loss = loss + coefficients[number] * self.functions[number](losses[number])
+            elif counts[number]:
+                loss = loss + coefficients[number] * losses[number]
+        return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
 
 
 class _AverageInEvaluations:

@@ -75,8 +75,8 @@ SIGNATURES = {
     ms_accum.Accumulator.__call__: "(self, grads, weight=None)",
     ms_accum.AccumulatedTrainStep: (
         "(network, optimizer, gradient_accumulation_steps=4, *, clip_norm=None, reduction='mean', weight=None, "
-        "check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, nonfinite='skip_window', "
-        "ema=None, compile=True)"
+        "coefficients=None, check='first', group='auto', sync_every_micro_batch=False, loss_scale=None, "
+        "nonfinite='skip_window', ema=None, compile=True)"
     ),
     ms_accum.AccumulatedTrainStep.construct: "(self, *columns)",
     ms_accum.CoupledLoss: "(loss_fn, columns=1)",

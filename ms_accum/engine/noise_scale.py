@@ -167,6 +167,9 @@ class NoiseScale(Callback):
             _check.raise_invalid(
                 TypeError, _OWNER, "network", "an AccumulatedTrainStep of Model", "another one", remedy
             )
+        if steps[0].loss_and_gradients.has_terms:
+            rule, remedy = "a loss with one weight", "Leave NoiseScale out."
+            _check.raise_invalid(ValueError, _OWNER, "network", f"one with {rule}", "several terms", remedy)
         self.observe(steps[0], args["train_dataset_element"][0].shape[0])
 
 

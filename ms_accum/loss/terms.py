@@ -189,9 +189,9 @@ class Terms:
         return np.array(values, np.float64)
 
     def of(self, micro_batch: tuple) -> tuple[float, ...]:
-        """Return what each term of a micro-batch is divided by; an empty tuple if all are 0."""
+        """Return what each term of a micro-batch is divided by; an empty tuple if all are 0, and no rank needs it."""
         divisors = self.counted(micro_batch)
-        return divisors if any(divisors) else ()
+        return divisors if any(divisors) or self._group is not None else ()
 
     def counted(self, micro_batch: tuple) -> tuple[float, ...]:
         """Return what each term of a micro-batch is divided by."""
@@ -304,39 +304,40 @@ class WeighedTerms(nn.Cell):
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns.
-        - **\\*gradients** (tuple[Tensor]) - for each term that is a statistic the gradient of the window's loss.
+        - **\\*gradients** (tuple[Tensor]) - for each term that is a statistic the gradient of the window's loss; then,
+          if there are any, what they add to the second output.
         - **factors** (Tensor) - a factor for each term; not used for statistics.
+        - **shares** (Tensor) - the part of what each term counts in the window that is in this micro-batch.
         - **counts** (tuple[bool]) - whether each term counts. A term that does not, because it is a mean over nothing,
           is not differentiated: its gradient would be 0 times 0/0. So each such tuple has a graph of its own.
 
     Outputs:
-        tuple[Tensor], the sum; and a vector of the sum of the terms that are not statistics, and of these terms, 0 for
-        all others.
+        tuple[Tensor], the sum; and a vector of this micro-batch's parts of the window's loss, and of its terms.
     """
 
     def __init__(self, terms: LossOfTerms):
         super().__init__(auto_prefix=False)
         self.terms = terms
         self.tensors = terms.tensors
-        self.statistics = sum(terms.tensors)
+        self.inputs = 3 + sum(terms.tensors) + any(terms.tensors)
 
     def construct(self, *inputs: Any) -> Any:
-        factors, counts = inputs[-2], inputs[-1]
-        columns = len(inputs) - 2 - self.statistics
+        factors, shares, counts = inputs[-3], inputs[-2], inputs[-1]
+        columns = len(inputs) - self.inputs
         losses = self.terms(*inputs[:columns])
-        total, products = Tensor(0.0, ms.float32), Tensor(0.0, ms.float32)
-        read: Any = []
+        products = Tensor(0.0, ms.float32)
+        scalars: Any = []
         for number in range(len(counts)):
             if self.tensors[number]:
                 products = products + ops.sum(losses[number] * inputs[columns])
                 columns = columns + 1
-                read.append(Tensor(0.0, ms.float32))
-            elif counts[number]:
-                total = total + factors[number] * losses[number]
-                read.append(losses[number])
-            else:
-                read.append(Tensor(0.0, ms.float32))
-        return total + products, ops.stack([total, *read])
+            scalars.append(losses[number] if counts[number] and not self.tensors[number] else Tensor(0.0, ms.float32))
+        stacked = ops.stack(scalars)
+        total = ops.sum(factors * stacked)
+        parts = ops.concat((ops.reshape(total, (1,)), shares * stacked))
+        if self.inputs > 3:
+            return total + products, parts + inputs[-4]
+        return total, parts
 
 
 def weighed(losses: tuple, factors: Any, counts: Any) -> Any:

@@ -336,7 +336,9 @@ class SaveStates(Callback):
         self._step.average.restore()  # a callback may have evaluated
         steps_before, self._steps_seen = self._steps_seen, args["cur_step_num"]
         args["batches_done"] += self._steps_seen - steps_before  # in sink mode a step has several batches
-        self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
+        collected = self._step.collected  # these have changed nothing, so the state is that of the window's beginning
+        if not collected or (self._step.group is None and collected <= args["batches_done"]):
+            self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"] - collected)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()

@@ -38,21 +38,18 @@ class _Collected(NamedTuple):
 
 
 class _Loss:
-    """The loss of a collected micro-batch: a vector of the sum of its weighted terms, and of the terms."""
+    """The loss of a collected micro-batch: a vector of its parts of the window's loss, and of the terms."""
 
-    def __init__(self) -> None:
-        self._value: Tensor | None = None
-        self._of_statistics: Any = 0.0
-
-    def set(self, value: Tensor, of_statistics: Any) -> None:
-        """Set what the graph returned, and what statistics of the window add to it."""
-        self._value, self._of_statistics = value, of_statistics
+    value: Tensor | None = None
+    """Optional[Tensor], the vector, when the micro-batch has been run."""
+    counts: Any = False
+    """np.ndarray, whether each term counts in the window."""
 
     def asnumpy(self) -> np.ndarray:
         """Return the vector, after the window has ended."""
-        if self._value is None:
+        if self.value is None:
             raise RuntimeError("For 'weight', the window has not been run yet.")
-        return self._value.asnumpy() + self._of_statistics
+        return self.value.asnumpy()
 
 
 class _Statistics(Compiled):
@@ -102,14 +99,14 @@ class _FirstPass:
         self._functions = {name: _TermOfStatistic(function, compiles) for name, function in terms.statistics.items()}
 
     def __call__(
-        self, collected: Sequence[_Collected], coefficients: np.ndarray, shares: np.ndarray
-    ) -> tuple[np.ndarray, tuple]:
-        """Return what the terms add to a micro-batch's loss and terms, and their gradients.
+        self, collected: Sequence[_Collected], coefficients: np.ndarray, divisors: np.ndarray
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the terms, and what they add to each micro-batch's parts of the loss and the terms.
 
         Args:
             collected (Sequence): the micro-batches of the window on this rank.
             coefficients (np.ndarray): the coefficients of all terms.
-            shares (np.ndarray): the same, divided by what each counts in the window: for these terms micro-batches.
+            divisors (np.ndarray): what each counts in the window: for these terms the micro-batches of all ranks.
         """
         copies = copies_of(self._network, self._trained)
         sums = [[array.asnumpy() for array in self._sums_of(*micro_batch.columns)] for micro_batch in collected]
@@ -120,10 +117,10 @@ class _FirstPass:
             total = summed([array.ravel() for array in arrays], size, self._group).reshape(shape)
             value, gradient = function(Tensor(total, ms.float32))
             at = self._names.index(name)
-            added[1 + at] = float(value.asnumpy())
-            added[0] += shares[at] * added[1 + at]
+            added[1 + at] = float(value.asnumpy()) / divisors[at]
+            added[0] += coefficients[at] * added[1 + at]
             gradients.append(gradient * Tensor(coefficients[at], ms.float32))
-        return added, tuple(gradients)
+        return (*gradients, Tensor(added, ms.float32))
 
 
 class WindowOfTerms:
@@ -193,17 +190,17 @@ class WindowOfTerms:
         divisors = summed([each.divisors for each in collected], len(self._terms.names), self._group)
         if not divisors.any():
             return False
-        coefficients = self._terms.coefficients(self._updates())
-        shares = coefficients / np.where(divisors > 0, divisors, 1.0)
-        added: Any = 0.0
+        coefficients, safe = self._terms.coefficients(self._updates()), np.where(divisors > 0, divisors, 1.0)
         gradients: tuple = ()
         if self._first_pass is not None:
-            added, gradients = self._first_pass(collected, coefficients, shares)
+            gradients = self._first_pass(collected, coefficients, divisors)
         for each in collected:
-            factors = Tensor(shares * each.divisors, ms.float32)
+            shares = np.array(each.divisors) / safe
+            numbers = Tensor(coefficients * shares, ms.float32), Tensor(shares, ms.float32)
             counts = tuple(divisor > 0 for divisor in each.divisors)
             closing = 0.0 if may_close and each is collected[-1] and self._runner.closes else None
-            each.loss.set(self._runner.add((*each.columns, *gradients, factors, counts), None, closing), added)
+            each.loss.value = self._runner.add((*each.columns, *gradients, *numbers, counts), None, closing)
+            each.loss.counts = divisors > 0
             heartbeat().beat()
         return True
 
@@ -233,7 +230,7 @@ class WindowOfTerms:
 
 
 class TermLosses:
-    """The mean loss of a window, and of each of its terms: sums and counts are carried, and divided at the end.
+    """The mean loss of a window, and of each of its terms: the sums of its micro-batches' parts of them.
 
     Args:
         terms (Terms): the terms.
@@ -241,34 +238,35 @@ class TermLosses:
     """
 
     def __init__(self, terms: Terms, leaves_out: bool = False):
-        self._terms, self._leaves_out = terms, leaves_out
+        self._names, self._leaves_out = terms.names, leaves_out
         self.clear()
 
     def clear(self) -> None:
         """Discard the window."""
-        self._added: list[tuple[Any, tuple[float, ...], int]] = []
-        self._total = 0.0
-        self._sums, self._divisors = np.zeros((2, len(self._terms.names)))
+        self._added: list[tuple[_Loss, int]] = []
+        self._sums = np.zeros(1 + len(self._names))
+        self._counts = np.zeros(len(self._names), bool)
         self._bad: list[int] = []
         self.samples = 0
 
-    def add(self, loss: Any, divisors: tuple[float, ...], samples: int, number: int = 0) -> None:
+    def add(self, loss: _Loss, divisors: Any, samples: int, number: int = 0) -> None:
         """Add a micro-batch with its number. Its loss is read when the window has ended."""
-        self._added.append((loss, divisors, number))
+        del divisors
+        self._added.append((loss, number))
         self.samples += samples
 
-    def _carry(self) -> None:
+    def _carry(self) -> np.ndarray:
+        """Return the loss of the window, and of the terms."""
         added, self._added = self._added, []
-        for loss, divisors, number in added:
-            total, *terms = np.asarray(loss.asnumpy(), np.float64)
-            if not math.isfinite(total):
+        for loss, number in added:
+            parts = np.asarray(loss.asnumpy(), np.float64)
+            if not np.isfinite(parts[0]):
                 self._bad.append(number)
                 if self._leaves_out:
                     continue
-            counted = np.array(divisors) > 0
-            self._total += total
-            self._sums += np.where(counted, terms, 0.0) * divisors
-            self._divisors += divisors
+            self._sums = self._sums + parts
+            self._counts = loss.counts
+        return self._sums
 
     @property
     def weight(self) -> float:
@@ -284,26 +282,24 @@ class TermLosses:
     @property
     def mean(self) -> float:
         """The loss of the window; NaN if nothing in it counts."""
-        self._carry()
-        return self._total if self._divisors.any() else math.nan
+        loss = float(self._carry()[0])
+        return loss if self._counts.any() else math.nan
 
     @property
     def terms(self) -> dict[str, float]:
         """dict, the mean of each term over what it counts; not of those that count nothing."""
-        self._carry()
-        return _means(self._terms.names, self._sums, self._divisors)
+        means = self._carry()[1:]
+        return {name: float(mean) for name, mean, counts in zip(self._names, means, self._counts) if counts}
 
     @property
     def state(self) -> list[float]:
         """list, the values that `load` needs."""
-        self._carry()
-        return [self._total, *self._sums, *self._divisors, self.samples]
+        return [*self._carry(), self.samples]
 
     def load(self, state: Sequence[float], bad: Sequence[int] = ()) -> None:
-        """Continue from a saved state, or with the sums over the ranks."""
-        self._total, *sums, samples = state
-        self._sums, self._divisors = np.array(sums, np.float64).reshape(2, -1)
-        self._added, self.samples, self._bad = [], int(samples), [*bad]
+        """Continue with the sums over the ranks."""
+        *sums, samples = state
+        self._sums, self._added, self.samples, self._bad = np.array(sums), [], int(samples), [*bad]
 
 
 class TermsOfBatches:
@@ -332,7 +328,8 @@ class TermsOfBatches:
     @property
     def terms(self) -> dict[str, float]:
         """dict, the mean of each term over what it counts; not of those that count nothing."""
-        return _means(self._names, self._sums, self._divisors)
+        means = zip(self._names, self._sums, self._divisors)
+        return {name: float(total / divisor) for name, total, divisor in means if divisor}
 
     @property
     def mean(self) -> float:
@@ -340,7 +337,3 @@ class TermsOfBatches:
         means = self.terms
         found = [means[name] * factor for name, factor in zip(self._names, self._coefficients) if name in means]
         return float(sum(found)) if found else math.nan
-
-
-def _means(names: Sequence[str], sums: np.ndarray, divisors: np.ndarray) -> dict[str, float]:
-    return {name: float(total / divisor) for name, total, divisor in zip(names, sums, divisors) if divisor}

@@ -195,7 +195,12 @@ def test_public_names():
         {"create_dataset", "download_cifar10", "download_mnist", "DEFAULT_URL", "DOWNLOADS"},
     )
     objectives = {"AuxiliaryHeads", "DistillationLoss", "LossWithBalance", "MoEGPT", "PolicyLoss", "balance"}
-    assert set(model_zoo.__all__) == networks | data | objectives | {"DataError", "OPTIMIZERS", "RECIPES", "make_optimizer"}
+    assert set(model_zoo.__all__) == networks | data | objectives | {
+        "DataError",
+        "OPTIMIZERS",
+        "RECIPES",
+        "make_optimizer",
+    }
     assert all(hasattr(model_zoo, name) for name in model_zoo.__all__)
     for model in model_zoo.MODELS.values():
         network, size = model.make().set_train(False), model.image_size
