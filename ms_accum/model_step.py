@@ -196,12 +196,8 @@ class AccumulatedTrainStep(Compiled):
 
     def __call__(self, *columns: Any) -> Any:
         if self._collecting is None or not self.training:
-            return self.run_graph(*columns)
+            return super().__call__(*columns)
         return self._collecting.take(columns)
-
-    def run_graph(self, *inputs: Any) -> Any:
-        """Run a micro-batch; with several terms one of a complete window, with the factors of the terms."""
-        return super().__call__(*inputs)
 
     def construct(self, *columns: Any) -> Any:
         if self.loss_and_gradients.has_terms:
@@ -449,7 +445,7 @@ class _Graph:
     def add(self, inputs: tuple, weight: None, closing: None) -> Any:
         """Run a micro-batch; return the sums of its window so far, over all ranks if this has ended it."""
         del weight, closing
-        return self._step.run_graph(*inputs)
+        return Compiled.__call__(self._step, *inputs)
 
     def end(self, scalars: None, weights: None) -> tuple:
         """Return nothing: the graph has ended the window, or `flush` will."""
