@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 from mindspore import nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, Model
 
 import ranks
 import several_terms
-from ms_accum import GradientAccumulation, Terms, WindowStatistic, ZeroOptimizer
+from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, WindowStatistic, ZeroOptimizer
 from reference import digest
 
 N = 2
@@ -35,7 +37,7 @@ def trained_by(group, data=data_of, weight=several_terms.WEIGHT, loss_fn=None, z
     model = GradientAccumulation(
         network, loss_fn or several_terms.Loss(), optimizer, weight=weight, coefficients=coefficients, **options
     )
-    records = ranks.train(model, data(group.rank), N)
+    records = ranks.train(model, data(group.rank), N, epochs=1)
     return {
         "parameters": [parameter.asnumpy().tolist() for parameter in trained],
         "digest": digest(trained),
@@ -66,11 +68,39 @@ def factors(group):
     return [values.asnumpy().tolist() for values, _ in found]
 
 
+def in_model(group):
+    """The same in a step of MindSpore's `Model`."""
+    network = several_terms.Net()
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    options = {"weight": several_terms.WEIGHT, "coefficients": several_terms.COEFFICIENTS, "check": "off"}
+    step = AccumulatedTrainStep((network, several_terms.Loss()), optimizer, N, **options)
+    watch = _Watch(step)
+    data = GeneratorDataset(data_of(group.rank), ["x", "y"], shuffle=False)
+    Model(step).train(1, data, callbacks=[FlushTail(), watch], dataset_sink_mode=False)
+    return {
+        "parameters": [parameter.asnumpy().tolist() for parameter in network.trainable_params()],
+        "digest": digest(network.trainable_params()),
+        "losses": watch.losses,
+        "terms": watch.terms,
+    }
+
+
+class _Watch(Callback):
+    def __init__(self, step):
+        self.step, self.losses, self.terms = step, [], []
+
+    def on_train_step_end(self, run_context):
+        if self.step.updates > len(self.terms):
+            self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
+            self.terms.append(self.step.terms)
+
+
 def run_scenarios(group):
     every = {"sync_every_micro_batch": True}
     return {
         "trained": ranks.in_job_mode(trained_by, group),
         "in step": ranks.on_host(trained_by, group, **every),
+        "in model": ranks.on_host(in_model, group),
         "zero 2": ranks.on_host(trained_by, group, zero=True, **every),
         "left out": ranks.on_host(trained_by, group, spoiled, nonfinite="skip_micro"),
         "statistic": ranks.on_host(trained_by, group, weight=STATISTIC, loss_fn=WithStatistic()),
