@@ -72,6 +72,8 @@ _PIECES = {
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",
     "noise scale": "windows, noise scale",
+    "two terms / one number": "windows, two terms",
+    "term of the window / one number": "windows, statistic",
     "driver in default mode / graph mode": "windows, default mode",
     "`Model` in default mode / graph mode": "Model, default mode",
     "plain loop with `Accumulator` / without": "loop, Accumulator",

@@ -13,7 +13,7 @@ from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
-from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, NoiseScale
+from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, NoiseScale, WindowStatistic
 from ms_accum.engine.cells import part_of_larger_graph
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
@@ -30,6 +30,35 @@ COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     ", noise scale": lambda: {"noise_scale": NoiseScale()},
 }
 MANY = 25
+_CE = networks_ms.loss()
+
+
+def one_number(outputs: Any, targets: Any) -> Any:
+    """Return a loss of two terms as one number."""
+    return _CE(outputs, targets) + 0.1 * ops.mean(ops.square(outputs))
+
+
+def two_terms(outputs: Any, targets: Any) -> Any:
+    """Return its terms."""
+    return {"ce": _CE(outputs, targets), "size": ops.mean(ops.square(outputs))}
+
+
+def with_sums(outputs: Any, targets: Any) -> Any:
+    """Return a term, and the sums for one of the window."""
+    return {"ce": _CE(outputs, targets), "size": ops.sum(outputs, 0)}
+
+
+def of_sums(sums: Any) -> Any:
+    """Return the term of the window."""
+    return ops.mean(ops.square(sums))
+
+
+# Losses of several terms, beside the same as one number.
+TERMS: dict[str, dict[str, Any]] = {
+    "one number": {"loss_fn": one_number},
+    "two terms": {"loss_fn": two_terms, "weight": {"ce": "rows", "size": "rows"}, "coefficients": {"size": 0.1}},
+    "statistic": {"loss_fn": with_sums, "weight": {"ce": "rows", "size": WindowStatistic(of_sums)}},
+}
 _ADDED = 8  # micro-batches in a call that only adds
 _MODEL = ("Model, graph mode", "Model, default mode")
 
@@ -169,6 +198,13 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
         "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
         **collaborating,
+        **{
+            f"windows, {name}": (
+                _windows(networks_ms.make(network), data, window, {"check": "off", **of_terms}),
+                MANY * window,
+            )
+            for name, of_terms in TERMS.items()
+        },
         "windows, default mode": (_windows(networks_ms.make(network), data, window, {}), MANY * window),
         **{name: (fit, MANY * window) for name, fit in fits.items()},
         "loop, plain": (_loop(networks_ms.make(network), data, None), window),

@@ -28,10 +28,10 @@ class LastLoss:
         """Nothing to print."""
 
 
-def driver(network: nn.Cell, optimizer: Any = None, **options: Any) -> GradientAccumulation:
-    """Return the driver of a network, with the workload's loss and optimizer unless another is given."""
+def driver(network: nn.Cell, optimizer: Any = None, loss_fn: Any = None, **options: Any) -> GradientAccumulation:
+    """Return the driver of a network, with the workload's loss and optimizer unless others are given."""
     optimizer = networks_ms.momentum(network) if optimizer is None else optimizer
-    return GradientAccumulation(network, networks_ms.loss(), optimizer, **options)
+    return GradientAccumulation(network, loss_fn or networks_ms.loss(), optimizer, **options)
 
 
 def tuned(network: nn.Cell) -> nn.Cell:
