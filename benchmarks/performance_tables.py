@@ -308,6 +308,23 @@ def _beside_peer(network: str, find_rows: Callable[[str], Rows]) -> float | None
     return ours[0] / min(peers) if ours and peers else None
 
 
+def _beside_own(network: str, windows: Sequence[int], find_rows: Callable[[str], Rows]) -> float | None:
+    """Return the worst ratio to the fastest of MindSpore's own ways under the same environment variables."""
+    measured = groups(find_rows("speed"), "network", "window")
+    ratios = []
+    for window in windows:
+        times = {row["contender"]: row["ms"] for row in measured.get((network, window), ())}
+        own = [times[name] for name in TUNED if name in times]
+        if OURS in times and own:
+            ratios.append(times[OURS] / min(own))
+    return max(ratios) if len(ratios) == len(windows) else None
+
+
+def _epoch(network: str, find_rows: Callable[[str], Rows]) -> float | None:
+    mine = [row for row in part(find_rows("data"), "epoch") if row["network"] == network]
+    return mine[0]["ratio"] if mine else None
+
+
 def _ratio(network: str, piece: str, find_rows: Callable[[str], Rows]) -> float | None:
     mine = [row for row in find_rows("cost") if (row["network"], row["piece"]) == (network, piece)]
     return mine[0]["ratio"] if mine else None
@@ -318,24 +335,48 @@ def _sets(find_rows: Callable[[str], Rows]) -> float | None:
     return mine[0]["more_sets"] if mine else None
 
 
-def _beside_tutorial(find_rows: Callable[[str], Rows]) -> float | None:
+def _peak(find_rows: Callable[[str], Rows]) -> float | None:
+    mine = {row["contender"]: row["peak_mib"] for row in find_rows("memory") if row["window"] == 2}
+    tutorials = [peak for name, peak in mine.items() if name.startswith("tutorial")]
+    return mine[OURS] / max(tutorials) if tutorials else None
+
+
+def _beside_tutorial(name: str, find_rows: Callable[[str], Rows]) -> float | None:
     seconds = {row["contender"]: row["seconds"] for row in part(find_rows("start"), "command")}
-    tutorials = [time for name, time in seconds.items() if name.startswith("tutorial")]
-    return seconds["train.py"] / max(tutorials) if tutorials else None
+    tutorials = [time for other, time in seconds.items() if other.startswith("tutorial")]
+    return seconds[name] / max(tutorials) if tutorials else None
 
 
 _NETWORKS = {"lenet5": 1.3, "mlp": 1.5, "transformer": 1.6, "mlp50m": 1.0}
+_EVERY_WINDOW = (1, 2, 4, 16)
 GOALS = (
+    *(
+        Goal(f"{name}, worst of N=1, 2, 4, 16: time / best of MindSpore's, equally set", 1.0, figure)
+        for name in _NETWORKS
+        for figure in (partial(_beside_own, name, _EVERY_WINDOW),)
+    ),
+    Goal("mlp50m, N=2: the same", 0.85, partial(_beside_own, "mlp50m", (2,))),
     *(Goal(f"{name}, N=16: time / best peer's", most, partial(_beside_peer, name)) for name, most in _NETWORKS.items()),
     *(Goal(f"{name}: micro-batch / plain", 1.05, partial(_ratio, name, "accumulate")) for name in _NETWORKS),
-    *(Goal(f"{name}: update / plain with optimizer", 1.05, partial(_ratio, name, "update")) for name in _NETWORKS),
+    *(Goal(f"{name}: update / plain with optimizer", 1.0, partial(_ratio, name, "update")) for name in _NETWORKS),
     *(
         Goal(f"{name}: {more} / without", 1.03, partial(_ratio, name, _PIECES[more]))
         for more in ("skip_micro", "dynamic loss scale", "EMA", "noise scale")
         for name in ("lenet5", "mlp", "transformer")
     ),
     Goal("memory of N=2 beyond N=1, model sizes", 1.0, _sets),
-    Goal("start of `train.py` / the slower tutorial's", 1.0, _beside_tutorial),
+    Goal("peak at N=2 / the larger tutorial's", 1.0, _peak),
+    Goal("start of `train.py` / the slower tutorial's", 1.05, partial(_beside_tutorial, "train.py")),
+    Goal("start of a program with the driver / the slower tutorial's", 1.05, partial(_beside_tutorial, OURS)),
+    *(
+        Goal(f"{name}: epoch with data and metrics / its training", 1.05, partial(_epoch, name))
+        for name in ("lenet5", "mlp")
+    ),
+    *(Goal(f"{name}: two terms / one number", 1.02, partial(_ratio, name, "windows, two terms")) for name in _NETWORKS),
+    *(
+        Goal(f"{name}: term of the window / one number", 1.35, partial(_ratio, name, "windows, statistic"))
+        for name in _NETWORKS
+    ),
 )
 
 

@@ -57,7 +57,11 @@ def of_sums(sums: Any) -> Any:
 TERMS: dict[str, dict[str, Any]] = {
     "one number": {"loss_fn": one_number},
     "two terms": {"loss_fn": two_terms, "weight": {"ce": "rows", "size": "rows"}, "coefficients": {"size": 0.1}},
-    "statistic": {"loss_fn": with_sums, "weight": {"ce": "rows", "size": WindowStatistic(of_sums)}},
+    "statistic": {
+        "loss_fn": with_sums,
+        "weight": {"ce": "rows", "size": WindowStatistic(of_sums)},
+        "coefficients": {"size": 1e-6},
+    },
 }
 _ADDED = 8  # micro-batches in a call that only adds
 _MODEL = ("Model, graph mode", "Model, default mode")
