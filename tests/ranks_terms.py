@@ -44,6 +44,7 @@ def trained_by(group, data=data_of, weight=several_terms.WEIGHT, loss_fn=None, z
         "losses": [record.loss for record in records],
         "terms": [dict(record.terms) for record in records],
         "left out": model.left_out,
+        "counts": [model.updates, model.skipped],
     }
 
 
@@ -60,6 +61,21 @@ class WithStatistic(several_terms.Loss):
 
 
 STATISTIC = {"ce": several_terms.WEIGHT["ce"], "statistic": WindowStatistic(largest)}
+
+
+def nothing_counts(group):
+    """A window in which nothing counts on any rank, between two others; in the first one nothing counts on rank 0."""
+    masked = [0, 1, 2, 3] if group.rank == 0 else [2, 3]
+    data = several_terms.data_of((2, 3, 2, 2, 3, 1), seed=group.rank, masked=masked)
+    weight = {"ce": several_terms.WEIGHT["ce"]}
+    return trained_by(group, lambda rank: data, weight, OnlyTokens())
+
+
+class OnlyTokens(several_terms.Loss):
+    """One term, as a dict."""
+
+    def construct(self, logits, labels):
+        return {"ce": super().construct(logits, labels)["ce"]}
 
 
 def factors(group):
@@ -104,5 +120,6 @@ def run_scenarios(group):
         "zero 2": ranks.on_host(trained_by, group, zero=True, **every),
         "left out": ranks.on_host(trained_by, group, spoiled, nonfinite="skip_micro"),
         "statistic": ranks.on_host(trained_by, group, weight=STATISTIC, loss_fn=WithStatistic()),
+        "nothing counts": ranks.on_host(nothing_counts, group),
         "factors": ranks.on_host(factors, group),
     }

@@ -138,6 +138,7 @@ class WindowOfTerms:
     def __init__(self, objective: Objective, runner: Any, collaborators: Collaborators, updates: Callable[[], int]):
         terms: Any = objective.terms
         self._terms: Terms = terms
+        self._owner = collaborators.owner
         self._runner, self._updates = runner, updates
         self._group, self._skips = collaborators.group, collaborators.skips
         self._network, self._trained = objective.forward, collaborators.parameters
@@ -154,7 +155,7 @@ class WindowOfTerms:
         self._bytes += sum(column.nbytes for column in micro_batch)
         if self._bytes > LIMIT:
             raise RuntimeError(
-                f"For '{_OWNER}', 'weight' with several terms must get windows whose columns take at most "
+                f"For '{self._owner}', 'weight' with several terms must get windows whose columns take at most "
                 f"{LIMIT / 2**30:.0f} GiB, but got more with micro-batch {len(self._collected) + 1}. "
                 "Use smaller windows."
             )
@@ -179,15 +180,17 @@ class WindowOfTerms:
         """Run the window, and do what its end does; if nothing counts on any rank, there is no update and no norm."""
         del weights
         collected, self._collected, self._bytes = self._collected, [], 0
-        if self._skips is None:
-            counts = self._run(collected, may_close=scalars is None)
-        else:
-            counts = self._run_without_bad(collected, self._skips)
-        return self._runner.end(scalars, None) if counts else self._not_updated(scalars)
+        if self._skips is not None:  # then the end knows how many micro-batches count
+            self._run_without_bad(collected, self._skips)
+        elif not self._run(collected, may_close=scalars is None):
+            return self._not_updated(scalars)
+        return self._runner.end(scalars, None)
 
     def _run(self, collected: Sequence[_Collected], *, may_close: bool) -> bool:
         """Run micro-batches, of which the last one may end the window; return whether anything counts on any rank."""
         divisors = summed([each.divisors for each in collected], len(self._terms.names), self._group)
+        for each in collected:
+            each.loss.value, each.loss.counts = Tensor(np.zeros(1 + len(divisors)), ms.float32), divisors > 0
         if not divisors.any():
             return False
         coefficients, safe = self._terms.coefficients(self._updates()), np.where(divisors > 0, divisors, 1.0)
@@ -200,11 +203,10 @@ class WindowOfTerms:
             counts = tuple(divisor > 0 for divisor in each.divisors)
             closing = 0.0 if may_close and each is collected[-1] and self._runner.closes else None
             each.loss.value = self._runner.add((*each.columns, *gradients, *numbers, counts), None, closing)
-            each.loss.counts = divisors > 0
             heartbeat().beat()
         return True
 
-    def _run_without_bad(self, collected: Sequence[_Collected], skips: SkipMicro) -> bool:
+    def _run_without_bad(self, collected: Sequence[_Collected], skips: SkipMicro) -> None:
         """Run micro-batches without those that are not finite, which take their shares out of all divisors.
 
         So if one is found, on any rank, the others are run again, from the same state.
@@ -213,13 +215,12 @@ class WindowOfTerms:
         while self._run(collected, may_close=False):
             kept = [each for each in collected if np.isfinite(each.loss.asnumpy()[0])]
             if not summed([(float(len(collected) - len(kept)),)], 1, self._group)[0]:
-                return True
+                return
             overflows = skips.counts.asnumpy()[1]
             self._runner.clear()
             restore(copies)
             ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
             collected = kept
-        return False
 
     def _not_updated(self, scalars: Callable[[], Tensor] | None) -> tuple:
         ended = (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))

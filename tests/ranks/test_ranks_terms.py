@@ -91,3 +91,12 @@ def test_factors_are_shares_of_all_ranks(found):
     factors = [values for rank in found for values in rank["factors"]]
     assert [values[1] for values in factors] == pytest.approx(shares)
     assert [values[2] for values in factors] == pytest.approx([1 / len(factors)] * len(factors))
+
+
+def test_window_in_which_nothing_counts_is_skipped_by_all(found):
+    results = [rank["nothing counts"] for rank in found]
+    assert [result["counts"] for result in results] == [[2, 1]] * len(results)
+    assert len({result["digest"] for result in results}) == 1
+    means = results[0]["terms"]
+    assert [sorted(each) for each in means] == [["ce"], [], ["ce"]] and np.isnan(results[0]["losses"][1])
+    assert results[0]["losses"][0] == pytest.approx(means[0]["ce"], rel=1e-6) and means[0]["ce"] > 0

@@ -235,6 +235,28 @@ def test_micro_batch_that_is_left_out_takes_its_share_of_all_divisors(scale):
     assert model.left_out == 1 and moves[0][2].bad == (2,) and model.updates == 1
 
 
+@pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
+def test_window_of_which_all_overflows_lowers_the_scale(policy):
+    network, scaler = terms.Net(), amp.DynamicLossScaler(2.0**30, 2**20, 100)
+    model = driver(Halved(network), loss_scale=scaler, nonfinite=policy)
+    moves = updates_of(model, network, DATA[:4], 2)
+    assert moves[0][2].skipped and not moves[0][1].any() and moves[0][2].bad == (1, 2) * (policy == "skip_micro")
+    assert scaler.scale_value.asnumpy() == 2.0**10 and model.overflows == 1
+    gradient = expected_of(moves[1][0], DATA[2:4])[0]
+    assert terms.error(moves[1][1], gradient) <= 1e-2  # float16
+
+
+class Halved(nn.Cell):
+    """Its gradients pass through float16."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        return ops.cast(ops.cast(self.network(x), ms.float16), ms.float32)
+
+
 def test_window_that_overflows_is_skipped_and_lowers_the_scale():
     network = terms.Net()
     model = driver(network, loss_scale=amp.DynamicLossScaler(1024.0, 2, 100))
