@@ -85,6 +85,7 @@ def test_model_trains_like_the_driver(size):
     assert watch.losses[-1] == pytest.approx(records[-1].loss, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_compiled_model_trains_like_the_oracle():
     network = terms.Net()

@@ -48,6 +48,7 @@ def test_functional_pattern_is_that_of_the_oracle():
     assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_compiled_functional_pattern_is_that_of_the_oracle():
     test_functional_pattern_is_that_of_the_oracle()
