@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..ranks.group import Group, gather
-from .known_losses import divisor_of, runnable
+from .known_losses import divisor_of, loss_reduction, runnable
 
 _COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
 
@@ -227,6 +227,9 @@ def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
     if isinstance(value, str):
         _check.raise_invalid(ValueError, owner, "weight", f"{_COUNTS} for each term", f"{value!r} for {name!r}")
     if callable(value) and not isinstance(value, Tensor):
+        if loss_reduction(value) == "sum":
+            rule = "a loss that averages, if it is one"
+            _check.raise_invalid(ValueError, owner, "weight", rule, f"one that sums for {name!r}")
         return functools.partial(_counted, owner, name, divisor_of(value) or value)
     number = _check.positive_number(owner, f"weight[{name!r}]", _as_number(value))
     return lambda columns: number
@@ -383,6 +386,8 @@ def terms_of(owner: str, names: tuple[str, ...], losses: Any, tensors: Any = ())
     converted: Any = []
     for number in range(len(names)):
         term = ordered[number]
+        if isinstance(term, (int, float)):  # such as 0.0 for a term that is switched off
+            term = Tensor(term, ms.float32)
         if term.ndim != 0 and not (len(tensors) and tensors[number]):
             raise ValueError(f"For '{owner}', the terms of the loss must be scalars, but got shape {term.shape}.")
         converted.append(ops.cast(term, ms.float32))

@@ -90,6 +90,11 @@ def test_factors_are_shares_of_the_window():
     }
 
 
+def test_number_is_a_term():
+    definition = Terms({"a": 1, "off": 1}, {"a": 2.0})
+    assert definition.scale({"off": 0.0, "a": ops.sum(X)}, Tensor([2.0, 1.0]), (True, True)) == 2 * ops.sum(X)
+
+
 def nothing_less(x, y):
     return -1
 
@@ -99,6 +104,7 @@ def nothing_less(x, y):
     [
         (lambda: Terms("rows"), "'weight' must be a dict from the names of terms, but got rows"),
         (lambda: Terms({"a": "tokens"}), "for each term, but got 'tokens' for 'a'"),
+        (lambda: Terms({"a": nn.MSELoss("sum")}), "a loss that averages, if it is one, but got one that sums for 'a'"),
         (lambda: Terms({"a": 0}), "must be a finite number > 0"),
         (lambda: Terms({"a": 1}, {"b": 1}), "'coefficients' must be for terms of 'weight' .a., but got one for 'b'"),
         (lambda: Terms({"a": 1}, {"a": "much"}), "'coefficients' must be finite numbers, or functions"),
