@@ -10,6 +10,7 @@ from mindspore import nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
+import ms_accum.training.terms
 import ranks
 import several_terms
 from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, WindowStatistic, ZeroOptimizer
@@ -111,6 +112,22 @@ class _Watch(Callback):
             self.terms.append(self.step.terms)
 
 
+def exchanges(group):
+    """How often the host sums over the ranks in a run of two windows: once for the divisors of each."""
+    counted, summed = [], ms_accum.training.terms.summed
+
+    def count(rows, size, of):
+        counted.append(size)
+        return summed(rows, size, of)
+
+    ms_accum.training.terms.summed = count
+    try:
+        trained_by(group)
+    finally:
+        ms_accum.training.terms.summed = summed
+    return counted
+
+
 def run_scenarios(group):
     every = {"sync_every_micro_batch": True}
     return {
@@ -122,4 +139,5 @@ def run_scenarios(group):
         "statistic": ranks.on_host(trained_by, group, weight=STATISTIC, loss_fn=WithStatistic()),
         "nothing counts": ranks.on_host(nothing_counts, group),
         "factors": ranks.on_host(factors, group),
+        "exchanges": ranks.on_host(exchanges, group),
     }

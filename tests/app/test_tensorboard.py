@@ -73,6 +73,13 @@ def test_values_that_are_not_finite_are_left_out(tmp_path, read):
 
 
 @needs_writer
+def test_terms_of_the_loss_have_curves(tmp_path, read):
+    tell(TensorBoardLog(tmp_path / "tb"), record(1, terms={"ce": 0.25}), record(2, terms={"ce": 0.5, "kl": 2.0}))
+    curves = read(tmp_path / "tb")
+    assert curves["train/loss_ce"] == [(1, 0.25), (2, 0.5)] and curves["train/loss_kl"] == [(2, 2.0)]
+
+
+@needs_writer
 def test_skipped_window_is_counted_at_next_update(tmp_path, read):
     skipped = record(1, skipped=True, loss=NAN)
     tell(TensorBoardLog(tmp_path / "tb"), record(0, skipped=True), record(1), skipped, skipped, record(2))

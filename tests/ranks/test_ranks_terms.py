@@ -100,3 +100,7 @@ def test_window_in_which_nothing_counts_is_skipped_by_all(found):
     means = results[0]["terms"]
     assert [sorted(each) for each in means] == [["ce"], [], ["ce"]] and np.isnan(results[0]["losses"][1])
     assert results[0]["losses"][0] == pytest.approx(means[0]["ce"], rel=1e-6) and means[0]["ce"] > 0
+
+
+def test_one_sum_over_ranks_for_the_divisors_of_a_window(found):
+    assert [rank["exchanges"] for rank in found] == [[3, 3]] * len(found)
