@@ -35,7 +35,7 @@ def terms(outputs, tags):
     return {
         "ce": ops.cross_entropy(scores.reshape(-1, 3), tags.reshape(-1), ignore_index=IGNORED),
         "kl": ops.mean(ops.sum(ops.exp(logs) * logs, (1, 2))),  # to even probabilities, without a constant
-        "balance": ops.concat((ops.sum(chosen, 0), ops.sum(routing, (0, 1)), ops.ones(1) * chosen.shape[0])),
+        "balance": ops.cat((ops.sum(chosen, 0), ops.sum(routing, (0, 1)), ops.ones(1) * chosen.shape[0])),
     }
 
 

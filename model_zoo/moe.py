@@ -53,7 +53,7 @@ class MixtureOfExperts(nn.Cell):
             output = output + self.leave[number](hidden[number]) * gates[..., number : number + 1]
         counts = ops.sum(ops.cast(chosen, ms.float32), (0, 1))
         sums = ops.sum(ops.cast(probabilities, ms.float32), (0, 1))
-        return output, ops.concat((counts, sums, ops.ones((1,), ms.float32) * (x.shape[0] * x.shape[1])))
+        return output, ops.cat((counts, sums, ops.ones((1,), ms.float32) * (x.shape[0] * x.shape[1])))
 
 
 class MoEGPT(GPT):

@@ -337,7 +337,7 @@ class WeighedTerms(nn.Cell):
             scalars.append(losses[number] if counts[number] and not self.tensors[number] else Tensor(0.0, ms.float32))
         stacked = ops.stack(scalars)
         total = ops.sum(factors * stacked)
-        parts = ops.concat((ops.reshape(total, (1,)), shares * stacked))
+        parts = ops.cat((ops.reshape(total, (1,)), shares * stacked))
         if self.inputs > 3:
             return total + products, parts + inputs[-4]
         return total, parts

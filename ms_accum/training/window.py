@@ -465,7 +465,7 @@ class _AddAndEnd(Compiled):
         optim (TrainOptim): the Cell that ends the window, and leaves it empty.
 
     Inputs:
-        - **weights** (Tensor) - below 0: the window goes on; otherwise it ends, and this is the exact sum of its
+        - **weights** (Tensor) - below 0: the window continues; otherwise it ends, and this is the exact sum of its
           weights, or 0 if only the accumulated sum is known.
         - **weight** (Optional[Tensor]), **\\*inputs** (tuple[Tensor]) - those of `TrainForwardBackward`.
 

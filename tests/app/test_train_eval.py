@@ -541,8 +541,8 @@ def test_each_update_has_a_line_and_a_json_object(digits):
 
 def test_json_objects_have_fields_of_record(digits):
     for row in metrics(digits[2]):
-        # `step` is for the printed line only, and these two are there if there is something to say.
-        assert set(row) == set(UpdateRecord._fields) - {"step", "overflow", "bad"}
+        # `step` is for the printed line only, and the others are there if there is something to say.
+        assert set(row) == set(UpdateRecord._fields) - {"step", "overflow", "bad", "terms"}
         assert row["lr"] == pytest.approx(0.04) and row["skipped"] is False
         assert 0 < row["loss"] < math.inf and 0 < row["grad_norm"] < math.inf and 0 < row["seconds"] < math.inf
 
