@@ -276,6 +276,7 @@ class AccumulatedTrainStep(Compiled):
             RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
         if self._collecting is not None:
+            check_not_applied("flush", self.ema)
             self._collecting.run()
         sums = Tensor(self.loss_sums[0].asnumpy())
         skipped, weights = self.skipped, float(sums.asnumpy()[-1])
@@ -415,18 +416,26 @@ class _Collecting:
         losses, self.losses = self.losses, []
         if not losses:
             return
-        if self._windows.end(None, None):  # nothing in it counts
+        try:
+            is_empty = bool(self._windows.end(None, None))
+        except BaseException:  # also Ctrl-C: a part of the window may be in the accumulators
+            self._step.window.clear()
+            self._step.clear()
+            raise
+        if is_empty:  # nothing in it counts
             self._step.skip_empty(len(losses))
-            self.means = {}
+            self.means, self._last = {}, Tensor(0.0, ms.float32)
             return
         loss, *means = losses[-1].asnumpy().tolist()
         self._last = Tensor(loss, ms.float32)
         self.means = {name: mean for name, mean, counts in zip(self._terms.names, means, losses[-1].counts) if counts}
 
     def clear(self) -> None:
-        """Discard the window."""
+        """Discard the window, and what is known of the last one."""
         self._windows.clear()
-        self.losses = []
+        self.losses, self.left = [], 0
+        self.means, self._last = {}, Tensor(0.0, ms.float32)
+        ops.assign(self._step.micro_batches_left[0], Tensor(0, ms.int32))
 
 
 class _Graph:
@@ -606,6 +615,7 @@ class FlushTail(Callback):
         check_not_applied("AccumulatedTrainStep", self._step.ema)
         self._step.average.begin_run()
         self._was_trained, self._times_applied, self._warned = False, 0, False
+        self._run_context: RunContext | None = None
         self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
@@ -634,6 +644,7 @@ class FlushTail(Callback):
             self._step.check_micro_batch(tuple(micro_batch))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        self._run_context = run_context  # later callbacks may request a stop, of which an evaluation has no notice
         self._was_trained, ema = self._step.network.training, self._step.ema
         self._times_applied = 0 if ema is None else ema.times_applied
         if run_context.get_stop_requested():
@@ -702,7 +713,8 @@ class FlushTail(Callback):
             already_flushed, self._flushed = self._flushed, True
             flushes = not already_flushed
         else:
-            is_saved_open = run_context.get_stop_requested() and "batches_done" in run_context.original_args()
+            run = self._run_context or run_context
+            is_saved_open = run.get_stop_requested() and "batches_done" in run.original_args()
             flushes = not is_saved_open
         if flushes:
             if self._stop_together is not None or self._step.micro_batches:  # ranks flush together, also without any

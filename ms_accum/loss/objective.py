@@ -99,7 +99,8 @@ class Objective:
                 remedy = "Each term is divided by what it averages over."
                 _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
             terms = terms_for(self._owner, weight, coefficients, group)
-            random = random_layers(self.network)
+            cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
+            random = [name for cell in cells for name in random_layers(cell)]
             if terms.statistics and random:
                 rule = "one whose second forward repeats the first with a WindowStatistic"
                 remedy = "Call replace_dropout(network) first."

@@ -165,6 +165,7 @@ class Terms:
         if self.statistics:
             rule = "without a WindowStatistic in your own loop, which would have to run each micro-batch twice"
             _check.raise_invalid(ValueError, self._owner, "weight", rule, "one", "Use GradientAccumulation.")
+        window = window if isinstance(window, Tensor) else list(window)
         if not len(window) or not all(isinstance(columns, (tuple, list)) for columns in window):
             rule, got = "a list of the columns of each micro-batch", type(window).__name__ if len(window) else "[]"
             _check.raise_invalid(ValueError, self._owner, "window", rule, got)
@@ -181,7 +182,7 @@ class Terms:
 
     def coefficients(self, updates: int) -> np.ndarray:
         """Return the coefficients after this number of updates."""
-        values = [value if isinstance(value, float) else value(updates) for value in self._coefficients]
+        values = [value if isinstance(value, float) else _as_number(value(updates)) for value in self._coefficients]
         for name, value in zip(self.names, values):
             if not (isinstance(value, (int, float, np.number)) and math.isfinite(value)):
                 rule = "functions that return a finite number"
@@ -227,9 +228,9 @@ def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
     if isinstance(value, str):
         _check.raise_invalid(ValueError, owner, "weight", f"{_COUNTS} for each term", f"{value!r} for {name!r}")
     if callable(value) and not isinstance(value, Tensor):
-        if loss_reduction(value) == "sum":
-            rule = "a loss that averages, if it is one"
-            _check.raise_invalid(ValueError, owner, "weight", rule, f"one that sums for {name!r}")
+        if loss_reduction(value) in ("sum", "none") or (isinstance(value, nn.LossBase) and divisor_of(value) is None):
+            rule = "a loss that averages over a known number, if it is a loss"
+            _check.raise_invalid(ValueError, owner, "weight", rule, f"{type(value).__name__} for {name!r}")
         return functools.partial(_counted, owner, name, divisor_of(value) or value)
     number = _check.positive_number(owner, f"weight[{name!r}]", _as_number(value))
     return lambda columns: number
@@ -256,7 +257,7 @@ def _coefficient(owner: str, name: str, value: Any) -> Any:
 def _as_number(value: Any) -> Any:
     """Return a Tensor or array with one element as a number, and everything else unchanged."""
     value = value.asnumpy() if isinstance(value, Tensor) else value
-    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+    return value.item() if isinstance(value, (np.ndarray, np.generic)) and value.size == 1 else value
 
 
 def terms_for(owner: str, weight: Any, coefficients: Any, group: Group | None) -> Terms:
@@ -388,6 +389,10 @@ def terms_of(owner: str, names: tuple[str, ...], losses: Any, tensors: Any = ())
         term = ordered[number]
         if isinstance(term, (int, float)):  # such as 0.0 for a term that is switched off
             term = Tensor(term, ms.float32)
+        if term is None:
+            raise TypeError(
+                f"For '{owner}', the terms of the loss must be scalars, but got None for '{names[number]}'."
+            )
         if term.ndim != 0 and not (len(tensors) and tensors[number]):
             raise ValueError(f"For '{owner}', the terms of the loss must be scalars, but got shape {term.shape}.")
         converted.append(ops.cast(term, ms.float32))

@@ -116,18 +116,20 @@ class _LossAndOutput(Compiled):
     Args:
         network (Cell): the network.
         loss_fn (Union[Cell, Callable]): its loss.
-        names (tuple[str]): the names of the terms, if the loss has several.
+        terms (Optional[LossOfTerms]): the terms, if the loss has several.
         compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, names: tuple[str, ...], compiles: bool):
+    def __init__(self, network: nn.Cell, loss_fn: Any, terms: Any, compiles: bool):
         super().__init__(_OWNER, compiles, network, loss_fn)
-        self.network, self.loss_fn, self.names = network, runnable(loss_fn), names
+        self.network, self.loss_fn = network, runnable(loss_fn)
+        self.names: Any = () if terms is None else terms.names
+        self.tensors: Any = () if terms is None else terms.tensors
 
     def construct(self, data: Any, *labels: Any) -> Any:
         output = self.network(data)
         loss = self.loss_fn(output, *labels)
-        return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
+        return (terms_of(_OWNER, self.names, loss, self.tensors) if self.names else loss), output
 
 
 class Evaluation:
@@ -171,7 +173,7 @@ class Evaluation:
             )
         self._has_output = loss_fn is not None
         compiles = collaborators.compiles
-        of_terms = () if objective.terms is None else objective.terms.names
+        of_terms = None if objective.terms is None else objective.evaluated
         self._cell: nn.Cell = objective.evaluated
         self._run = compiled(_OWNER, self._cell, compiles)
         if self._has_output:

@@ -214,9 +214,9 @@ class Run:
                 self._step_begun = True
                 step = self._callbacks.arguments.cur_step_num + 1
                 self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
+            if plan.bad_batches is not None:  # before, because the last one may update
+                plan.bad_batches.keep(window.micro_batches + 1, micro_batch)
             window.add(micro_batch, ends)
-            if plan.bad_batches is not None:
-                plan.bad_batches.keep(window.micro_batches, micro_batch)
             heartbeat().beat()
             self.at.batches += ends or window.size is not None
             self.at.rows += micro_batch[0].shape[0]
@@ -246,12 +246,12 @@ class Run:
         if self._plan.bad_batches is not None:
             self._plan.bad_batches.window_ended(record, ended.bad)
         self._step_begun = False
-        if window.collects:
-            self._begin_window()
         self._callbacks.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
         if states is not None:
             self._save_if_due(states, False, states.requests() if self._group is None else ended.requests)
+        if window.collects:  # after the callbacks, which are not repeated
+            self._begin_window()
 
     def _record(self, ended: Ended, micro_batches: int) -> UpdateRecord:
         """Return the record of a window with this number of micro-batches."""

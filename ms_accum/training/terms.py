@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
+from .. import _check
 from ..engine.collaborators import Collaborators
 from ..engine.nonfinite import SkipMicro
 from ..loss.known_losses import runnable, scalar
@@ -93,7 +94,14 @@ class _FirstPass:
 
     def __init__(self, objective: Objective, trained: Sequence[Parameter], group: Group | None, compiles: bool):
         terms: Any = objective.terms
-        self._network, self._trained, self._group = objective.network, trained, group
+        for name, function in terms.statistics.items():
+            parameters = function.get_parameters() if isinstance(function, nn.Cell) else ()
+            if {id(parameter) for parameter in parameters} & {id(parameter) for parameter in trained}:
+                rule = "one without parameters that are trained"
+                remedy = "Give the network such a factor."
+                _check.raise_invalid(ValueError, "WindowStatistic", "function", rule, f"another for {name!r}", remedy)
+        # Not only of the network: the loss may have counters, too.
+        self._network, self._trained, self._group = objective.evaluated, trained, group
         self._names = terms.names
         self._sums_of: Callable = _Statistics(objective.evaluated, compiles)
         self._functions = {name: _TermOfStatistic(function, compiles) for name, function in terms.statistics.items()}
@@ -114,6 +122,10 @@ class _FirstPass:
         added, gradients = np.zeros(1 + len(self._names)), []
         for (name, function), arrays in zip(self._functions.items(), zip(*sums)):
             size, shape = arrays[0].size, arrays[0].shape
+            if any(array.shape != shape for array in arrays):
+                rule = "with sums of the same shape for all micro-batches"
+                shapes = sorted({array.shape for array in arrays})
+                _check.raise_invalid(ValueError, "WindowStatistic", "loss_fn", rule, f"{shapes} for {name!r}")
             total = summed([array.ravel() for array in arrays], size, self._group).reshape(shape)
             value, gradient = function(Tensor(total, ms.float32))
             at = self._names.index(name)
@@ -131,16 +143,24 @@ class WindowOfTerms:
         runner (Runner): runs the micro-batches, with their factors as further columns.
         collaborators (Collaborators): what a window works with.
         updates (Callable): returns the number of updates so far.
+        skips (Optional[SkipMicro]): leaves out micro-batches. Default: ``None``, nothing does.
     """
 
     closes = False
 
-    def __init__(self, objective: Objective, runner: Any, collaborators: Collaborators, updates: Callable[[], int]):
+    def __init__(
+        self,
+        objective: Objective,
+        runner: Any,
+        collaborators: Collaborators,
+        updates: Callable[[], int],
+        skips: SkipMicro | None = None,
+    ):
         terms: Any = objective.terms
         self._terms: Terms = terms
         self._owner = collaborators.owner
         self._runner, self._updates = runner, updates
-        self._group, self._skips = collaborators.group, collaborators.skips
+        self._group, self._skips = collaborators.group, skips
         self._network, self._trained = objective.forward, collaborators.parameters
         self._learning_rate = LearningRate(collaborators.optimizer)
         self._first_pass: _FirstPass | None = None
@@ -311,7 +331,7 @@ class TermLosses:
 
 
 class TermsOfBatches:
-    """The mean loss of an evaluation, and of each of its terms.
+    """The mean loss of an evaluation, and of each of its terms; statistics are summed over all batches.
 
     Args:
         terms (Terms): the terms.
@@ -319,29 +339,37 @@ class TermsOfBatches:
     """
 
     def __init__(self, terms: Terms, updates: int):
-        self._names, self._coefficients = terms.names, terms.coefficients(updates)
-        self._sums, self._divisors = np.zeros((2, len(terms.names)))
+        self._functions = {name: runnable(function) for name, function in terms.statistics.items()}
+        self._coefficients = dict(zip(terms.names, terms.coefficients(updates)))
+        self._sums: dict[str, Any] = dict.fromkeys(terms.names, 0.0)
+        self._divisors = dict.fromkeys(terms.names, 0.0)
         self.last = Tensor(0.0, ms.float32)
         """Tensor, the loss of the last batch, for callbacks."""
 
     def add(self, losses: Sequence[Tensor], divisors: tuple[float, ...], samples: int) -> None:
         """Add a batch."""
         del samples
-        terms = np.array([float(loss.asnumpy()) for loss in losses])
-        counted = np.where(np.array(divisors) > 0, terms, 0.0)
-        self._sums += counted * divisors
-        self._divisors += divisors
-        self.last = Tensor(self._coefficients @ counted, ms.float32)
+        loss = 0.0
+        for name, term, divisor in zip(self._sums, losses, divisors):
+            if divisor:
+                values = term.asnumpy().astype(np.float64)
+                loss += self._coefficients[name] * self._mean(name, values, 1.0)
+                self._sums[name] = self._sums[name] + (values if name in self._functions else values * divisor)
+                self._divisors[name] += divisor
+        self.last = Tensor(loss, ms.float32)
+
+    def _mean(self, name: str, total: Any, divisor: float) -> float:
+        function = self._functions.get(name)
+        return float(total / divisor if function is None else function(Tensor(total, ms.float32)).asnumpy())
 
     @property
     def terms(self) -> dict[str, float]:
         """dict, the mean of each term over what it counts; not of those that count nothing."""
-        means = zip(self._names, self._sums, self._divisors)
-        return {name: float(total / divisor) for name, total, divisor in means if divisor}
+        counts = {name: divisor for name, divisor in self._divisors.items() if divisor}
+        return {name: self._mean(name, self._sums[name], divisor) for name, divisor in counts.items()}
 
     @property
     def mean(self) -> float:
         """float, the sum of the means times their coefficients; NaN if nothing counts."""
-        means = self.terms
-        found = [means[name] * factor for name, factor in zip(self._names, self._coefficients) if name in means]
+        found = [self._coefficients[name] * mean for name, mean in self.terms.items()]
         return float(sum(found)) if found else math.nan

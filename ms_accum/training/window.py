@@ -350,14 +350,15 @@ class OpenWindow:
         accumulates = self.size != 1 or self.group is not None or self.collaborators.sparse
         if accumulates not in self._runners:
             create = self._new_runner if accumulates else partial(_AtOnce, self.objective, self.collaborators)
-            self._runners[accumulates] = self._collecting(create())
+            self._runners[accumulates] = self._collecting(create(), accumulates)
         self._runner = self._runners[accumulates]
 
-    def _collecting(self, runner: Runner) -> Runner:
+    def _collecting(self, runner: Runner, accumulates: bool) -> Runner:
         """Return the runner; for a loss of several terms, what collects windows for it."""
         if self.objective.terms is None:
             return runner
-        return WindowOfTerms(self.objective, runner, self.collaborators, lambda: self.updates)
+        skips = self.collaborators.skips if accumulates else None  # in windows of 1 it is the same as to skip them
+        return WindowOfTerms(self.objective, runner, self.collaborators, lambda: self.updates, skips)
 
     def _new_runner(self) -> Runner:
         name = unique_name("gradient_accumulation")

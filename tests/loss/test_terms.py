@@ -104,7 +104,12 @@ def nothing_less(x, y):
     [
         (lambda: Terms("rows"), "'weight' must be a dict from the names of terms, but got rows"),
         (lambda: Terms({"a": "tokens"}), "for each term, but got 'tokens' for 'a'"),
-        (lambda: Terms({"a": nn.MSELoss("sum")}), "a loss that averages, if it is one, but got one that sums for 'a'"),
+        (
+            lambda: Terms({"a": nn.MSELoss("sum")}),
+            "a loss that averages over a known number, if it is a loss, but got MSELoss for 'a'",
+        ),
+        (lambda: Terms({"a": nn.RMSELoss()}), "a loss that averages over a known number"),
+        (lambda: Terms({"a": 1}).scale({"a": None}, None, (True,)), "must be scalars, but got None for 'a'"),
         (lambda: Terms({"a": 0}), "must be a finite number > 0"),
         (lambda: Terms({"a": 1}, {"b": 1}), "'coefficients' must be for terms of 'weight' .a., but got one for 'b'"),
         (lambda: Terms({"a": 1}, {"a": "much"}), "'coefficients' must be finite numbers, or functions"),

@@ -403,6 +403,20 @@ def test_statistic_is_that_of_the_large_batch():
     assert record.loss == pytest.approx(expected_record.loss, rel=1e-6)
 
 
+def test_evaluation_has_the_statistic_of_all_batches():
+    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
+    expected, results = of_statistic(one, 1)[1], []
+
+    class Read(Callback):
+        def on_eval_end(self, run_context):
+            results.append(run_context.original_args().metrics)
+
+    model = driver(terms.Net(), Routed(), STATISTIC, {"balance": 0.3}, lr=0.0)
+    run(model, DATA[:1], 1, callbacks=Read(), valid_dataset=DATA)
+    assert results[0]["eval_balance"] == pytest.approx(expected.terms["balance"], rel=1e-5)
+    assert results[0]["eval_loss"] == pytest.approx(expected.loss, rel=1e-5)
+
+
 def test_balance_of_each_micro_batch_would_be_another():
     """The planted fault: the mean of the micro-batches' balances."""
     one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
