@@ -11,6 +11,7 @@ import several_terms as terms
 from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
+    Ema,
     FlushTail,
     GradientAccumulation,
     NoiseScale,
@@ -147,6 +148,60 @@ def test_stopping_inside_a_window_changes_no_byte(tmp_path):
         with pytest.raises(Stopped):
             train(tmp_path / str(stop), stop)
         assert train(tmp_path / str(stop)) == expected
+
+
+class StopAfter(Callback):
+    """Requests a stop after this number of micro-batches."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_train_step_end(self, run_context):
+        self.number -= 1
+        if not self.number:
+            run_context.request_stop()
+
+
+def test_stop_inside_a_window_of_fit_trains_nothing_twice(tmp_path):
+    """`Model.fit` evaluates after the stop, which must not run the open window that is saved as not run."""
+
+    def train(folder=None, stop=None):
+        network, data = terms.Net(), dataset()
+        step = step_of(network)
+        callbacks, initial = [FlushTail()], 0
+        if folder is not None:
+            states = SaveStates(Checkpointer(folder, resume="auto"), step, data)
+            callbacks, initial = [*callbacks, states, *([StopAfter(stop)] if stop else [])], states.initial_epoch
+        model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+        valid = GeneratorDataset(DATA[:1], ["x", "y"], shuffle=False)
+        options = {"dataset_sink_mode": False, "initial_epoch": initial}
+        model.fit(1, data, valid, callbacks=callbacks, **options)
+        return digest([*network.get_parameters(), *step.optimizer.get_parameters()]), step.updates
+
+    expected = train()
+    assert train(tmp_path, 5)[1] == 1
+    assert train(tmp_path) == expected
+
+
+def test_flush_under_averages_runs_nothing():
+    network, ema = terms.Net(), Ema(0.5)
+    step = step_of(network, size=2, ema=ema)
+    for columns in DATA[:3]:
+        step(*map(Tensor, columns))
+    with ema.applied(), pytest.raises(RuntimeError, match="the averages of 'ema' are applied"):
+        step.flush()
+    assert step.collected == 1 and step.flush() and step.updates == 2
+
+
+def test_cleared_step_counts_from_the_beginning():
+    network = terms.Net()
+    step = step_of(network)
+    step.epoch_begins(4)
+    step(*map(Tensor, DATA[0]))
+    step.clear()
+    for columns in DATA[:6]:
+        step(*map(Tensor, columns))
+    assert (step.updates, step.micro_batches) == (2, 0)
 
 
 def test_evaluation_sums_the_terms():

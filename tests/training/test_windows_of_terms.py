@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
-from mindspore.train import Callback
+from mindspore.train import Callback, LambdaCallback
 
 import several_terms as terms
 from helpers import Recorder, run
@@ -280,7 +280,8 @@ def test_stopping_inside_a_window_changes_no_byte(tmp_path):
         states = None
         if folder is not None:
             states = Checkpointer(folder, resume="auto", stop=None if stop is None else stop_after(stop))
-        recorder = run(model, Noisy(), 3, 2, checkpointer=states)
+        draws = LambdaCallback(on_train_step_end=lambda run_context: np.random.rand())
+        recorder = run(model, Noisy(), 3, 2, checkpointer=states, callbacks=draws)
         return digest([*network.get_parameters(), *optimizer.get_parameters()]), recorder.records[-1].terms
 
     class Noisy:
@@ -449,6 +450,57 @@ def test_second_pass_repeats_the_masks_of_the_first():
     run(model, [*DATA, *DATA], 7)
     assert len(sums) == 2 and not np.array_equal(*sums)  # the masks of the second window are others
     assert network.dropout.dropout_counter.asnumpy() == 14
+
+
+class Theta(nn.Cell):
+    """A function of the sums that could be trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.theta = Parameter(Tensor(2.0, ms.float32), name="theta")
+
+    def construct(self, sums):
+        return self.theta * balance(sums)
+
+
+def test_function_with_trained_parameters_is_rejected():
+    network, function = terms.Net(), Theta()
+    optimizer = nn.SGD([*network.trainable_params(), function.theta], 1.0)
+    weight = {**STATISTIC, "balance": WindowStatistic(function)}
+    model = GradientAccumulation(network, Routed(), optimizer, weight=weight, check="off")
+    with pytest.raises(ValueError, match="'function' must be one without parameters that are trained"):
+        run(model, DATA, 3)
+
+
+class Counting(Routed):
+    """Counts its calls, as random layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0, ms.float32), name="calls", requires_grad=False)
+
+    def construct(self, logits, labels):
+        ops.assign_add(self.calls, Tensor(1.0, ms.float32))
+        return super().construct(logits, labels)
+
+
+def test_first_pass_leaves_the_state_of_the_loss():
+    loss_fn = Counting()
+    run(driver(terms.Net(), loss_fn, STATISTIC, None), DATA, 7)
+    assert loss_fn.calls.asnumpy() == 7
+
+
+def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
+    """Its gradient is finite, so it updates, as with one weight."""
+
+    class Infinite(terms.Loss):
+        def construct(self, logits, labels):
+            return {**super().construct(logits, labels), "size": ops.log(ops.mean(ops.cast(labels, ms.float32)) * 0)}
+
+    network = terms.Net()
+    model = driver(network, Infinite(), nonfinite="skip_micro")
+    ((_, move, record),) = updates_of(model, network, DATA[:1], 1)
+    assert move.any() and (model.updates, model.skipped) == (1, 0) and not record.skipped
 
 
 @pytest.mark.parametrize(
