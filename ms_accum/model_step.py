@@ -280,7 +280,9 @@ class AccumulatedTrainStep(Compiled):
             self._collecting.run()
         sums = Tensor(self.loss_sums[0].asnumpy())
         skipped, weights = self.skipped, float(sums.asnumpy()[-1])
-        updated = self.window.flush(None if self.group is None else sums)
+        # A dynamic scale gets the loss, because it is not lowered for what is not finite in the data.
+        sends = self.group is not None or self.window.collaborators.dynamic is not None
+        updated = self.window.flush(sums if sends else None)
         if self.group is None and self.mean and not weights:  # other ranks may have weights
             empty = int(self.empty[0].asnumpy()) + self.skipped - skipped
             ops.assign(self.empty[0], Tensor(empty, ms.int32))

@@ -90,6 +90,7 @@ class Case:
             ema=self.one_of(None, (0.75, 0), (0.9, 3)),
             rates=self.one_of(0.05, tuple(0.1 * 0.95 ** (at % 20) for at in range(PLENTY))),
         )
+        self.rng.rand()  # keeps the cases in which each of the planted faults is found
         self.bad = self.one_of(0.0, 0.1, 0.25)
         self.even = in_graphs or self.rng.rand() < 0.3
         self.programme = [self.training()]

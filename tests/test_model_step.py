@@ -10,7 +10,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, amp, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
@@ -27,7 +27,7 @@ from mindspore.train import (
 )
 from mindspore.train.summary_pb2 import Event
 
-from helpers import Recorder, Slope, batches, cross_entropy, joined, mutate
+from helpers import Recorder, Slope, batches, cross_entropy, joined, micro_batch, mutate
 from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
@@ -696,3 +696,12 @@ def test_first_micro_batch_is_checked():
     message = "For 'AccumulatedTrainStep', 'train_dataset' must be one that yields 2 columns"
     with pytest.raises(ValueError, match=message):
         Trained().train(micro_batches=[(x,) for x, _ in make_micro_batches()])
+
+
+@pytest.mark.host
+def test_nan_in_flushed_tail_does_not_lower_the_scale():
+    network, scaler = Slope(), amp.DynamicLossScaler(1024.0, 2, 100)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 3, loss_scale=scaler, check="off")
+    step(*micro_batch(np.nan))
+    assert not step.flush() and (step.skipped, step.overflows) == (1, 0)
+    assert scaler.scale_value.asnumpy() == 1024.0
