@@ -23,7 +23,7 @@ from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
-from .loss.terms import Terms, terms_of
+from .loss.terms import Terms, terms_of, weighed
 from .network import tree
 from .network.compiled import Compiled, check_compile, in_graphs
 from .network.runtime import tune
@@ -516,7 +516,7 @@ class _EvaluateTerms(Compiled):
         terms: Any = objective.terms
         self.terms, self.names = terms, terms.names
         self.functions: Any = tuple(terms.statistics.get(name) for name in self.names)
-        self.tensors = tuple(function is not None for function in self.functions)
+        self.tensors = terms.tensors
 
     def __call__(self, *columns: Any) -> Any:
         coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)
@@ -529,12 +529,11 @@ class _EvaluateTerms(Compiled):
         output = self.eval_of(*columns) if self.loss_fn is None else self.eval_of(columns[0])
         losses = output if self.loss_fn is None else self.loss_fn(output, *columns[1:])
         losses = terms_of(self.owner, self.names, losses, self.tensors)
-        loss = Tensor(0.0, ms.float32)
+        scalars: Any = ()
         for number in range(len(counts)):
-            if self.tensors[number]:
-                loss = loss + coefficients[number] * self.functions[number](losses[number])
-            elif counts[number]:
-                loss = loss + coefficients[number] * losses[number]
+            is_statistic = self.tensors[number]
+            scalars = (*scalars, self.functions[number](losses[number]) if is_statistic else losses[number])
+        loss = weighed(scalars, coefficients, counts)
         return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
 
 

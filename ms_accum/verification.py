@@ -139,8 +139,7 @@ def verify(
         rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
         _check.raise_invalid(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
     sizes = _sizes(rows, steps)
-    ends = list(accumulate(sizes))
-    pieces = [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, ends)]
+    pieces = _cut(columns, sizes)
     options = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "compile": compile}
     trial = _Trial(network, loss_fn, columns, pieces, options)
     return trial.result(_check.positive_number(_OWNER, "rtol", rtol))
@@ -315,10 +314,7 @@ class _Trial:
                 data,
                 *[Tensor(np.repeat(as_array(label)[row : row + 1], len(data), 0), label.dtype) for label in labels],
             )
-            ends = list(accumulate(piece[0].shape[0] for piece in self._pieces))
-            pieces = [
-                tuple(column[end - len(piece[0]) : end] for column in same) for end, piece in zip(ends, self._pieces)
-            ]
+            pieces = _cut(same, [len(piece[0]) for piece in self._pieces])
             of_batch = self._gradients_and_losses([same])[0][:, 0]
             if np.isfinite(of_batch).all() and of_batch.any():  # otherwise no label of this row counts
                 shares = np.array([len(piece[0]) for piece in pieces]) / len(data)
@@ -360,6 +356,11 @@ class _Trial:
             if not is_close(self._gradients_and_losses([_joined(pieces[:2])])[0][:, 0] - mean_of_two + of_batch):
                 return pieces, no_weights
         return pieces, weights
+
+
+def _cut(columns: tuple, sizes: Sequence[int]) -> list[tuple]:
+    """Return the columns in pieces of these numbers of rows."""
+    return [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, accumulate(sizes))]
 
 
 def _joined(pieces: Sequence[tuple]) -> tuple:

@@ -100,11 +100,9 @@ def test_compiled_model_trains_like_the_oracle():
 
 
 def test_statistic_in_model():
-    from training.test_windows_of_terms import STATISTIC, Routed  # noqa: PLC0415
-
-    network, options = terms.Net(), {"weight": STATISTIC, "coefficients": {"balance": 0.3}}
-    fit(step_of(network, Routed(), 7, **options))
-    other, _ = trained_by_driver(7, loss_fn=Routed(), **options)
+    network, options = terms.Net(), {"weight": terms.STATISTIC, "coefficients": {"balance": 0.3}}
+    fit(step_of(network, terms.Routed(), 7, **options))
+    other, _ = trained_by_driver(7, loss_fn=terms.Routed(), **options)
     found, expected = (terms.flat(p.asnumpy() for p in each.trainable_params()) for each in (network, other))
     assert terms.error(found, expected) <= 1e-6
 

@@ -22,6 +22,12 @@ Options = Callable[[str], Any]
 # What a loss divides its sum by, on the host
 
 
+def as_number(value: Any) -> Any:
+    """Return a Tensor or array with one element as a number, and everything else unchanged."""
+    value = value.asnumpy() if isinstance(value, Tensor) else value
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
 def row_count(data: Any, *labels: Any) -> float:
     """Return the number of rows of the first column."""
     return data.shape[0]

@@ -20,6 +20,7 @@ from .known_losses import (
     REDUCTIONS,
     GraphWeight,
     WithLoss,
+    as_number,
     check_gradient,
     check_reduction,
     divisor_in_graph,
@@ -202,7 +203,7 @@ class Weight:
         elif callable(weight) and not isinstance(weight, Tensor):
             self._weight = weight
         else:
-            self._weight = _check.positive_number(owner, "weight", _as_number(weight))
+            self._weight = _check.positive_number(owner, "weight", as_number(weight))
 
     def set_unit_for(self, micro_batches: int) -> None:
         """Choose the unit of the windows that follow, in a single process.
@@ -235,7 +236,7 @@ class Weight:
         """Return the weight of a micro-batch; the unit is not changed."""
         if not callable(self._weight):
             return self._weight
-        weight = _as_number(self._weight(*micro_batch))
+        weight = as_number(self._weight(*micro_batch))
         if not (isinstance(weight, (int, float, np.number)) and math.isfinite(weight) and weight >= 0):
             rule = "a function that returns a finite number >= 0"
             _check.raise_invalid(ValueError, self._owner, "weight", rule, weight)
@@ -269,12 +270,6 @@ def unit_near(weight: float, group: Group | None) -> float | None:
     return 2.0**largest
 
 
-def _as_number(value: Any) -> Any:
-    """Return a Tensor or array with one element as a number, and everything else unchanged."""
-    value = value.asnumpy() if isinstance(value, Tensor) else value
-    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
-
-
 def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
     """Return what computes the weight of micro-batches in a graph, as `Weight` does on the host.
 
@@ -287,7 +282,7 @@ def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
         return divisor_in_graph(loss_fn)
     if callable(weight) and not isinstance(weight, Tensor):
         return GraphWeight(runnable(weight), varies=True)
-    return GraphWeight(_ConstantInGraph(_check.positive_number(owner, "weight", _as_number(weight))), varies=False)
+    return GraphWeight(_ConstantInGraph(_check.positive_number(owner, "weight", as_number(weight))), varies=False)
 
 
 @ms.jit_class

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..ranks.group import Group, gather
-from .known_losses import divisor_of, loss_reduction, runnable
+from .known_losses import as_number, divisor_of, loss_reduction, runnable
 
 _COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
 
@@ -130,6 +130,8 @@ class Terms:
         """tuple[str], the names of the terms, in the order of the losses if these are a tuple."""
         self.statistics = {name: value.function for name, value in weight.items() if isinstance(value, WindowStatistic)}
         """dict, the functions of the terms that are a function of a sum over the window."""
+        self.tensors = tuple(name in self.statistics for name in self.names)
+        """tuple[bool], whether the loss returns a tensor for each term, the sums of a statistic."""
         self._counts = [_count_of(owner, name, value) for name, value in weight.items()]
         given = {} if coefficients is None else coefficients
         if not isinstance(given, Mapping):
@@ -182,7 +184,7 @@ class Terms:
 
     def coefficients(self, updates: int) -> np.ndarray:
         """Return the coefficients after this number of updates."""
-        values = [value if isinstance(value, float) else _as_number(value(updates)) for value in self._coefficients]
+        values = [value if isinstance(value, float) else as_number(value(updates)) for value in self._coefficients]
         for name, value in zip(self.names, values):
             if not (isinstance(value, (int, float, np.number)) and math.isfinite(value)):
                 rule = "functions that return a finite number"
@@ -201,7 +203,7 @@ class Terms:
     def check(self, owner: str, losses: Any, of_loss_fn: bool) -> None:
         """Raise an error if these are not the terms, as `known_losses.scalar` does for a loss of one."""
         del of_loss_fn
-        terms_of(owner, self.names, losses, tuple(name in self.statistics for name in self.names))
+        terms_of(owner, self.names, losses, self.tensors)
 
     # What `Weight` does; nothing here depends on the window.
 
@@ -232,12 +234,12 @@ def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
             rule = "a loss that averages over a known number, if it is a loss"
             _check.raise_invalid(ValueError, owner, "weight", rule, f"{type(value).__name__} for {name!r}")
         return functools.partial(_counted, owner, name, divisor_of(value) or value)
-    number = _check.positive_number(owner, f"weight[{name!r}]", _as_number(value))
+    number = _check.positive_number(owner, f"weight[{name!r}]", as_number(value))
     return lambda columns: number
 
 
 def _counted(owner: str, name: str, function: Callable, columns: tuple) -> float:
-    count = _as_number(function(*columns))
+    count = as_number(function(*columns))
     if not (isinstance(count, (int, float, np.number)) and math.isfinite(count) and count >= 0):
         rule = "functions that return a finite number >= 0"
         _check.raise_invalid(ValueError, owner, "weight", rule, f"{count} for {name!r}")
@@ -247,17 +249,11 @@ def _counted(owner: str, name: str, function: Callable, columns: tuple) -> float
 def _coefficient(owner: str, name: str, value: Any) -> Any:
     if callable(value) and not isinstance(value, Tensor):
         return value
-    value = _as_number(value)
+    value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
         rule = "finite numbers, or functions of the number of updates"
         _check.raise_invalid(ValueError, owner, "coefficients", rule, f"{value!r} for {name!r}")
     return float(value)
-
-
-def _as_number(value: Any) -> Any:
-    """Return a Tensor or array with one element as a number, and everything else unchanged."""
-    value = value.asnumpy() if isinstance(value, Tensor) else value
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) and value.size == 1 else value
 
 
 def terms_for(owner: str, weight: Any, coefficients: Any, group: Group | None) -> Terms:
@@ -290,8 +286,7 @@ class LossOfTerms(nn.Cell):
 
     def __init__(self, owner: str, network: nn.Cell, loss_fn: Any, terms: Terms):
         super().__init__(auto_prefix=False)
-        self.owner, self.names = owner, terms.names
-        self.tensors = tuple(name in terms.statistics for name in terms.names)
+        self.owner, self.names, self.tensors = owner, terms.names, terms.tensors
         self.network, self.loss_fn = network, runnable(loss_fn)
 
     def construct(self, *columns: Any) -> Any:

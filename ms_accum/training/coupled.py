@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor
 
 from .. import _check
 from ..engine.coupled import LossOfBatch, LossOfRepresentations, Represent
-from ..network.parameters import as_array
+from ..network.parameters import as_array, copied
 from ..network.restoring import copies_of, restore
 from ..ranks.group import Group, gather_rows, is_first
 
@@ -65,7 +65,7 @@ class Coupled:
     def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> _LossOfWindow:
         """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
         del weight, closing
-        self._collected.append(tuple(Tensor(as_array(column).copy(), column.dtype) for column in micro_batch))
+        self._collected.append(tuple(copied(column) for column in micro_batch))
         return self._loss
 
     def pass_over(self) -> None:

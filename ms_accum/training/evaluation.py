@@ -15,7 +15,7 @@ from ..engine.collaborators import Collaborators
 from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
-from ..loss.terms import terms_of
+from ..loss.terms import Terms, terms_of
 from ..network.compiled import Compiled, check_compile, compiled
 from ..network.restoring import training_mode
 from ..network.runtime import tune
@@ -116,11 +116,11 @@ class _LossAndOutput(Compiled):
     Args:
         network (Cell): the network.
         loss_fn (Union[Cell, Callable]): its loss.
-        terms (Optional[LossOfTerms]): the terms, if the loss has several.
+        terms (Optional[Terms]): the terms, if the loss has several.
         compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, terms: Any, compiles: bool):
+    def __init__(self, network: nn.Cell, loss_fn: Any, terms: Terms | None, compiles: bool):
         super().__init__(_OWNER, compiles, network, loss_fn)
         self.network, self.loss_fn = network, runnable(loss_fn)
         self.names: Any = () if terms is None else terms.names
@@ -173,11 +173,10 @@ class Evaluation:
             )
         self._has_output = loss_fn is not None
         compiles = collaborators.compiles
-        of_terms = None if objective.terms is None else objective.evaluated
         self._cell: nn.Cell = objective.evaluated
-        self._run = compiled(_OWNER, self._cell, compiles)
         if self._has_output:
-            self._run = self._cell = _LossAndOutput(network, loss_fn, of_terms, compiles)
+            self._cell = _LossAndOutput(network, loss_fn, objective.terms, compiles)
+        self._run = self._cell if self._has_output else compiled(_OWNER, self._cell, compiles)
         self._check_first_batch(dataset)
 
     def _check_first_batch(self, dataset: Any) -> None:

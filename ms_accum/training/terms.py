@@ -18,7 +18,7 @@ from ..loss.objective import Objective
 from ..loss.terms import LossOfTerms, Terms, summed
 from ..network.compiled import Compiled
 from ..network.optimizers import LearningRate
-from ..network.parameters import as_array
+from ..network.parameters import copied
 from ..network.restoring import copies_of, restore
 from ..ranks.group import Group
 from ..ranks.heartbeat import heartbeat
@@ -179,7 +179,7 @@ class WindowOfTerms:
                 f"{LIMIT / 2**30:.0f} GiB, but got more with micro-batch {len(self._collected) + 1}. "
                 "Use smaller windows."
             )
-        columns = tuple(_copied(column) for column in micro_batch)
+        columns = tuple(copied(column) for column in micro_batch)
         self._collected.append(_Collected(columns, divisors, _Loss()))
         return self._collected[-1].loss
 
@@ -248,13 +248,6 @@ class WindowOfTerms:
             return ended
         figures = scalars().asnumpy()
         return (*ended, Tensor(summed([figures], figures.size, self._group), ms.float32))
-
-
-def _copied(column: Tensor) -> Tensor:
-    """Return a copy, which costs a quarter of what `Tensor(array.copy())` does."""
-    if column.dtype == ms.bfloat16:  # NumPy has none
-        return Tensor(as_array(column), column.dtype)
-    return Tensor.from_numpy(column.asnumpy().copy())
 
 
 class TermLosses:

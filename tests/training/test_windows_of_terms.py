@@ -363,35 +363,11 @@ def test_evaluation_has_the_mean_of_each_term():
 # A term that is a function of a sum over the window
 
 
-def balance(sums):
-    """Routed shares times mean probabilities, as the balance of experts."""
-    return ops.sum(sums[:CLASSES] * sums[CLASSES : 2 * CLASSES]) / ops.square(sums[2 * CLASSES])
-
-
-CLASSES = terms.CLASSES
-STATISTIC = {"ce": terms.WEIGHT["ce"], "balance": WindowStatistic(balance)}
-
-
-class Routed(nn.Cell):
-    """A term over tokens, and the sums for a balance of all tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss = terms.Loss()
-
-    def construct(self, logits, labels):
-        p = ops.reshape(ops.softmax(logits, -1), (-1, CLASSES))
-        routed = ops.cast(p >= ops.amax(p, 1, keepdims=True), ms.float32)
-        count = ops.reshape(ops.sum(ops.ones_like(p[:, 0])), (1,))
-        return {
-            "ce": self.loss(logits, labels)["ce"],
-            "balance": ops.concat((ops.sum(routed, 0), ops.sum(p, 0), count)),
-        }
-
-
 def of_statistic(data, size, network=None, **options):
     network = network or terms.Net()
-    moves = updates_of(driver(network, Routed(), STATISTIC, {"balance": 0.3}, **options), network, data, size)
+    moves = updates_of(
+        driver(network, terms.Routed(), terms.STATISTIC, {"balance": 0.3}, **options), network, data, size
+    )
     return moves[0][1], moves[0][2]
 
 
@@ -412,7 +388,7 @@ def test_evaluation_has_the_statistic_of_all_batches():
         def on_eval_end(self, run_context):
             results.append(run_context.original_args().metrics)
 
-    model = driver(terms.Net(), Routed(), STATISTIC, {"balance": 0.3}, lr=0.0)
+    model = driver(terms.Net(), terms.Routed(), terms.STATISTIC, {"balance": 0.3}, lr=0.0)
     run(model, DATA[:1], 1, callbacks=Read(), valid_dataset=DATA)
     assert results[0]["eval_balance"] == pytest.approx(expected.terms["balance"], rel=1e-5)
     assert results[0]["eval_loss"] == pytest.approx(expected.loss, rel=1e-5)
@@ -437,16 +413,16 @@ def test_second_pass_repeats_the_masks_of_the_first():
 
     network = Dropped()
     with pytest.raises(ValueError, match="Call replace_dropout"):
-        driver(network, Routed(), STATISTIC, None)
+        driver(network, terms.Routed(), terms.STATISTIC, None)
     replace_dropout(network)
     sums = []
 
     def watched(values):
         sums.append(np.array(values.asnumpy()))
-        return balance(values)
+        return terms.balance(values)
 
-    weight = {**STATISTIC, "balance": WindowStatistic(watched)}
-    model = driver(network, Routed(), weight, {"balance": 0.3}, compile=False, lr=0.0)
+    weight = {**terms.STATISTIC, "balance": WindowStatistic(watched)}
+    model = driver(network, terms.Routed(), weight, {"balance": 0.3}, compile=False, lr=0.0)
     run(model, [*DATA, *DATA], 7)
     assert len(sums) == 2 and not np.array_equal(*sums)  # the masks of the second window are others
     assert network.dropout.dropout_counter.asnumpy() == 14
@@ -460,19 +436,19 @@ class Theta(nn.Cell):
         self.theta = Parameter(Tensor(2.0, ms.float32), name="theta")
 
     def construct(self, sums):
-        return self.theta * balance(sums)
+        return self.theta * terms.balance(sums)
 
 
 def test_function_with_trained_parameters_is_rejected():
     network, function = terms.Net(), Theta()
     optimizer = nn.SGD([*network.trainable_params(), function.theta], 1.0)
-    weight = {**STATISTIC, "balance": WindowStatistic(function)}
-    model = GradientAccumulation(network, Routed(), optimizer, weight=weight, check="off")
+    weight = {**terms.STATISTIC, "balance": WindowStatistic(function)}
+    model = GradientAccumulation(network, terms.Routed(), optimizer, weight=weight, check="off")
     with pytest.raises(ValueError, match="'function' must be one without parameters that are trained"):
         run(model, DATA, 3)
 
 
-class Counting(Routed):
+class Counting(terms.Routed):
     """Counts its calls, as random layers do."""
 
     def __init__(self):
@@ -486,7 +462,7 @@ class Counting(Routed):
 
 def test_first_pass_leaves_the_state_of_the_loss():
     loss_fn = Counting()
-    run(driver(terms.Net(), loss_fn, STATISTIC, None), DATA, 7)
+    run(driver(terms.Net(), loss_fn, terms.STATISTIC, None), DATA, 7)
     assert loss_fn.calls.asnumpy() == 7
 
 
@@ -521,7 +497,7 @@ def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
 )
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
-        driver(terms.Net(), Routed(), **{"weight": STATISTIC, "coefficients": {"balance": 0.3}, **options})
+        driver(terms.Net(), terms.Routed(), **{"weight": terms.STATISTIC, "coefficients": {"balance": 0.3}, **options})
 
 
 def other_names(logits, labels):
