@@ -260,6 +260,12 @@ pieces: Iterator[tuple[object, ...]] = split_batch((Tensor(1.0), Tensor(2.0)), 3
 windows: int = updates_per_epoch(45, 4, "drop")
 rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt")
 sharded = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.001), network.trainable_params())
+divisors = {{"ce": "elements", "balance": WindowStatistic(balance)}}
+factor = {{"balance": 0.01}}
+mixture = GradientAccumulation(MoEGPT(256), LossWithBalance(), optimizer, weight=divisors, coefficients=factor)
+terms = Terms(PolicyLoss("grpo").weight, {{"kl": 0.1}}, group=group)
+factors: Tensor = terms.factors([(Tensor(1.0), Tensor(1))], 3)[0][0]
+recipes = DistillationLoss(2.0).weight | AuxiliaryHeads(2).coefficients
 
 
 def show(record: UpdateRecord) -> str:
