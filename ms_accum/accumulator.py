@@ -13,6 +13,7 @@ from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
 from .engine.nonfinite import SKIP_WINDOW
+from .layers.batch_norm import warn_about_batch_norm
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
@@ -150,6 +151,8 @@ class Accumulator:
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
             equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
             agree_and_broadcast(_OWNER, collaborators.group, equal_on_ranks, optimizer, network)
+        if network is not None and sizes.constant != 1:
+            warn_about_batch_norm(network, training=True)  # `set_train` may be called later
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
         self.group = collaborators.group

@@ -14,6 +14,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from .. import _check
+from ..layers.batch_norm import warn_about_batch_norm
 from ..loss.known_losses import check_gradient
 from ..network import tree
 from ..network.branch import branch
@@ -116,6 +117,7 @@ class TrainForwardBackward(Compiled):
             nonfinite=nonfinite,
             compiles=self.compiles,
         )
+        warn_about_batch_norm(network, training=True)  # `set_train` may be called later
         self._set_up(window, network, sens)
 
     def _set_up(self, window: Window, network: nn.Cell, sens: float) -> None:

@@ -22,9 +22,14 @@ SUMS = "window_sums"
 """str, the name of the Parameter that `pool_batch_norm` adds to a layer."""
 
 
-def warn_about_batch_norm(network: nn.Cell) -> None:
-    """Warn that BatchNorm normalizes micro-batches, so that accumulation does not equal the large batch."""
-    names = [name for name, cell in network.cells_and_names() if takes_statistics(cell)]
+def warn_about_batch_norm(network: nn.Cell, *, training: bool = False) -> None:
+    """Warn that BatchNorm normalizes micro-batches, so that accumulation does not equal the large batch.
+
+    Args:
+        network (Cell): the network.
+        training (bool): whether it will be in training mode, in whatever mode it is now. Default: ``False``.
+    """
+    names = [name for name, cell in network.cells_and_names() if takes_statistics(cell, training=training)]
     if names:
         _check.warn(
             f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalize each micro-batch by its own "

@@ -9,7 +9,7 @@ import pytest
 from mindspore import mint, nn
 
 from helpers import batches, cross_entropy, forward_of, joined, run, values
-from ms_accum import GradientAccumulation
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward
 from ms_accum.layers.batch_norm import warn_about_batch_norm
 from reference import miss
 
@@ -82,3 +82,35 @@ def test_no_warning_for_frozen_batch_norm():
         warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=False)).set_train())
     with pytest.warns(UserWarning, match="BatchNorm layers"):
         warn_about_batch_norm(nn.SequentialCell(nn.BatchNorm1d(2, use_batch_statistics=True)).set_train(False))
+
+
+# In a loop of one's own
+
+
+def with_batch_norm(**options):
+    network = nn.SequentialCell(nn.BatchNorm1d(2, **options), nn.Dense(2, 1))
+    return network, nn.SGD(network.trainable_params(), 0.1)
+
+
+def cells_of(network, optimizer):
+    sums = optimizer.parameters.clone(prefix="sums", init="zeros")
+    return TrainForwardBackward(nn.WithLossCell(network, nn.MSELoss()), optimizer, sums)
+
+
+WAYS = {"Accumulator": lambda network, optimizer: Accumulator(optimizer, 4, network=network), "Cells": cells_of}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+def test_accumulating_by_hand_warns(make):
+    with pytest.warns(UserWarning, match="BatchNorm layers .1, the first is"):
+        make(*with_batch_norm())
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+def test_accumulating_frozen_statistics_by_hand_warns_of_nothing(make):
+    make(*with_batch_norm(use_batch_statistics=False))  # a warning would be an error
+
+
+def test_windows_of_1_by_hand_warn_of_nothing():
+    network, optimizer = with_batch_norm()
+    Accumulator(optimizer, 1, network=network)

@@ -104,6 +104,7 @@ class Loss(nn.Cell):
 
 
 @pytest.mark.graph
+@pytest.mark.filterwarnings("ignore:BatchNorm layers")
 def test_each_micro_batch_is_counted_once(rng):
     """In graph mode, differentiated, in two layers: and the gradients are those of BatchNorm."""
     inputs = [Tensor(rng.randn(4, 3) + k, ms.float32) for k in range(3)]
