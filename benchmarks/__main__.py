@@ -26,10 +26,12 @@ MODULES = {
     "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),
     "forms": ("forms", "ways to write a block of a network, and what each takes on CPU"),
     "ranks": ("ranks", "what several ranks cost, beside one process"),
+    "conformance": ("conformance.matrix", "does accumulating equal the large batch? for each library, in each case"),
     "tables": ("documents", "write the tables of docs/ from the results"),
 }
 ALL, _ALL_HELP = "all", "every benchmark below, then the tables; it takes hours"
-_WITHOUT_OPTIONS = ("setup", "tables")
+# Not about time: they have no sizes to choose, and are not part of `all`.
+_WITHOUT_OPTIONS = ("setup", "conformance", "tables")
 
 
 def parse() -> argparse.Namespace:
@@ -38,6 +40,10 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, description in ((ALL, _ALL_HELP), *((name, description) for name, (_, description) in MODULES.items())):
         add = commands.add_parser(name, help=description.replace("%", "%%"), description=description).add_argument
+        if name == "conformance":
+            add("--only", nargs="+", metavar="LIBRARY", help="default: all; the others' results are kept")
+            add("--cases", nargs="+", metavar="CASE", help="default: all; the others' results are kept")
+            add("--output", default=str(RESULTS), metavar="DIR", help="for the JSON, default: %(default)s")
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from . import performance_tables, scaling_tables
+from .conformance import page
 from .process import ROOT
 
 PROGRAMS = {
@@ -34,12 +35,13 @@ def run(arguments: Namespace) -> None:
     for path in marked():
         path.write_text(filled(path.read_text(encoding="utf-8"), made), encoding="utf-8")
         print(f"tables: {path}")
+    page.write_pictures(ROOT / "docs" / "images")
 
 
 def tables() -> dict[str, str]:
     """Return all tables, and the programs' help, by the names of their marks."""
     helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
-    return {**scaling_tables.tables(), **performance_tables.tables(), **helps}
+    return {**scaling_tables.tables(), **performance_tables.tables(), **page.tables(), **helps}
 
 
 def _help(*command: str) -> str:

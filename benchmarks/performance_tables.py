@@ -26,12 +26,10 @@ def tables() -> dict[str, str]:
     """Return the tables by the names of their marks, such as avx2-amd/speed."""
     results = {machine: cache(partial(rows_of, machine)) for machine in MACHINES}  # most are needed by several tables
     made = {"goals": _goals(results)}
-    for language, words in README.items():
+    for language, words in WORDS.items():
         source = (tuple(results.values()), words)
-        made[f"readme/accuracy{language}"], made[f"readme/speed{language}"] = (
-            _readme_accuracy(source),
-            _readme_speed(source),
-        )
+        made[f"accuracy{language}"], made[f"speed{language}"] = _accuracy_of_all(source), _speed_of_all(source)
+        made[f"readme/cost{language}"] = _cost_of_all(source)
     for machine, find_rows in results.items():
         made[f"{machine}/runs"] = _runs(machine)
         for name, (benchmark, table) in TABLES.items():
@@ -190,36 +188,39 @@ def _forms(rows: Rows) -> Lines:
 
 
 class Words(NamedTuple):
-    """What the README's tables say in one language."""
+    """What the tables of all machines say in one language."""
 
     trained: str
     run: str
     speed: Sequence[str]
     forms: Mapping[str, str]
+    cost: Mapping[str, str]
 
 
 _DATA = {"lenet5": "MNIST", "small_resnet": "CIFAR-10"}
 _TORCH = ("torch", "torch-compile")
 # Networks that have two forms, by what the contender is called that trains the other one.
 _FORMS = {"transformer": ("for CPU", PLAIN)}
-README = {
+WORDS = {
     "": Words(
         "test accuracy, minutes",
         "{}, {}, {} epochs",
         ("N={}: ms", "/ MindSpore's", "/ PyTorch"),
         {"for CPU": "{}, forms for CPU", PLAIN: "{}, usual forms"},
+        {"accumulate": "micro-batch / plain one", "update": "update / plain one"},
     ),
     ".zh": Words(
         "测试准确率，分钟",
         "{}，{}，{} 个 epoch",
         ("N={}：毫秒", "/ MindSpore", "/ PyTorch"),
         {"for CPU": "{}，适合 CPU 的写法", PLAIN: "{}，常用写法"},
+        {"accumulate": "一个微批次的时间 / 普通训练", "update": "一次更新的时间 / 普通训练"},
     ),
 }
 
 
 @markdown
-def _readme_accuracy(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
+def _accuracy_of_all(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
     """Accuracy and minutes, from the machine where they are least to the one where they are most."""
     machines, words = source
     yield [words.trained, OURS, "PyTorch"]
@@ -232,6 +233,16 @@ def _readme_accuracy(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> L
             yield [label, *(_reached(measured, name) for name in (OURS, "torch"))]
 
 
+@markdown
+def _cost_of_all(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
+    """What accumulating costs, compared with training without it on the same machine: from the least to the most."""
+    machines, words = source
+    yield ["", *words.cost.values()]
+    for network in _NETWORKS:
+        found = [[_ratio(network, piece, find_rows) for find_rows in machines] for piece in words.cost]
+        yield [network, *(_range([figure for figure in figures if figure is not None], ".2f") for figures in found)]
+
+
 def _reached(measured: Sequence[Rows], name: str) -> str:
     """Return a contender's accuracy and minutes; PyTorch's with the loader that is the fastest on two cores."""
     summaries = [
@@ -242,7 +253,7 @@ def _reached(measured: Sequence[Rows], name: str) -> str:
 
 
 @markdown
-def _readme_speed(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
+def _speed_of_all(source: tuple[Sequence[Callable[[str], Rows]], Words]) -> Lines:
     """The best start, and its ratios to others on the same machine: from the least to the most of the machines.
 
     MindSpore's own ways are compared with ours under the same environment variables: those that ours sets, or, on

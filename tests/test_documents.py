@@ -60,8 +60,8 @@ def test_missed_goal_is_marked(monkeypatch):
     assert line == "| x | ≤ 1.00 | **1.01**, missed |"
 
 
-def readme_line(first, second):
-    """The README's line about a network, as from these times on two machines, each for windows of 4 and 16."""
+def speed_line(first, second):
+    """The first table's line about a network, as from these times on two machines, each for windows of 4 and 16."""
 
     def find_rows_of(times):
         rows = [
@@ -71,8 +71,8 @@ def readme_line(first, second):
         ]
         return lambda benchmark: rows if benchmark == "speed" else []
 
-    words = performance_tables.README[""]
-    table = performance_tables._readme_speed(((find_rows_of(first), find_rows_of(second)), words))
+    words = performance_tables.WORDS[""]
+    table = performance_tables._speed_of_all(((find_rows_of(first), find_rows_of(second)), words))
     return table.splitlines()[2]
 
 
@@ -80,35 +80,35 @@ FIRST = {"ms_accum": 1.0, "ms_accum-untuned": 8.0, "tutorial-functional": 16.0, 
 SECOND = {"ms_accum": 3.0, "ms_accum-untuned": 6.0, "tutorial-functional": 4.0, "boost": 6.0, "torch-compile": 1.5}
 
 
-def test_readme_compares_with_best_peer_and_shows_worst_machine():
+def test_speed_compares_with_best_peer_and_shows_worst_machine():
     """Ours is compared with MindSpore's own under MindSpore's settings, and each machine's times with its own."""
-    assert readme_line(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
+    assert speed_line(FIRST, SECOND) == "| mlp " + 2 * "| 1.0–3.0 | 1.50–2.00 | 0.50–2.00 " + "|"
 
 
-def test_selective_readme_figures_are_detected(monkeypatch):
-    right = readme_line(FIRST, SECOND)
-    assert readme_line(FIRST, FIRST) != right
+def test_selective_figures_are_detected(monkeypatch):
+    right = speed_line(FIRST, SECOND)
+    assert speed_line(FIRST, FIRST) != right
     monkeypatch.setattr(performance_tables, "OWN", ("tutorial-functional",))
-    assert readme_line(FIRST, SECOND) != right
+    assert speed_line(FIRST, SECOND) != right
     monkeypatch.undo()
     monkeypatch.setattr(performance_tables, "UNTUNED", "ms_accum")
-    assert readme_line(FIRST, SECOND) != right
+    assert speed_line(FIRST, SECOND) != right
 
 
 @pytest.mark.parametrize(
-    ("readme", "sentence"),
+    ("page", "sentence"),
     [
-        ("README.md", r"on AVX-512 these make LeNet5 (\d+) to (\d+) times as fast"),
-        ("README_CN.md", r"在 AVX-512 上，这两个变量使 LeNet5 快 (\d+) 到 (\d+) 倍"),
+        ("docs/performance.md", r"on AVX-512 these make LeNet5 (\d+) to (\d+) times as fast"),
+        ("docs/performance.zh.md", r"在 AVX-512 上，这两个变量使 LeNet5 快 (\d+) 到 (\d+) 倍"),
     ],
 )
-def test_readme_speedup_of_variables_equals_measurement(readme, sentence):
+def test_speedup_of_variables_equals_measurement(page, sentence):
     factors = []
     for machine in ("avx512-amd", "avx512-intel"):
         rows = [row for row in results_of.rows(machine, "speed") if row["network"] == "lenet5" and row["window"] > 2]
         times = {(row["contender"], row["window"]): row["ms"] for row in rows}
         factors += [times["ms_accum-untuned", window] / times["ms_accum", window] for window in (4, 16)]
-    least, most = map(int, re.search(sentence, (ROOT / readme).read_text(encoding="utf-8")).groups())
+    least, most = map(int, re.search(sentence, (ROOT / page).read_text(encoding="utf-8")).groups())
     assert (round(min(factors)), round(max(factors))) == (least, most)
 
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SECOND_NAME = ROOT / "ms_accum" / "zoo" / "__init__.py"
 LIBRARY = sorted(path for path in (ROOT / "ms_accum").rglob("*.py") if path != SECOND_NAME)
 ZOO = sorted((ROOT / "model_zoo").rglob("*.py"))
-BENCHMARKS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks/programs").glob("*.py")])  # no .envs
+FOLDERS = ("benchmarks", "benchmarks/programs", "benchmarks/conformance", "benchmarks/conformance/programs")  # no .envs
+BENCHMARKS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
 PROGRAMS = [SECOND_NAME, *sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), *BENCHMARKS]
 
 FACES = [ROOT / package / "__init__.py" for package in ("ms_accum", "model_zoo")]

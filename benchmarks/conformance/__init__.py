@@ -1,0 +1,1 @@
+"""Does accumulating equal the large batch? Measured for many libraries: `python -m benchmarks conformance`."""

@@ -1,0 +1,279 @@
+"""The tables and the picture of docs/conformance.md, in two languages, from the results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..plots import plot
+from ..results import RESULTS, read
+from ..tables import Lines, groups, markdown
+from . import curves, verdicts
+from .cases import cases
+from .libraries import LIBRARIES, OURS, PROGRAMS, RIGHT_LOOP, Library
+from .matrix import FILE
+from .words import CASES, FAULTS, WORDS
+
+SOURCES = "reference/conformance_programs.md"
+_MISSING = {library.key for library in LIBRARIES if library.missing}
+BAD = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
+
+Row = Mapping[str, Any]
+
+
+def tables() -> dict[str, str]:
+    """Return the tables by the names of their marks."""
+    record = read(RESULTS / FILE)
+    made = {"conformance/programs": _programs(), "conformance/versions": _versions(record)}
+    for language in ("", ".zh"):
+        made[f"conformance/summary{language}"] = _summary((record["rows"], language))
+        made[f"readme/conformance{language}"] = _readme((record["rows"], language))
+        for name, rows in _by_case(record["rows"]).items():
+            made[f"conformance/{_anchor(name)}{language}"] = _case((rows, language))
+    return made
+
+
+def _by_case(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {name: mine for (name,), mine in groups(rows, "case").items()}
+
+
+def _anchor(name: str) -> str:
+    """Return the anchor of a heading, as the site and GitHub make it."""
+    return re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-")
+
+
+@markdown
+def _case(source: tuple[Sequence[Row], str]) -> Lines:
+    """What became of one case: who is right, and who is off by how much, and why."""
+    rows, language = source
+    words = WORDS[language]
+    yield [words["result"], words["libraries"]]
+    outcomes: dict[str, list[str]] = {}
+    for row in sorted(rows, key=_order):
+        outcomes.setdefault(_outcome(row, language), []).append(_linked(row, language))
+    for outcome, names in outcomes.items():
+        yield [outcome, "; ".join(names)]
+
+
+def _order(row: Row) -> tuple:
+    order = (verdicts.RIGHT, verdicts.WARNS, verdicts.SILENT, verdicts.OFF, verdicts.POISONED, verdicts.REFUSES)
+    kinds = (*order, verdicts.DIED, verdicts.CANNOT, verdicts.UNTRIED)
+    return kinds.index(row["verdict"]), row.get("error", 0.0) if row["verdict"] != verdicts.RIGHT else 0.0
+
+
+def _outcome(row: Row, language: str) -> str:
+    """Return what became of a cell, in words."""
+    words, verdict = WORDS[language], row["verdict"]
+    if verdict == verdicts.OFF:
+        text = f"**{percent(row['error'])}**"
+        if row.get("fault"):
+            text += f" {words['comma'].join(FAULTS[language].get(f, f) for f in row['fault'].split(', '))}"
+    elif verdict in (verdicts.WARNS, verdicts.SILENT):
+        text = f"{words[verdict]}, {percent(row['error'])}"
+    else:
+        text = words[verdict]
+    if row.get("updates") is not None and row["updates"] != row["expected_updates"] and verdict == verdicts.OFF:
+        text += words["updates"].format(row["updates"], row["expected_updates"])
+    return text + (words["by_design"] if "by_design" in row else "")
+
+
+def _linked(row: Row, language: str) -> str:
+    name = f"{row['library']}, {row['way']}" if row["way"] else row["library"]
+    text = name if name in _MISSING else f"[{name}]({SOURCES}#{_anchor(name)})"
+    if row["verdict"] in (verdicts.CANNOT, verdicts.REFUSES, verdicts.DIED) and row.get("words"):
+        text += f" ({_cell(row['words'])})" if not language or row["verdict"] != verdicts.CANNOT else ""
+    if "by_design" in row and not language:
+        text += f" ({_cell(row['by_design'])})"
+    if row.get("reductions") is not None:
+        text += WORDS[language]["reductions"].format(f"{row['reductions']:g}")
+    return text
+
+
+def _cell(text: str) -> str:
+    """Return text that does not end a cell of a table."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def percent(error: float) -> str:
+    """Return an error as a table shows it."""
+    return "> 1000%" if error > 10 else f"{error:.1%}" if error < 0.1 else f"{error:.0%}"
+
+
+@markdown
+def _summary(source: tuple[Sequence[Row], str]) -> Lines:
+    """How many cases each library has right, and what becomes of the others."""
+    rows, language = source
+    words = WORDS[language]
+    yield [words["library"], words["right"], words["wrong"], words["stops"], words["not expressed"], words["largest"]]
+    counted = []
+    for (name, way), mine in groups(rows, "library", "way").items():
+        kinds = [row["verdict"] for row in mine]
+        bad = [row for row in mine if row["verdict"] in BAD and "by_design" not in row]
+        design = sum("by_design" in row for row in mine)
+        right = kinds.count(verdicts.RIGHT) + kinds.count(verdicts.WARNS)
+        stops = kinds.count(verdicts.REFUSES) + kinds.count(verdicts.DIED)
+        worst = max((row.get("error", float("inf")) for row in bad), default=None)
+        largest = "-" if worst is None else "NaN" if worst == float("inf") else percent(worst)
+        wrong = f"{len(bad)}" + (words["and by design"].format(design) if design else "")
+        name = f"{name}, {way}" if way else name
+        counted.append(
+            (
+                -right,
+                len(bad),
+                [name, right, wrong, stops, kinds.count(verdicts.CANNOT) + kinds.count(verdicts.UNTRIED), largest],
+            )
+        )
+    for _, _, line in sorted(counted, key=lambda entry: entry[:2]):
+        yield line
+
+
+README = ("short last window", "ragged rows", "padded tokens", "clip", "NaN", "two terms", "resume")
+
+
+@markdown
+def _readme(source: tuple[Sequence[Row], str]) -> Lines:
+    """Some cases: how many ways of other libraries are right, and the least and largest error of the others."""
+    rows, language = source
+    words = WORDS[language]
+    yield [words["case"], "ms_accum", words["others right"], words["others off"]]
+    for name, mine in _by_case(rows).items():
+        if name not in README:
+            continue
+        ours = max(row["error"] for row in mine if row["library"] == OURS and "error" in row)
+        others = [row for row in mine if row["library"] not in (OURS, RIGHT_LOOP)]
+        right = [row for row in others if row["verdict"] == verdicts.RIGHT]
+        bad = [row for row in others if row["verdict"] in BAD and "by_design" not in row]
+        errors = sorted(row["error"] for row in bad if "error" in row)
+        span = "–".join(dict.fromkeys(percent(error) for error in (*errors[:1], *errors[-1:])))
+        lost = sum(row["verdict"] == verdicts.POISONED for row in bad)
+        span += (", " if span and lost else "") + (words["all NaN"].format(lost) if lost else "")
+        yield [CASES[language].get(name, name), f"{ours:.0e}", f"{len(right)} / {len(right) + len(bad)}", span]
+
+
+@markdown
+def _versions(record: Mapping[str, Any]) -> Lines:
+    """What was measured, when, and with which documentation."""
+    yield ["library", "versions", "measured", "follows"]
+    for library in LIBRARIES:
+        about = record["libraries"][library.key]
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items()) or library.missing
+        follows = f"[documentation]({library.documentation})" if library.documentation else ""
+        yield [library.key, versions, about["date"], follows]
+
+
+def _programs() -> str:
+    """Return the source of each library's program, under a heading for each way."""
+    parts = []
+    for program in dict.fromkeys(library.program for library in LIBRARIES if not library.missing):
+        ways = [library for library in LIBRARIES if library.program == program]
+        parts += [f"## {library.key}\n" for library in ways]
+        flags = ", ".join(f"`{' '.join(library.flags)}`" for library in ways if library.flags)
+        parts += [f"`{program}`" + (f", with {flags}\n" if flags else "\n")]
+        parts += [f"```py\n{(PROGRAMS / program).read_text(encoding='utf-8')}```\n"]
+    for shared in sorted(path.name for path in PROGRAMS.glob("*.py")):
+        if shared not in {library.program for library in LIBRARIES}:
+            parts += [f"## {shared}\n", f"```py\n{(PROGRAMS / shared).read_text(encoding='utf-8')}```\n"]
+    return "\n".join(parts)
+
+
+# The picture
+
+_LABEL, _CELL, _HIGH, _HEAD, _TOP = 122, 24, 15, 76, 22
+_INK = "#1f2933"
+_FILL = {
+    verdicts.RIGHT: "#b7e4c7",
+    verdicts.WARNS: "#b7e4c7",
+    verdicts.OFF: "#f4a582",
+    verdicts.SILENT: "#f4a582",
+    verdicts.POISONED: "#ca5c5c",
+    verdicts.REFUSES: "#ffe8a3",
+    verdicts.DIED: "#ffe8a3",
+    verdicts.CANNOT: "#e4e7eb",
+    verdicts.UNTRIED: "#f5f7fa",
+    "by_design": "#b3cde3",
+}
+_PANEL = 11  # cases side by side: what 390 pixels hold
+
+
+def pictures() -> dict[str, str]:
+    """Return the picture in both languages, by the names of the files."""
+    rows = read(RESULTS / FILE)["rows"]
+    return {f"conformance{language}.svg": _picture(rows, language) for language in ("", ".zh")}
+
+
+def _picture(rows: Sequence[Row], language: str) -> str:
+    """Return the matrix: a line for each way, a square for each case, in two panels, for narrow screens."""
+    words, names = WORDS[language], list(cases())
+    cells = {(row["library"], row["way"], row["case"]): row for row in rows}
+    ways = [library for library in LIBRARIES if any(key[:2] == (library.name, library.way) for key in cells)]
+    width = _LABEL + _PANEL * _CELL + 6
+    parts, top = [], 0.0
+    for first in range(0, len(names), _PANEL):
+        shown = names[first : first + _PANEL]
+        for number, name in enumerate(shown):
+            x, y = _LABEL + number * _CELL + 14, top + _HEAD + _TOP - 8
+            label = escape(CASES[language].get(name, name))
+            parts.append(f"<text transform='translate({x:g} {y:g}) rotate(-55)' font-size='9'>{label}</text>")
+        top += _HEAD + _TOP
+        for library in ways:
+            parts += _line(library, [cells.get((library.name, library.way, name)) for name in shown], top)
+            top += _HIGH
+        top += 4
+    parts += _legend(words, top + 8)
+    height = top + 50
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height:g}' role='img' fill='{_INK}' "
+    head += "font-family='Helvetica, Arial, Noto Sans CJK SC, Microsoft YaHei, sans-serif'>"
+    paper = f"<rect width='{width}' height='{height:g}' rx='4' fill='#ffffff'/>"
+    return "\n".join([head, f"<title>{escape(words['title'])}</title>", paper, *parts, "</svg>"]) + "\n"
+
+
+def _line(library: Library, rows: Sequence[Row | None], top: float) -> Iterator[str]:
+    bold = " font-weight='bold'" if library.name == OURS else ""
+    place = f"x='{_LABEL - 4}' y='{top + 11:g}' text-anchor='end' font-size='8.4'"
+    yield f"<text {place}{bold}>{escape(library.short)}</text>"
+    for number, row in enumerate(rows):
+        if row is None:
+            continue
+        x = _LABEL + number * _CELL
+        fill = _FILL["by_design" if "by_design" in row else row["verdict"]]
+        yield f"<rect x='{x}' y='{top:g}' width='{_CELL - 1.5}' height='{_HIGH - 1.5}' rx='2' fill='{fill}'/>"
+        yield (
+            f"<text x='{x + _CELL / 2 - 0.75:g}' y='{top + 10:g}' text-anchor='middle' font-size='8.4'>"
+            f"{_sign(row)}</text>"
+        )
+
+
+def _sign(row: Row) -> str:
+    """Return the few letters that a square has room for."""
+    error = row.get("error", 0.0)
+    signs = {
+        verdicts.RIGHT: "✓",
+        verdicts.POISONED: "NaN",
+        verdicts.CANNOT: "–",
+        verdicts.UNTRIED: "–",
+        verdicts.WARNS: "✓",
+    }
+    if row["verdict"] in (verdicts.REFUSES, verdicts.DIED):
+        return "✗"
+    return signs.get(row["verdict"]) or ("≫" if error > 10 else percent(error))
+
+
+def _legend(words: Mapping[str, str], top: float) -> Iterator[str]:
+    kinds = (verdicts.RIGHT, verdicts.OFF, verdicts.POISONED, "by_design", verdicts.REFUSES, verdicts.CANNOT)
+    for number, kind in enumerate(kinds):
+        x, y = 8 + (number % 3) * 128, top + (number // 3) * 17
+        yield f"<rect x='{x}' y='{y:g}' width='12' height='12' rx='2' fill='{_FILL[kind]}'/>"
+        yield f"<text x='{x + 16}' y='{y + 10:g}' font-size='9'>{escape(words['legend'][kind])}</text>"
+
+
+def write_pictures(folder: Path) -> None:
+    """Write the pictures into a folder."""
+    for name, picture in pictures().items():
+        (folder / name).write_text(picture, encoding="utf-8")
+        print(f"picture: {folder / name}")
+    made = read(RESULTS / FILE)["curves"]
+    plot(folder / curves.FILE, lambda figure: curves.draw(figure, made), curves.SIZE)

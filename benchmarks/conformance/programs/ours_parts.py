@@ -1,0 +1,141 @@
+"""What the programs of ms_accum share: the loss and the weights of a case, a stop in the data, several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import Tensor, nn
+from mindspore_parts import Network, loss_of, tensors, weights
+
+from benchmarks.conformance.case import IGNORED, Case, Result
+from benchmarks.conformance.oracle import PENALTY
+
+PACKAGES = ["mindspore"]  # ms_accum is that of this commit
+EVERY = "clip, schedule, ema, nan, own optimizer, class weights, N that changes, float16, two terms, BatchNorm, resume"
+CAN = [*EVERY.split(", "), "evaluation"]
+LIMIT = 100
+_CASE, _RESULT = "CONFORMANCE_CASE", "CONFORMANCE_RESULT"
+
+
+class Terms(nn.Cell):
+    """The loss of two terms, by their names."""
+
+    def __init__(self, case: Case):
+        super().__init__()
+        self.entropy = nn.CrossEntropyLoss(ignore_index=IGNORED)
+
+    def construct(self, outputs: Any, targets: Any) -> Any:
+        """Return the terms, each a mean of its own."""
+        entropy = self.entropy(outputs.reshape((-1, outputs.shape[-1])), targets.reshape((-1,)))
+        return {"entropy": entropy, "penalty": PENALTY * outputs.square().sum() / outputs.shape[0]}
+
+
+def loss_and_weight(case: Case) -> tuple[Any, Any]:
+    """Return the loss, and what it averages over where that is not seen from the loss itself."""
+    if case.loss == "penalized":
+        return Terms(case), {"entropy": _labels, "penalty": "rows"}
+    if case.loss == "cross_entropy" and len(case.micro_batches()[0][1].shape) > 1:
+        return loss_of(case), _labels
+    if case.loss == "cross_entropy":
+        weights = None if case.class_weights is None else Tensor(case.class_weights)
+        return nn.CrossEntropyLoss(weights, ignore_index=IGNORED), None
+    return loss_of(case), None
+
+
+def _labels(inputs: Any, targets: Any) -> Any:
+    return (targets != IGNORED).sum()
+
+
+def divisor(case: Case, inputs: Any, targets: Any) -> Tensor:
+    """Return what the loss of a micro-batch averages over, for the ways to which the loop gives it."""
+    if case.loss == "squares":
+        return Tensor(float(inputs.shape[0]), ms.float32)
+    labels = targets.asnumpy()
+    counted = labels[labels != IGNORED]
+    class_weights = case.class_weights or [1.0] * len(case.start)
+    return Tensor(float(sum(class_weights[label] for label in counted)), ms.float32)
+
+
+def sizes(case: Case) -> Any:
+    """Return N, or by the number of the update the N that begins with it."""
+    if len(set(case.windows)) == 1:
+        return case.window
+    found, updates = {}, 0
+    for size in case.windows:
+        found[updates] = size
+        updates += -(-len(case.inputs) // size)
+    return found
+
+
+class Stopped(Exception):
+    """The run was stopped."""
+
+
+class Data(list):
+    """The micro-batches of an epoch, which stop the run once, after a number of them."""
+
+    def __init__(self, case: Case, rank: int = 0, stop_after: int = 0):
+        super().__init__(tensors(case.micro_batches(rank)))
+        self.stop_after, self.seen = stop_after, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for columns in super().__iter__():
+            if self.stop_after and self.seen == self.stop_after:
+                raise Stopped
+            self.seen += 1
+            yield columns
+
+
+class Watch(nn.Metric):
+    """A metric that notes the weights of the first evaluation."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        self.network, self.noted = network, None
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def update(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def eval(self) -> float:
+        """Note the weights."""
+        self.noted = weights(self.network) if self.noted is None else self.noted
+        return 0.0
+
+
+def across_ranks(train: Callable[[Case], Result], program: str) -> Callable[[Case], Result]:
+    """Return `train`, which for a case of several ranks starts the program again on each of them.
+
+    On a rank this function trains, writes the result of rank 0, and ends the process.
+    """
+    if _CASE in os.environ:
+        made = train(Case.of(json.loads(Path(os.environ[_CASE]).read_text(encoding="utf-8"))))
+        if os.environ["RANK_ID"] == "0":
+            Path(os.environ[_RESULT]).write_text(json.dumps(made.as_json()), encoding="utf-8")
+        sys.exit(0)
+
+    def start(case: Case) -> Result:
+        if case.ranks == 1:
+            return train(case)
+        with tempfile.TemporaryDirectory() as folder:
+            given, written = Path(folder, "case.json"), Path(folder, "result.json")
+            given.write_text(json.dumps(case.as_json()), encoding="utf-8")
+            environment = {**os.environ, _CASE: str(given), _RESULT: str(written)}
+            launcher = [sys.executable, "-m", "ms_accum.launch", "--nproc", str(case.ranks), "--log_dir", folder]
+            command = [*launcher, program, *sys.argv[1:]]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+            if not written.exists():
+                raise RuntimeError((done.stderr or done.stdout).strip()[-300:])
+            return Result(**json.loads(written.read_text(encoding="utf-8")))
+
+    return start

@@ -1,0 +1,95 @@
+"""PyTorch's loops by hand.
+
+- usual: divides by N and steps with each N-th micro-batch, as most tutorials do.
+- flushed: the same, and a step after the last micro-batch of an epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from serving import serve_cases
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch_parts import Network, loader, loss_of, optimizer_of, result, schedule_of, weights
+
+from benchmarks.conformance.case import Case, Result
+
+KIND = sys.argv[1]
+
+
+def train(case: Case) -> Result:
+    """Train by the loop that was asked for."""
+    run = Run(case)
+    for number in usual(run, last_too=KIND == "flushed"):
+        if number == case.stop_after:
+            run.save_and_load()
+    return run.result()
+
+
+class Run:
+    """Network, optimizer, schedule and average."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.network = Network(case)
+        self.optimizer = optimizer_of(case, self.network)
+        self.schedule = schedule_of(case, self.optimizer)
+        self.loss_of = loss_of(case)
+        decay = case.average or 0.0
+        self.averaged = AveragedModel(self.network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        self.evaluated: Any = None
+
+    def end(self) -> None:
+        """End a window."""
+        if self.case.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.case.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.averaged.update_parameters(self.network)
+        self.optimizer.zero_grad()
+
+    def evaluate(self) -> None:
+        """Note the weights at the end of an epoch."""
+        self.evaluated = weights(self.network) if self.evaluated is None else self.evaluated
+
+    def save_and_load(self) -> None:
+        """Do what PyTorch's tutorial on checkpoints says: the states of network and optimizer, in a new process."""
+        saved = copy.deepcopy([part.state_dict() for part in (self.network, self.optimizer, self.schedule)])
+        taken = self.optimizer.taken
+        self.__init__(self.case)  # type: ignore[misc]
+        for part, state in zip((self.network, self.optimizer, self.schedule), saved):
+            part.load_state_dict(state)
+        self.optimizer.taken = taken
+
+    def result(self) -> Result:
+        """Return what training has come to."""
+        average = weights(self.averaged) if self.case.average else None
+        return result(self.network, self.optimizer, average=average, evaluated=self.evaluated)
+
+
+def usual(run: Run, last_too: bool) -> Iterator[int]:
+    """Divide by N, and step with each N-th micro-batch of an epoch; with `last_too` also with its last one."""
+    done = 0
+    for size in run.case.windows:
+        pieces = loader(run.case)
+        for number, (inputs, targets) in enumerate(pieces):
+            loss = run.loss_of(run.network(inputs), targets) / size
+            loss.backward()
+            if (number + 1) % size == 0 or (last_too and number + 1 == len(pieces)):
+                run.end()
+            done += 1
+            yield done
+        run.evaluate()
+
+
+if __name__ == "__main__":
+    serve_cases(
+        train,
+        ["torch"],
+        can=["clip", "schedule", "ema", "nan", "own optimizer", "class weights", "N that changes", "float16"]
+        + ["two terms", "BatchNorm", "resume", "evaluation"],
+    )

@@ -1,0 +1,214 @@
+"""The benchmark `conformance`: its oracle and its judgement; ours is right in each case, and with a fault it is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.conformance import matrix, oracle, page, verdicts
+from benchmarks.conformance.case import Case, Result
+from benchmarks.conformance.cases import cases
+from benchmarks.conformance.libraries import LIBRARIES, OURS, PROGRAMS, Library
+from benchmarks.conformance.words import CASES, FAULTS, WORDS
+from benchmarks.results import RESULTS
+
+EVERY = cases()
+SMALL = [name for name, case in EVERY.items() if case.dtype == "float32"]
+
+
+# The oracle
+
+
+def loss(case, weights, x, y):
+    """The loss of a batch by its definition, in float64; what `oracle._part` differentiates by hand."""
+    logits = x @ weights.T
+    if case.loss == "squares":
+        return ((logits - y) ** 2).mean() if case.reduction == "mean" else ((logits - y) ** 2).sum()
+    counted = y >= 0
+    scale = np.array(case.class_weights or [1.0] * len(weights))
+    surprise = (
+        np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.where(counted, y, 0)[..., None], -1)[..., 0]
+    )
+    shares = np.where(counted, scale[np.where(counted, y, 0)], 0)
+    penalty = oracle.PENALTY * (logits**2).sum() / len(x) if case.loss == "penalized" else 0
+    return (shares * surprise).sum() / shares.sum() + penalty
+
+
+def slope(function, weights, step=1e-6):
+    """The gradient by differences."""
+    made = np.zeros_like(weights)
+    for index in np.ndindex(weights.shape):
+        moved = np.zeros_like(weights)
+        moved[index] = step
+        made[index] = (function(weights + moved) - function(weights - moved)) / (2 * step)
+    return made
+
+
+@pytest.mark.parametrize(
+    "name", ["even windows", "ragged rows", "padded tokens", "class weights", "sum losses", "two terms"]
+)
+def test_first_update_is_slope_of_large_batch(name):
+    case = replace(EVERY[name], windows=[len(EVERY[name].inputs)], clip=None)
+    start = np.array(case.start)
+    x, y = (np.concatenate([np.array(part) for part in parts]) for parts in (case.inputs, case.targets))
+    moved = (start - oracle.train(case, oracle.Rules()).weights) / case.rate(0)
+    wanted = slope(lambda weights: loss(case, weights, x, y), start)
+    np.testing.assert_allclose(moved, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_case_notices_a_fault(name):
+    case = EVERY[name]
+    judge = verdicts.Judge(case)
+    compared = "average" if case.average else "evaluated" if case.evaluates else "weights"
+    misses = [
+        min(judge._error(getattr(made, compared), right, compared) for right in oracle.expected(case))
+        for made in oracle.faults(case).values()
+    ]
+    assert max(misses) > 100 * case.tolerance
+
+
+# The judgement
+
+
+def answer_of(trained, **more):
+    return {**Result(trained.weights, trained.updates, trained.average, trained.evaluated).as_json(), **more}
+
+
+@pytest.mark.parametrize("name", ["short last window", "clip", "warm-up", "EMA", "resume", "evaluation", "two ranks"])
+def test_fault_is_named(name):
+    judge = verdicts.Judge(EVERY[name])
+    for fault in oracle.FAULTS["weights"][:1] + (
+        "tail divided by N",
+        "clips each micro-batch",
+        "loses the open window",
+    ):
+        made = oracle.faults(EVERY[name]).get(fault)
+        if made is not None and judge.verdict(answer_of(made))["verdict"] != "right":
+            assert judge.verdict(answer_of(made))["fault"] == fault
+
+
+def test_right_result_is_right_and_nan_is_poisoned():
+    case = EVERY["NaN"]
+    for right in oracle.expected(case):
+        assert verdicts.Judge(case).verdict(answer_of(right))["verdict"] == "right"
+    bad = answer_of(right)
+    bad["weights"][0][0] = float("nan")
+    assert verdicts.Judge(case).verdict(bad)["verdict"] == "poisoned"
+
+
+def test_warning_about_batch_norm_is_found_in_output():
+    case = EVERY["BatchNorm"]
+    made = oracle.train(case, oracle.Rules(normalizes="normalizes micro-batches"))
+    assert verdicts.Judge(case).verdict(answer_of(made, words="nothing"))["verdict"] == "silent"
+    assert verdicts.Judge(case).verdict(answer_of(made, words="a BatchNorm layer"))["verdict"] == "warns"
+
+
+@pytest.mark.parametrize("kind", ["cannot", "refuses", "died"])
+def test_words_of_library_are_kept(kind):
+    assert verdicts.Judge(EVERY["clip"]).verdict({kind: "why"}) == {"verdict": kind, "words": "why"}
+
+
+def test_cells_that_were_not_measured_again_are_kept():
+    old = {"library": OURS, "way": "driver", "case": "clip", "verdict": "off", "updates": 4, "fault": "does not clip"}
+    other = {**old, "case": "NaN"}
+    new = {**old, "verdict": "right", "fault": None}
+    assert matrix.merged([old, other], [new]) == [new, other]
+    assert matrix.changes([old, other], [new, other]) == [
+        "changed: ms_accum, driver, clip: off does not clip 4 -> right 4"
+    ]
+
+
+# The programs
+
+
+def measured(program):
+    return matrix.measured(
+        Library(OURS, "", "mindspore", program, ""), {n: verdicts.Judge(c) for n, c in EVERY.items()}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [library for library in LIBRARIES if library.name == OURS], ids=lambda way: way.way)
+def test_ours_is_right(way):
+    rows, _ = measured(way.program)
+    kinds = {row["case"]: row["verdict"] for row in rows}
+    assert len(kinds) == len(EVERY)
+    assert {kind for name, kind in kinds.items() if name != "BatchNorm"} <= {"right", "cannot", "untried"}
+    assert kinds["BatchNorm"] == "warns"
+    if way.way == "driver":
+        assert "cannot" not in kinds.values()
+
+
+@pytest.mark.slow
+def test_planted_faults_are_detected():
+    rows, _ = measured("ours_faults.py")
+    assert len(rows) == len(EVERY)
+    assert [row["case"] for row in rows if row["verdict"] in ("right", "warns", "cannot", "untried", "died")] == []
+    off = [row for row in rows if row["verdict"] == "off"]
+    assert len(off) >= len(EVERY) - 3 and all(row["error"] > 100 * EVERY[row["case"]].tolerance for row in off)
+
+
+FAILING = """
+import sys
+sys.path.insert(0, {folder!r})
+from serving import serve_cases
+
+def train(case):
+    print("hello")
+    raise ValueError("no such case\\nat all")
+
+serve_cases(train, ["numpy"], ["clip"], {{"ema": "no average"}})
+"""
+
+
+def test_program_that_raises_or_dies_is_a_cell(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FAILING.format(folder=str(PROGRAMS)), encoding="utf-8")
+    judges = {name: verdicts.Judge(EVERY[name]) for name in ("clip", "EMA", "NaN")}
+    rows, versions = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges)
+    words = [row["words"] for row in rows]
+    assert words == ["ValueError: no such case at all", "no average", "no documented way: nan"] and "numpy" in versions
+    program.write_text("import sys\nsys.exit('gone')\n", encoding="utf-8")
+    rows, _ = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges)
+    assert [row["verdict"] for row in rows] == ["died"] * 3 and "gone" in rows[0]["words"]
+
+
+# The page
+
+
+RECORD = json.loads((RESULTS / matrix.FILE).read_text(encoding="utf-8"))
+
+
+def test_every_library_has_every_case():
+    asked = {(library.name, library.way, name) for library in LIBRARIES if not library.missing for name in EVERY}
+    assert {matrix._key(row) for row in RECORD["rows"]} == asked
+    assert set(RECORD["libraries"]) == {library.key for library in LIBRARIES}
+
+
+def test_control_loop_is_right_everywhere():
+    assert {row["verdict"] for row in RECORD["rows"] if row["library"] == "right loop"} == {"right"}
+
+
+def test_every_name_has_chinese_words():
+    assert set(CASES[".zh"]) == set(EVERY)
+    faults = {fault for values in oracle.FAULTS.values() for fault in values} | set(oracle._NOT_DIVIDED.values())
+    faults |= {fault for name in oracle.faults_of_float16(EVERY["float16"]) for fault in name.split(", ")}
+    assert set(FAULTS[".zh"]) == faults
+    assert set(WORDS[""]) == set(WORDS[".zh"])
+
+
+def test_case_survives_json():
+    case = EVERY["NaN"]
+    again = Case.of(json.loads(json.dumps(case.as_json())))
+    np.testing.assert_array_equal(again.inputs[5], case.inputs[5])
+
+
+def test_pictures_equal_results():
+    folder = Path(__file__).resolve().parents[1] / "docs" / "images"
+    for name, picture in page.pictures().items():
+        assert (folder / name).read_text(encoding="utf-8") == picture, "python -m benchmarks tables"
