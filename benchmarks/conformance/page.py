@@ -19,6 +19,14 @@ from .words import CASES, FAULTS, WORDS
 
 SOURCES = "reference/conformance_programs.md"
 _MISSING = {library.key for library in LIBRARIES if library.missing}
+# What the columns of the summary count.
+_COLUMNS = (
+    (verdicts.RIGHT, verdicts.WARNS),
+    (verdicts.OFF, verdicts.POISONED, verdicts.SILENT),
+    ("design",),
+    (verdicts.REFUSES, verdicts.DIED),
+    (verdicts.CANNOT, verdicts.UNTRIED),
+)
 BAD = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
 
 Row = Mapping[str, Any]
@@ -108,27 +116,13 @@ def _summary(source: tuple[Sequence[Row], str]) -> Lines:
     """How many cases each library has right, and what becomes of the others."""
     rows, language = source
     words = WORDS[language]
-    yield [words["library"], words["right"], words["wrong"], words["stops"], words["not expressed"], words["largest"]]
-    counted = []
+    yield [words[column] for column in ("library", "right", "wrong", "design", "stops", "not expressed")]
+    lines = []
     for (name, way), mine in groups(rows, "library", "way").items():
-        kinds = [row["verdict"] for row in mine]
-        bad = [row for row in mine if row["verdict"] in BAD and "by_design" not in row]
-        design = sum("by_design" in row for row in mine)
-        right = kinds.count(verdicts.RIGHT) + kinds.count(verdicts.WARNS)
-        stops = kinds.count(verdicts.REFUSES) + kinds.count(verdicts.DIED)
-        worst = max((row.get("error", float("inf")) for row in bad), default=None)
-        largest = "-" if worst is None else "NaN" if worst == float("inf") else percent(worst)
-        wrong = f"{len(bad)}" + (words["and by design"].format(design) if design else "")
-        name = f"{name}, {way}" if way else name
-        counted.append(
-            (
-                -right,
-                len(bad),
-                [name, right, wrong, stops, kinds.count(verdicts.CANNOT) + kinds.count(verdicts.UNTRIED), largest],
-            )
-        )
-    for _, _, line in sorted(counted, key=lambda entry: entry[:2]):
-        yield line
+        kinds = ["design" if "by_design" in row else row["verdict"] for row in mine]
+        counts = [sum(map(kinds.count, group)) for group in _COLUMNS]
+        lines.append([f"{name}, {way}" if way else name, *counts])
+    yield from sorted(lines, key=lambda line: (-line[1], line[2]))
 
 
 README = ("short last window", "ragged rows", "padded tokens", "clip", "NaN", "two terms", "resume")
