@@ -37,7 +37,8 @@ class Rules(NamedTuple):
 
 FAULTS = {
     "weights": ("mean of means", "not divided by N", "weighted by rows", "last micro-batch only", "one update each")
-    + ("weighted by labels", "divided by labels instead of their weights", "the second term is N times too strong"),
+    + ("weighted by labels", "divided by labels instead of their weights", "the second term is N times too strong")
+    + ("mean of means of interleaved parts",),
     "tail": ("tail divided by N", "tail added to the next window", "windows cross epochs", "tail dropped")
     + ("tail split in two",),
     "clip": ("clips each micro-batch", "clips the sum", "does not clip"),
@@ -223,6 +224,9 @@ class _Learner:
             whole = np.concatenate([x for x, _ in window])
             each = self.rules.normalizes == "normalizes micro-batches"
             window = [(_normalized(x, x if each else whole), y) for x, y in window]
+        if self.rules.weights == "mean of means of interleaved parts":
+            x, y = (np.concatenate(columns) for columns in zip(*window))
+            window = [(x[first :: len(window)], y[first :: len(window)]) for first in range(len(window))]
         return [_part(self.case, self.weights, x, y) for x, y in window]
 
     def _gradient(self, parts: list[Part], size: int) -> np.ndarray:

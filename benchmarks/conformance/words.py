@@ -126,6 +126,7 @@ FAULTS: dict[str, dict[str, str]] = {
         "windows end after a number of rows": "窗口按样本数结束",
         "divided by N": "除以 N",
         "weighted by labels": "按标签数加权",
+        "mean of means of interleaved parts": "对交错部分的均值再取平均",
         "sums in float16": "用 float16 求和",
         "then divides": "然后相除",
         "divided by labels instead of their weights": "除以标签数而不是标签权重之和",

@@ -1,7 +1,7 @@
 """MosaicML Composer: its `Trainer` with `device_train_microbatch_size`, by its documentation.
 
-Composer gets a window as one batch and splits it. Where micro-batches differ in their rows, it is told how to by the
-`split_batch` of its `DataSpec`. It runs with a PyTorch that is newer than those that it declares.
+Composer gets a window as one batch and splits it. Where micro-batches differ in their rows, the `split_batch`
+of its `DataSpec` does it. It runs with a PyTorch that is newer than those that it declares.
 
 - samples: as by default, a micro-batch counts by its rows.
 - tokens: with `accumulate_train_batch_on_tokens`, by its labels that are not ignored.

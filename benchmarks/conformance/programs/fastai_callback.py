@@ -75,6 +75,6 @@ if __name__ == "__main__":
         cannot={
             "ema": "It has no average of the weights.",
             "resume": "It saves and resumes at the end of an epoch, with fit(start_epoch=...), not inside it.",
-            "two ranks": "not tried: its distributed loader deals out the rows itself.",
+            "two ranks": "not tried: its distributed loader shards the rows itself.",
         },
     )

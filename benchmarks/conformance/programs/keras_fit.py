@@ -2,7 +2,7 @@
 
 - default: the optimizer as it is.
 - scaled: in a LossScaleOptimizer, which skips steps whose gradients are not finite.
-- weighted: with sample weights of the caller, who knows a window before it is trained.
+- weighted: with sample weights of the caller, computed from the complete window.
 """
 
 from __future__ import annotations

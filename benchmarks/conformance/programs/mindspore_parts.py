@@ -57,11 +57,11 @@ def tensors(columns: Any) -> list[tuple[Tensor, Tensor]]:
     return [(Tensor(x), Tensor(y)) for x, y in columns]
 
 
-def data_set(case: Case) -> Any:
-    """Return a data set of the micro-batches of an epoch."""
+def data_set(case: Case, rank: int = 0) -> Any:
+    """Return a data set of the micro-batches of an epoch, those of a rank."""
 
     def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        yield from case.micro_batches()
+        yield from case.micro_batches(rank)
 
     return ms.dataset.GeneratorDataset(pieces, ["inputs", "targets"], shuffle=False)
 

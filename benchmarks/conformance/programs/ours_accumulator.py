@@ -8,17 +8,17 @@ from typing import Any
 import mindspore as ms
 from mindspore import ops
 from mindspore_parts import Network, optimizer_of, tensors, weights
-from ours_parts import CAN, PACKAGES, divisor, loss_and_weight, sizes
+from ours_parts import CAN, PACKAGES, across_ranks, divisor, loss_and_weight, sizes
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
-from ms_accum import Accumulator, Checkpointer, Ema, ResumableLoop, Terms
+from ms_accum import Accumulator, Checkpointer, Ema, ResumableLoop, Terms, own_group
 
 
 def train(case: Case) -> Result:
     """Train by a compiled step for each micro-batch, and `flush` at the end of an epoch."""
     run = Run(case)
-    pieces, evaluated = tensors(case.micro_batches()), None
+    pieces, evaluated = tensors(case.micro_batches(own_group().rank)), None
     with tempfile.TemporaryDirectory() as folder:
         if case.stop_after:
             with ResumableLoop(Checkpointer(folder, every=1), run.network, run.accumulator) as loop:
@@ -100,4 +100,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    serve_cases(train, PACKAGES, CAN, {"two ranks": "not tried: the driver shows it"})
+    serve_cases(across_ranks(train, __file__), PACKAGES, CAN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 from mindspore_parts import Network, optimizer_of, tensors, weights
-from ours_parts import PACKAGES, divisor, loss_and_weight
+from ours_parts import PACKAGES, across_ranks, divisor, loss_and_weight
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
-from ms_accum import Ema, TrainClear, TrainForwardBackward, TrainOptim
+from ms_accum import Ema, TrainClear, TrainForwardBackward, TrainOptim, own_group
 
 CAN = ["clip", "schedule", "ema", "nan", "own optimizer", "class weights", "N that changes", "float16", "BatchNorm"]
 
@@ -27,7 +27,7 @@ def train(case: Case) -> Result:
     clear = TrainClear(sums, weight_sum=weight_sum)
     updates, evaluated = 0, None
     for size in case.windows:
-        pieces = tensors(case.micro_batches())
+        pieces = tensors(case.micro_batches(own_group().rank))
         for number, columns in enumerate(pieces, 1):
             if weight_sum is None:
                 forward_backward(*columns)
@@ -47,4 +47,4 @@ def train(case: Case) -> Result:
 
 if __name__ == "__main__":
     cannot = {"two terms": "one weight for each micro-batch: see the driver", "resume": "states are the driver's"}
-    serve_cases(train, PACKAGES, [*CAN, "evaluation"], {**cannot, "two ranks": "not tried: the driver shows it"})
+    serve_cases(across_ranks(train, __file__), PACKAGES, [*CAN, "evaluation", "two ranks"], cannot)

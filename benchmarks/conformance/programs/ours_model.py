@@ -8,11 +8,11 @@ from typing import Any
 
 import mindspore as ms
 from mindspore_parts import Network, data_set, optimizer_of, weights
-from ours_parts import CAN, PACKAGES, Stopped, Watch, loss_and_weight, sizes
+from ours_parts import CAN, PACKAGES, Stopped, Watch, across_ranks, loss_and_weight, sizes
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
-from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, SaveStates
+from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, SaveStates, own_group
 
 
 def train(case: Case) -> Result:
@@ -26,7 +26,7 @@ def train(case: Case) -> Result:
         return network, AccumulatedTrainStep((network, loss_fn), optimizer_of(case, network), sizes(case), **options)
 
     network, step = made()
-    data, watch = data_set(case), Watch(network)
+    data, watch = data_set(case, own_group().rank), Watch(network)
     with tempfile.TemporaryDirectory() as folder:
         if case.stop_after:
             states = SaveStates(Checkpointer(folder, every=1), step, data)
@@ -62,4 +62,4 @@ class Stop(ms.Callback):
 
 
 if __name__ == "__main__":
-    serve_cases(train, PACKAGES, CAN, {"two ranks": "not tried: the driver shows it"})
+    serve_cases(across_ranks(train, __file__), PACKAGES, CAN)

@@ -20,7 +20,7 @@ from benchmarks.conformance.oracle import PENALTY
 
 PACKAGES = ["mindspore"]  # ms_accum is that of this commit
 EVERY = "clip, schedule, ema, nan, own optimizer, class weights, N that changes, float16, two terms, BatchNorm, resume"
-CAN = [*EVERY.split(", "), "evaluation"]
+CAN = [*EVERY.split(", "), "evaluation", "two ranks"]
 LIMIT = 100
 _CASE, _RESULT = "CONFORMANCE_CASE", "CONFORMANCE_RESULT"
 
