@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..plots import plot
 from ..results import RESULTS, read
@@ -17,6 +17,7 @@ from .libraries import LIBRARIES, OURS, PROGRAMS, RIGHT_LOOP, Library
 from .matrix import FILE
 from .words import CASES, FAULTS, WORDS
 
+_GITHUB, _TAIL = "https://github.com", "short last window"
 SOURCES = "reference/conformance_programs.md"
 _MISSING = {library.key for library in LIBRARIES if library.missing}
 # What the columns of the summary count.
@@ -37,6 +38,7 @@ def tables() -> dict[str, str]:
     record = read(RESULTS / FILE)
     made = {"conformance/programs": _programs(), "conformance/versions": _versions(record)}
     for language in ("", ".zh"):
+        made[f"conformance/issues{language}"] = _issues((record["rows"], language))
         made[f"conformance/summary{language}"] = _summary((record["rows"], language))
         made[f"readme/conformance{language}"] = _readme((record["rows"], language))
         for name, rows in _by_case(record["rows"]).items():
@@ -146,6 +148,44 @@ def _readme(source: tuple[Sequence[Row], str]) -> Lines:
         lost = sum(row["verdict"] == verdicts.POISONED for row in bad)
         span += (", " if span and lost else "") + (words["all NaN"].format(lost) if lost else "")
         yield [CASES[language].get(name, name), f"{ours:.0e}", f"{len(right)} / {len(right) + len(bad)}", span]
+
+
+class Issue(NamedTuple):
+    """A public issue that a cell reproduces; it was open on 25 November 2026, in the copy that was read."""
+
+    address: str
+    library: str
+    way: str
+    case: str
+
+
+# By what the tables call it.
+ISSUES = {
+    "Lightning #19987": Issue(f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/19987", "Lightning", "", _TAIL),
+    "Lightning #20350": Issue(
+        f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/20350", "Lightning", "", "padded tokens"
+    ),
+    "DeepSpeed #7439": Issue(f"{_GITHUB}/deepspeedai/DeepSpeed/issues/7439", "DeepSpeed", "managed", _TAIL),
+    "ms-swift #5823": Issue(
+        f"{_GITHUB}/modelscope/ms-swift/pull/5823", "Transformers", "with num_items_in_batch", "two terms"
+    ),
+    "PyTorch #46516": Issue(f"{_GITHUB}/pytorch/pytorch/issues/46516", "PyTorch", "usual loop", "BatchNorm"),
+    "pet #36": Issue(f"{_GITHUB}/timoschick/pet/issues/36", "PyTorch", "usual loop", _TAIL),
+}
+
+
+@markdown
+def _issues(source: tuple[Sequence[Row], str]) -> Lines:
+    """Open issues, and the cells that reproduce them."""
+    rows, language = source
+    cells = {(row["library"], row["way"], row["case"]): row for row in rows}
+    yield [WORDS[language][column] for column in ("issue", "case", "run with", "result")]
+    for name, issue in ISSUES.items():
+        row = cells[issue.library, issue.way, issue.case]
+        case = f"[{CASES[language].get(issue.case, issue.case)}](#{_anchor(issue.case)})"
+        about = WORDS[language]["issues"][name]
+        run_with = f"{issue.library}, {issue.way}" if issue.way else issue.library
+        yield [f"[{name}]({issue.address}): {about}", case, run_with, _outcome(row, language)]
 
 
 @markdown

@@ -30,6 +30,16 @@ WORDS: dict[str, dict[str, Any]] = {
         "others right": "other ways right",
         "others off": "error of the others",
         "all NaN": "NaN: {}",
+        "issue": "issue, open on 25 November 2026",
+        "run with": "run with",
+        "issues": {
+            "Lightning #19987": "gradients at the end of an epoch",
+            "Lightning #20350": "a mean of means",
+            "DeepSpeed #7439": "micro-batches that are left at the end of an epoch",
+            "ms-swift #5823": "the auxiliary loss beside `num_items_in_batch`",
+            "PyTorch #46516": "BatchNorm with accumulation",
+            "pet #36": "the usual loop loses gradients at the end",
+        },
         "legend": {
             "right": "✓ right, or warns",
             "off": "error in percent",
@@ -64,6 +74,16 @@ WORDS: dict[str, dict[str, Any]] = {
         "others right": "其他写法中正确的",
         "others off": "其余的误差",
         "all NaN": "NaN：{}",
+        "issue": "issue（2026 年 11 月 25 日仍未关闭）",
+        "run with": "运行的库",
+        "issues": {
+            "Lightning #19987": "epoch 结束时的梯度",
+            "Lightning #20350": "对均值再取平均",
+            "DeepSpeed #7439": "epoch 结束时剩下的微批次",
+            "ms-swift #5823": "`num_items_in_batch` 之外的辅助损失",
+            "PyTorch #46516": "BatchNorm 与梯度累积",
+            "pet #36": "常见循环在结束时丢失梯度",
+        },
         "legend": {
             "right": "✓ 正确，或有警告",
             "off": "误差（百分比）",
