@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import tempfile
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ from typing import Any
 import mindspore as ms
 from mindcv.optim.adamw import AdamW
 from mindspore import Tensor, nn
-from mindspore_parts import Network, Updates, loss_of, optimizer_of, result, tensors, weights
+from mindspore_parts import Network, loss_of, one_by_one, optimizer_of
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
@@ -54,29 +53,8 @@ class Run:
 
 
 def train(case: Case) -> Result:
-    """Train, and evaluate at the end of an epoch."""
-    run = Run(case)
-    updates, done, evaluated = Updates(run.network), 0, None
-    for _ in case.windows:
-        for inputs, targets in tensors(case.micro_batches()):
-            run.step(inputs, targets)
-            updates.look()
-            done += 1
-            if done == case.stop_after:
-                run = resumed(case, run)
-                updates.network = run.network
-        evaluated = weights(run.network) if evaluated is None else evaluated
-    return result(run.network, updates, evaluated=evaluated)
-
-
-def resumed(case: Case, run: Run) -> Run:
-    """Return a new run with a checkpoint of the training Cell, as EvalSaveCallback saves it to resume from."""
-    made = Run(case)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder, "train_resume.ckpt"))
-        ms.save_checkpoint(run.step, file)
-        ms.load_param_into_net(made.step, ms.load_checkpoint(file))
-    return made
+    """Train by calls of the step. What is saved is the training Cell, which EvalSaveCallback saves to resume from."""
+    return one_by_one(case, Run, saved=("step",))
 
 
 if __name__ == "__main__":

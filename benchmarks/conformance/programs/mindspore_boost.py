@@ -5,13 +5,11 @@ It divides gradients by N before it adds them, and counts on over epochs.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 from mindspore import boost, nn
-from mindspore_parts import Network, Updates, loss_of, optimizer_of, result, tensors, weights
+from mindspore_parts import Network, loss_of, one_by_one, optimizer_of
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
@@ -41,29 +39,8 @@ class Run:
 
 
 def train(case: Case) -> Result:
-    """Train, and evaluate at the end of an epoch."""
-    run = Run(case)
-    updates, done, evaluated = Updates(run.network), 0, None
-    for _ in case.windows:
-        for inputs, targets in tensors(case.micro_batches()):
-            run.step(inputs, targets)
-            updates.look()
-            done += 1
-            if done == case.stop_after:
-                run = resumed(case, run)
-                updates.network = run.network
-        evaluated = weights(run.network) if evaluated is None else evaluated
-    return result(run.network, updates, evaluated=evaluated)
-
-
-def resumed(case: Case, run: Run) -> Run:
-    """Return a new run with the checkpoint of the training Cell, which holds the sums and their number."""
-    made = Run(case)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder, "step.ckpt"))
-        ms.save_checkpoint(run.step, file)
-        ms.load_param_into_net(made.step, ms.load_checkpoint(file))
-    return made
+    """Train by calls of the step. What is saved is the training Cell, which has the sums and their number."""
+    return one_by_one(case, Run, saved=("step",))
 
 
 if __name__ == "__main__":

@@ -5,31 +5,14 @@ As its tutorial does: it wraps the network with its loss, splits the batch itsel
 
 from __future__ import annotations
 
-from typing import Any
-
 import mindspore as ms
 from mindspore import nn
 from mindspore.parallel.auto_parallel import AutoParallel
 from mindspore.parallel.nn import GradAccumulation
-from mindspore_parts import Network, Updates, loss_of, optimizer_of, result, weights
+from mindspore_parts import Look, Network, loss_of, optimizer_of, result
 from serving import serve_cases
 
 from benchmarks.conformance.case import CannotExpress, Case, Result
-
-
-class Look(ms.Callback):
-    """Looks at the weights after each batch, and notes them at the end of the first epoch."""
-
-    def __init__(self, network: nn.Cell):
-        self.updates, self.evaluated = Updates(network), None
-
-    def on_train_step_end(self, run_context: Any) -> None:
-        """Look whether the weights have changed."""
-        self.updates.look()
-
-    def on_train_epoch_end(self, run_context: Any) -> None:
-        """Note the weights."""
-        self.evaluated = weights(self.updates.network) if self.evaluated is None else self.evaluated
 
 
 def train(case: Case) -> Result:

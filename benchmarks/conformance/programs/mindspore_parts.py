@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
@@ -100,6 +102,21 @@ class Muon(nn.Optimizer):
         return True
 
 
+class Look(ms.Callback):
+    """Looks at the weights after each step of `Model`, and notes them at the end of the first epoch."""
+
+    def __init__(self, network: nn.Cell):
+        self.updates, self.evaluated = Updates(network), None
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """Look whether the weights have changed."""
+        self.updates.look()
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        """Note the weights, when a library evaluates."""
+        self.evaluated = weights(self.updates.network) if self.evaluated is None else self.evaluated
+
+
 class Updates:
     """How often the weights were seen to change, for libraries in whose graph the optimizer is called."""
 
@@ -112,6 +129,35 @@ class Updates:
         now = weights(self.network)
         self.count += not np.array_equal(now, self.before, equal_nan=True)
         self.before = now
+
+
+def one_by_one(case: Case, make: Callable[[Case], Any], saved: Sequence[str]) -> Result:
+    """Train by calls of `run.step`, where `run` is what `make` returns, and evaluate at the end of an epoch.
+
+    A stopped run continues with another one, which loads the checkpoints of the attributes that are `saved`.
+    """
+    run = make(case)
+    updates, done, evaluated = Updates(run.network), 0, None
+    for _ in case.windows:
+        for inputs, targets in tensors(case.micro_batches()):
+            run.step(inputs, targets)
+            updates.look()
+            done += 1
+            if done == case.stop_after:
+                run = loaded(run, make(case), saved)
+                updates.network = run.network
+        evaluated = weights(run.network) if evaluated is None else evaluated
+    return result(run.network, updates, evaluated=evaluated)
+
+
+def loaded(run: Any, made: Any, saved: Sequence[str]) -> Any:
+    """Return a new run with the checkpoints of a stopped one, one for each attribute that is `saved`."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in saved:
+            file = str(Path(folder, f"{name}.ckpt"))
+            ms.save_checkpoint(getattr(run, name), file)
+            ms.load_param_into_net(getattr(made, name), ms.load_checkpoint(file))
+    return made
 
 
 def result(network: nn.Cell, updates: Updates, **more: Any) -> Result:

@@ -6,13 +6,11 @@ takes a bound for the norm, which it does not use.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
-from mindspore_parts import Network, Updates, loss_of, optimizer_of, result, tensors, weights
+from mindspore_parts import Network, loss_of, one_by_one, optimizer_of
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
@@ -64,30 +62,8 @@ class Run:
 
 
 def train(case: Case) -> Result:
-    """Train, and evaluate at the end of an epoch."""
-    run = Run(case)
-    updates, done, evaluated = Updates(run.network), 0, None
-    for _ in case.windows:
-        for inputs, targets in tensors(case.micro_batches()):
-            run.step(inputs, targets)
-            updates.look()
-            done += 1
-            if done == case.stop_after:
-                run = resumed(case, run)
-                updates.network = run.network
-        evaluated = weights(run.network) if evaluated is None else evaluated
-    return result(run.network, updates, evaluated=evaluated)
-
-
-def resumed(case: Case, run: Run) -> Run:
-    """Return a new run with the checkpoints of network and optimizer, as MindSpore's tutorial on saving makes them."""
-    made = Run(case)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("network", "optimizer"):
-            file = str(Path(folder, f"{name}.ckpt"))
-            ms.save_checkpoint(getattr(run, name), file)
-            ms.load_param_into_net(getattr(made, name), ms.load_checkpoint(file))
-    return made
+    """Train by calls of the step. What is saved is network and optimizer, as MindSpore's tutorial on saving has it."""
+    return one_by_one(case, Run, saved=("network", "optimizer"))
 
 
 if __name__ == "__main__":

@@ -72,19 +72,11 @@ class Run:
             loss, gradients = differentiated(inputs, targets, factors, counts)
             return ops.depend(loss, accumulator(gradients))
 
-        @ms.jit
-        def step_of_sums(inputs: Any, targets: Any) -> Any:
-            loss, gradients = differentiated(inputs, targets)
-            return ops.depend(loss, accumulator(gradients))
-
-        self._step, self._step_of_terms, self._step_of_sums = step, step_of_terms, step_of_sums
+        self._step, self._step_of_terms = step, step_of_terms
 
     def step(self, inputs: Any, targets: Any) -> None:
         """Train a micro-batch."""
-        if self.case.reduction == "sum":
-            self._step_of_sums(inputs, targets)
-        else:
-            self._step(inputs, targets, divisor(self.case, inputs, targets))
+        self._step(inputs, targets, None if self.case.reduction == "sum" else divisor(self.case, inputs, targets))
 
     def epoch(self, pieces: list) -> None:
         """Train an epoch."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import ours_driver
 from ours_driver import across_ranks, train
-from ours_parts import CAN, PACKAGES, Data, _labels
+from ours_parts import CAN, PACKAGES, Data, labels
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
@@ -21,7 +21,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ragged rows": ({}, {"weight": 1.0}),
     "padded tokens": ({}, {"weight": lambda inputs, targets: inputs.shape[0]}),
     "padded tokens, tail": ({}, {"weight": lambda inputs, targets: inputs.shape[0]}),
-    "class weights": ({}, {"weight": _labels}),
+    "class weights": ({}, {"weight": labels}),
     "sum losses": ({"rates": [0.0005]}, {}),
     "clip": ({"clip": None}, {}),
     "warm-up": ({"rates": [0.01 * n for n in range(2, 13)]}, {}),
@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Muon": ({"momentum": 0.0}, {}),
     "N that changes": ({"windows": [4, 4, 4]}, {}),
     "float16": ({"windows": [1024]}, {}),
-    "two terms": ({}, {"weight": {"entropy": _labels, "penalty": _labels}}),
+    "two terms": ({}, {"weight": {"entropy": labels, "penalty": labels}}),
     "BatchNorm": ({}, {}),  # its warning is not shown, see below
     "resume": ({}, {}),  # the data are in another order after the stop, see below
     "evaluation": ({}, {"tail": "carry"}),

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Callable
 
 import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore_parts import Network, loss_of, tensors, weights
+from several_ranks import case_of_rank, launched, write
 
 from benchmarks.conformance.case import IGNORED, Case, Result
 from benchmarks.conformance.oracle import PENALTY
+from ms_accum import own_group
 
 PACKAGES = ["mindspore"]  # ms_accum is that of this commit
 EVERY = "clip, schedule, ema, nan, own optimizer, class weights, N that changes, float16, two terms, BatchNorm, resume"
 CAN = [*EVERY.split(", "), "evaluation", "two ranks"]
-LIMIT = 100
-_CASE, _RESULT = "CONFORMANCE_CASE", "CONFORMANCE_RESULT"
 
 
 class Terms(nn.Cell):
@@ -41,16 +36,17 @@ class Terms(nn.Cell):
 def loss_and_weight(case: Case) -> tuple[Any, Any]:
     """Return the loss, and what it averages over where that is not seen from the loss itself."""
     if case.loss == "penalized":
-        return Terms(case), {"entropy": _labels, "penalty": "rows"}
+        return Terms(case), {"entropy": labels, "penalty": "rows"}
     if case.loss == "cross_entropy" and len(case.micro_batches()[0][1].shape) > 1:
-        return loss_of(case), _labels
+        return loss_of(case), labels
     if case.loss == "cross_entropy":
         weights = None if case.class_weights is None else Tensor(case.class_weights)
         return nn.CrossEntropyLoss(weights, ignore_index=IGNORED), None
     return loss_of(case), None
 
 
-def _labels(inputs: Any, targets: Any) -> Any:
+def labels(inputs: Any, targets: Any) -> Any:
+    """Return how many labels a micro-batch has."""
     return (targets != IGNORED).sum()
 
 
@@ -58,8 +54,8 @@ def divisor(case: Case, inputs: Any, targets: Any) -> Tensor:
     """Return what the loss of a micro-batch averages over, for the ways to which the loop gives it."""
     if case.loss == "squares":
         return Tensor(float(inputs.shape[0]), ms.float32)
-    labels = targets.asnumpy()
-    counted = labels[labels != IGNORED]
+    all_labels = targets.asnumpy()
+    counted = all_labels[all_labels != IGNORED]
     class_weights = case.class_weights or [1.0] * len(case.start)
     return Tensor(float(sum(class_weights[label] for label in counted)), ms.float32)
 
@@ -118,24 +114,14 @@ def across_ranks(train: Callable[[Case], Result], program: str) -> Callable[[Cas
 
     On a rank this function trains, writes the result of rank 0, and ends the process.
     """
-    if _CASE in os.environ:
-        made = train(Case.of(json.loads(Path(os.environ[_CASE]).read_text(encoding="utf-8"))))
-        if os.environ["RANK_ID"] == "0":
-            Path(os.environ[_RESULT]).write_text(json.dumps(made.as_json()), encoding="utf-8")
+    case = case_of_rank()
+    if case is not None:
+        made = train(case)
+        if own_group().rank == 0:
+            write(made)
         sys.exit(0)
 
     def start(case: Case) -> Result:
-        if case.ranks == 1:
-            return train(case)
-        with tempfile.TemporaryDirectory() as folder:
-            given, written = Path(folder, "case.json"), Path(folder, "result.json")
-            given.write_text(json.dumps(case.as_json()), encoding="utf-8")
-            environment = {**os.environ, _CASE: str(given), _RESULT: str(written)}
-            launcher = [sys.executable, "-m", "ms_accum.launch", "--nproc", str(case.ranks), "--log_dir", folder]
-            command = [*launcher, program, *sys.argv[1:]]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-            if not written.exists():
-                raise RuntimeError((done.stderr or done.stdout).strip()[-300:])
-            return Result(**json.loads(written.read_text(encoding="utf-8")))
+        return train(case) if case.ranks == 1 else launched(case, ("ms_accum.launch", f"--nproc={case.ranks}"), program)
 
     return start

@@ -1,22 +1,16 @@
-"""A case of several ranks: the program is started again by torchrun, once for each rank, with the case in a file."""
+"""Several ranks of PyTorch's libraries: torchrun starts them, and their sums are counted."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from several_ranks import case_of_rank, launched, write
 from torch import distributed
 
 from benchmarks.conformance.case import Case, Result
-
-LIMIT = 100
-_CASE, _RESULT = "CONFORMANCE_CASE", "CONFORMANCE_RESULT"
 
 
 def rank() -> int:
@@ -40,14 +34,14 @@ def across_ranks(train: Callable[[Case], Result], program: str) -> Callable[[Cas
 
     On a rank this function trains, writes the result of rank 0, and ends the process.
     """
-    if _CASE in os.environ:
-        case = Case.of(json.loads(Path(os.environ[_CASE]).read_text(encoding="utf-8")))
+    case = case_of_rank()
+    if case is not None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             made = train(case)
         sums = sum(event.count for event in profile.key_averages() if event.key == "gloo:all_reduce")
         made.reductions = sums / made.updates if made.updates else None
         if rank() == 0:
-            Path(os.environ[_RESULT]).write_text(json.dumps(made.as_json()), encoding="utf-8")
+            write(made)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # some libraries end their process group themselves, some do not
@@ -55,18 +49,7 @@ def across_ranks(train: Callable[[Case], Result], program: str) -> Callable[[Cas
     def start(case: Case) -> Result:
         if case.ranks == 1:
             return train(case)
-        with tempfile.TemporaryDirectory() as folder:
-            given, written = Path(folder, "case.json"), Path(folder, "result.json")
-            given.write_text(json.dumps(case.as_json()), encoding="utf-8")
-            environment = {**os.environ, _CASE: str(given), _RESULT: str(written), "OMP_NUM_THREADS": "1"}
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
-            done = subprocess.run(
-                [*launcher, program, *sys.argv[1:]], env=environment, capture_output=True, text=True, timeout=LIMIT
-            )
-            if not written.exists():
-                errors = [line for line in done.stderr.splitlines() if "Error" in line]
-                raise RuntimeError(errors[0].strip() if errors else done.stderr[-300:])
-            fields = json.loads(written.read_text(encoding="utf-8"))
-            return Result(**{**fields, "words": fields["words"] + done.stderr})
+        launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}")
+        return launched(case, launcher, program)
 
     return start
