@@ -19,15 +19,20 @@ def python(kind: str) -> Path | None:
     return path if _marker(kind).exists() else None
 
 
+def requirements_of(kind: str) -> tuple[str, ...]:
+    """Return what pip installs for "torch" or "jax"."""
+    return tuple((HERE / f"requirements-{kind}.txt").read_text(encoding="utf-8").split())
+
+
 def run(arguments: Namespace) -> None:
     """Make the peers' environments, one for each: their requirements contradict each other."""
     del arguments
     for kind in PEERS:
-        requirements = HERE / f"requirements-{kind}.txt"
+        requirements = requirements_of(kind)
         folder = HERE / ".envs" / kind
-        print(f"{folder}: {', '.join(requirements.read_text(encoding='utf-8').split())}", flush=True)
+        print(f"{folder}: {', '.join(requirements)}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", "-r", requirements], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *requirements], check=True)
         _marker(kind).touch()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -127,9 +128,8 @@ def test_cells_that_were_not_measured_again_are_kept():
 
 
 def measured(program):
-    return matrix.measured(
-        Library(OURS, "", "mindspore", program, ""), {n: verdicts.Judge(c) for n, c in EVERY.items()}
-    )
+    judges = {name: verdicts.Judge(case) for name, case in EVERY.items()}
+    return matrix.measured(Library(OURS, "", "mindspore", program, ""), judges, Event())
 
 
 @pytest.mark.slow
@@ -170,12 +170,29 @@ def test_program_that_raises_or_dies_is_a_cell(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FAILING.format(folder=str(PROGRAMS)), encoding="utf-8")
     judges = {name: verdicts.Judge(EVERY[name]) for name in ("clip", "EMA", "NaN")}
-    rows, versions = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges)
+    rows, versions = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges, Event())
     words = [row["words"] for row in rows]
     assert words == ["ValueError: no such case at all", "no average", "no documented way: nan"] and "numpy" in versions
     program.write_text("import sys\nsys.exit('gone')\n", encoding="utf-8")
-    rows, _ = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges)
+    rows, _ = matrix.measured(Library("x", "", "mindspore", str(program), ""), judges, Event())
     assert [row["verdict"] for row in rows] == ["died"] * 3 and "gone" in rows[0]["words"]
+
+
+def test_interruption_stops_the_other_libraries(monkeypatch):
+    started, seen = Event(), []
+
+    def measured(library, judges, stopped):
+        if library.name == "first":
+            started.wait(30)
+            raise KeyboardInterrupt
+        started.set()
+        seen.append(stopped.wait(30))
+        return [], {}
+
+    monkeypatch.setattr(matrix, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        matrix.all_measured([Library(name, "", "mindspore", "", "") for name in ("first", "second")], {})
+    assert seen == [True]
 
 
 # The page
@@ -187,7 +204,7 @@ RECORD = json.loads((RESULTS / matrix.FILE).read_text(encoding="utf-8"))
 def test_every_library_has_every_case():
     asked = {(library.name, library.way, name) for library in LIBRARIES if not library.missing for name in EVERY}
     assert {matrix._key(row) for row in RECORD["rows"]} == asked
-    assert set(RECORD["libraries"]) == {library.key for library in LIBRARIES}
+    assert set(RECORD["libraries"]) == {library.key for library in LIBRARIES if not library.missing}
 
 
 def test_control_loop_is_right_everywhere():

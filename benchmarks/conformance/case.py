@@ -1,4 +1,4 @@
-"""What a program gets, and what it returns: a case without a word about libraries, and the weights after training.
+"""What a program gets, a case, and what it returns, the weights after training. Nothing here depends on a library.
 
 Programs import this in environments that have little in common: it needs NumPy only.
 """
@@ -117,9 +117,11 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return its fields, for JSON."""
-        arrays = {name: value if value is None else np.asarray(value, np.float64).tolist() for name, value in (
-            ("weights", self.weights), ("average", self.average), ("evaluated", self.evaluated))}  # fmt: skip
-        return {**arrays, "updates": self.updates, "reductions": self.reductions, "words": self.words}
+        fields = dict(vars(self))
+        for name in ("weights", "average", "evaluated"):
+            if fields[name] is not None:
+                fields[name] = np.asarray(fields[name], np.float64).tolist()
+        return fields
 
 
 class CannotExpress(Exception):

@@ -122,13 +122,9 @@ def draw(figure: Any, made: list[dict[str, Any]]) -> None:
             ours = row["library"] != fault.library
             shade = SPLITS.index(row["split"])
             style = {"color": "#1f2933", "linewidth": 4 - shade, "alpha": 0.35} if ours else {"color": _COLOURS[shade]}
-            label = (
-                "ms_accum, 1, 4 and 8 x"
-                if ours and not shade
-                else None
-                if ours
-                else f"{fault.library}, {row['split']} x"
-            )
+            label = f"{fault.library}, {row['split']} x"
+            if ours:  # one label for the three lines
+                label = None if shade else f"{OURS}, 1, 4 and 8 x"
             axes.plot(*zip(*row["losses"]), label=label, **style)
         axes.set_yscale("log")
         low, high = axes.get_ylim()

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from ..environments import HERE
+from ..environments import HERE, requirements_of
 
 FOLDER = HERE / ".envs"
 SELF = "mindspore"
@@ -16,7 +16,8 @@ SELF = "mindspore"
 # --no-deps: what pulls in a torchvision for CUDA, or asks for another torch than the one that is there.
 INSTALLS: dict[str, tuple[tuple[str, ...], ...]] = {
     "conformance-torch": (
-        ("torch==2.13.0", "numpy==2.4.6", "accelerate==1.15.0", "transformers==5.24.0", "lightning==2.6.6")
+        requirements_of("torch")
+        + ("accelerate==1.15.0", "transformers==5.24.0", "lightning==2.6.6")
         + ("pytorch-ignite==0.5.5", "fastai==2.8.12", "keras==3.15.1", "setuptools<81", "wheel"),
         ("--no-deps", "timm==1.0.31", "hjson==3.1.0", "ninja==1.13.2", "py-cpuinfo==9.0.0", "einops==0.8.2")
         + ("msgpack==1.2.4",),
@@ -28,7 +29,7 @@ INSTALLS: dict[str, tuple[tuple[str, ...], ...]] = {
         + ("tenacity==9.2.1", "prompt_toolkit==3.0.53", "wcwidth==0.9.4"),
     ),
     "conformance-mindspore": (("--no-deps", "mindcv==0.3.0", "mindone==0.5.0"),),
-    "conformance-jax": (("jax[cpu]==0.10.2", "optax==0.2.8", "numpy==2.4.6"),),
+    "conformance-jax": (requirements_of("jax"),),
 }
 # It finds the packages of this environment behind its own: MindSpore is large, and is the one that ms_accum runs with.
 ON_TOP_OF_THIS = ("conformance-mindspore",)

@@ -15,6 +15,11 @@ LIMIT = 240
 TORCH, JAX, MINDSPORE = "conformance-torch", "conformance-jax", "conformance-mindspore"
 
 
+def key_of(name: str, way: str) -> str:
+    """Return what the tables call a way of a library."""
+    return f"{name}, {way}" if way else name
+
+
 class Library(NamedTuple):
     """A row of the table: a program, and the environment that it runs in."""
 
@@ -35,7 +40,7 @@ class Library(NamedTuple):
     @property
     def key(self) -> str:
         """str, its name and its way, if it has several."""
-        return f"{self.name}, {self.way}" if self.way else self.name
+        return key_of(self.name, self.way)
 
     @property
     def short(self) -> str:

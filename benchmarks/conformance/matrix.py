@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from ..options import check_names
@@ -28,12 +29,11 @@ def run(arguments: Namespace) -> None:
     """Run the cases, print the table and write it, with what has changed since the file was written."""
     asked = cases()
     check_names("--cases", arguments.cases, asked)
-    check_names("--only", arguments.only, {library.name for library in LIBRARIES})
+    check_names("--only", arguments.only, dict.fromkeys(library.name for library in LIBRARIES))
     judges = {name: Judge(case) for name, case in asked.items() if not arguments.cases or name in arguments.cases}
-    asked_for = [library for library in LIBRARIES if not arguments.only or library.name in arguments.only]
-    libraries = [library for library in asked_for if not library.missing]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = list(pool.map(lambda library: measured(library, judges), prepared(libraries)))
+    libraries = [library for library in LIBRARIES if not library.missing]
+    libraries = [library for library in libraries if not arguments.only or library.name in arguments.only]
+    made = all_measured(prepared(libraries), judges)
     path = Path(arguments.output, FILE)
     record = read(path) if path.exists() else {"rows": [], "libraries": {}, "curves": []}
     rows = merged(record["rows"], [row for rows, _ in made for row in rows])
@@ -41,7 +41,8 @@ def run(arguments: Namespace) -> None:
         print(line)
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     about = {library.key: {"date": date, "versions": found} for library, (_, found) in zip(libraries, made)}
-    about = {library.key: {**record["libraries"], **about}.get(library.key) for library in LIBRARIES}
+    about = {**record["libraries"], **about}
+    about = {library.key: about[library.key] for library in LIBRARIES if library.key in about}
     record = {"benchmark": "conformance", "libraries": about, "rows": rows, "curves": record["curves"]}
     save(path, record)
     if not (arguments.only or arguments.cases):
@@ -64,20 +65,33 @@ def prepared(libraries: Sequence[Library]) -> list[Library]:
         except subprocess.CalledProcessError as error:
             failed[environment] = f"can't be installed: {error}"
             print(failed[environment])
-    return [library._replace(missing=library.missing or failed.get(library.environment, "")) for library in libraries]
+    return [library._replace(missing=failed.get(library.environment, "")) for library in libraries]
 
 
-def measured(library: Library, judges: dict[str, Judge]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a row for each case, and the versions of the library's packages."""
+def all_measured(libraries: Sequence[Library], judges: dict[str, Judge]) -> list[tuple[list[dict], dict[str, str]]]:
+    """Return what `measured` returns for each library, several at once; an interruption waits for the running cases."""
+    stopped = Event()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            return list(pool.map(lambda library: measured(library, judges, stopped), libraries))
+        except BaseException:
+            stopped.set()
+            raise
+
+
+def measured(library: Library, judges: dict[str, Judge], stopped: Event) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return a row for each case until it is stopped, and the versions of the library's packages."""
     if library.missing:
         return [_row(library, name, judge, {DIED: library.missing}) for name, judge in judges.items()], {}
     rows, versions = [], {}
     waiting = dict(judges)
-    while waiting:
+    while waiting and not stopped.is_set():
         try:
             with contender(library) as program:
                 versions = program.about["versions"]
                 for name, judge in dict(waiting).items():
+                    if stopped.is_set():
+                        break
                     del waiting[name]
                     rows.append(_row(library, name, judge, program.ask(**judge.case.as_json())))
         except ContenderError as error:

@@ -145,41 +145,58 @@ def train(case: Case, rules: Rules) -> Trained:
     evaluated = None
     count = 0
     for micro_batches in case.windows:
-        size = micro_batches * case.ranks
-        last = len(case.inputs) % size if rules.tail == "tail split in two" else 0
+        ends = _Ends(case, rules, micro_batches * case.ranks)
         for number, columns in enumerate(_columns(case), 1):
             count += 1
             if rules.bad == "a later micro-batch takes its place" and not np.isfinite(columns[0]).all():
                 continue
             window.append(columns)
-            if rules.ends == "windows end one micro-batch late":
-                at_end = number % size == 1
-            elif rules.ends == "windows end after a number of rows":
-                at_end = sum(len(x) for x, _ in window) >= size * learner.rows
-            elif rules.tail == "windows cross epochs" or rules.resumed == "begins a window where it was stopped":
-                at_end = len(window) >= size
-            elif rules.bad == "a later micro-batch takes its place":
-                at_end = len(window) >= size
-            elif number > len(case.inputs) - last:  # the end is looked for by the length of the tail
-                at_end = number % last == 0 or number == len(case.inputs)
-            else:
-                at_end = number % size == 0
-            if at_end or rules.weights == "one update each":
-                learner.update(window, last if number > len(case.inputs) - last else size, count)
+            if ends.here(number, window) or rules.weights == "one update each":
+                learner.update(window, ends.size_at(number), count)
                 window = []
             if rules.average == "average counts micro-batches":
                 learner.add_to_average()
             if count == case.stop_after and rules.resumed != "continues":
                 window = []
         before = learner.weights
-        by_position = rules.ends == Rules().ends and rules.bad != "a later micro-batch takes its place"
-        if rules.tail in ("applied", "tail divided by N") and window and by_position:
-            learner.update(window, size, count)
-        if rules.tail not in ("tail added to the next window", "windows cross epochs") and by_position:
+        if ends.flushes and window:
+            learner.update(window, ends.size, count)
+        if not ends.keeps_open:
             window = []
         if evaluated is None:
             evaluated = before if rules.evaluation == "evaluates before the tail" else learner.weights
     return Trained(learner.weights, learner.updates, learner.average, evaluated)
+
+
+class _Ends:
+    """Where the windows of an epoch end."""
+
+    def __init__(self, case: Case, rules: Rules, size: int):
+        self.size, self._rules, self._count = size, rules, len(case.inputs)
+        self._rows = size * len(case.inputs[0])
+        # With this fault the end is looked for by the length of the tail, once that has begun.
+        self._tail = self._count % size if rules.tail == "tail split in two" else 0
+        crosses = rules.tail == "windows cross epochs" or rules.bad == "a later micro-batch takes its place"
+        self._by_count = crosses or rules.resumed == "begins a window where it was stopped"
+        usual = rules.ends == Rules().ends
+        self.keeps_open = crosses or not usual or rules.tail == "tail added to the next window"
+        """bool, whether a short last window stays open in the next epoch."""
+        self.flushes = not self.keeps_open and rules.tail in ("applied", "tail divided by N")
+        """bool, whether a short last window becomes an update."""
+
+    def here(self, number: int, window: list[Columns]) -> bool:
+        """Return whether a window ends with the micro-batch of this number, counted from 1."""
+        if self._rules.ends == "windows end one micro-batch late":
+            return number % self.size == 1
+        if self._rules.ends == "windows end after a number of rows":
+            return sum(len(x) for x, _ in window) >= self._rows
+        if self._by_count:
+            return len(window) >= self.size
+        return number % self.size_at(number) == 0 or (self._tail > 0 and number == self._count)
+
+    def size_at(self, number: int) -> int:
+        """Return how many micro-batches the window of this one should have."""
+        return self._tail if number > self._count - self._tail else self.size
 
 
 def _columns(case: Case) -> list[Columns]:

@@ -13,22 +13,21 @@ from ..results import RESULTS, read
 from ..tables import Lines, groups, markdown
 from . import curves, verdicts
 from .cases import cases
-from .libraries import LIBRARIES, OURS, PROGRAMS, RIGHT_LOOP, Library
+from .libraries import LIBRARIES, OURS, PROGRAMS, RIGHT_LOOP, Library, key_of
 from .matrix import FILE
 from .words import CASES, FAULTS, WORDS
 
 _GITHUB, _TAIL = "https://github.com", "short last window"
 SOURCES = "reference/conformance_programs.md"
-_MISSING = {library.key for library in LIBRARIES if library.missing}
+BAD = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
 # What the columns of the summary count.
 _COLUMNS = (
     (verdicts.RIGHT, verdicts.WARNS),
-    (verdicts.OFF, verdicts.POISONED, verdicts.SILENT),
+    BAD,
     ("design",),
     (verdicts.REFUSES, verdicts.DIED),
     (verdicts.CANNOT, verdicts.UNTRIED),
 )
-BAD = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
 
 Row = Mapping[str, Any]
 
@@ -91,8 +90,8 @@ def _outcome(row: Row, language: str) -> str:
 
 
 def _linked(row: Row, language: str) -> str:
-    name = f"{row['library']}, {row['way']}" if row["way"] else row["library"]
-    text = name if name in _MISSING else f"[{name}]({SOURCES}#{_anchor(name)})"
+    name = key_of(row["library"], row["way"])
+    text = f"[{name}]({SOURCES}#{_anchor(name)})"
     if row["verdict"] in (verdicts.CANNOT, verdicts.REFUSES, verdicts.DIED) and row.get("words"):
         text += f" ({_cell(row['words'])})" if not language or row["verdict"] != verdicts.CANNOT else ""
     if "by_design" in row and not language:
@@ -123,7 +122,7 @@ def _summary(source: tuple[Sequence[Row], str]) -> Lines:
     for (name, way), mine in groups(rows, "library", "way").items():
         kinds = ["design" if "by_design" in row else row["verdict"] for row in mine]
         counts = [sum(map(kinds.count, group)) for group in _COLUMNS]
-        lines.append([f"{name}, {way}" if way else name, *counts])
+        lines.append([key_of(name, way), *counts])
     yield from sorted(lines, key=lambda line: (-line[1], line[2]))
 
 
@@ -184,7 +183,7 @@ def _issues(source: tuple[Sequence[Row], str]) -> Lines:
         row = cells[issue.library, issue.way, issue.case]
         case = f"[{CASES[language].get(issue.case, issue.case)}](#{_anchor(issue.case)})"
         about = WORDS[language]["issues"][name]
-        run_with = f"{issue.library}, {issue.way}" if issue.way else issue.library
+        run_with = key_of(issue.library, issue.way)
         yield [f"[{name}]({issue.address}): {about}", case, run_with, _outcome(row, language)]
 
 
@@ -193,8 +192,11 @@ def _versions(record: Mapping[str, Any]) -> Lines:
     """What was measured, when, and with which documentation."""
     yield ["library", "versions", "measured", "follows"]
     for library in LIBRARIES:
+        if library.missing:
+            yield [library.key, library.missing, "-", ""]
+            continue
         about = record["libraries"][library.key]
-        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items()) or library.missing
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         follows = f"[documentation]({library.documentation})" if library.documentation else ""
         yield [library.key, versions, about["date"], follows]
 
@@ -229,6 +231,15 @@ _FILL = {
     verdicts.CANNOT: "#e4e7eb",
     verdicts.UNTRIED: "#f5f7fa",
     "by_design": "#b3cde3",
+}
+_SIGNS = {
+    verdicts.RIGHT: "✓",
+    verdicts.WARNS: "✓",
+    verdicts.POISONED: "NaN",
+    verdicts.REFUSES: "✗",
+    verdicts.DIED: "✗",
+    verdicts.CANNOT: "–",
+    verdicts.UNTRIED: "–",
 }
 _PANEL = 11  # cases side by side: what 390 pixels hold
 
@@ -283,17 +294,7 @@ def _line(library: Library, rows: Sequence[Row | None], top: float) -> Iterator[
 
 def _sign(row: Row) -> str:
     """Return the few letters that a square has room for."""
-    error = row.get("error", 0.0)
-    signs = {
-        verdicts.RIGHT: "✓",
-        verdicts.POISONED: "NaN",
-        verdicts.CANNOT: "–",
-        verdicts.UNTRIED: "–",
-        verdicts.WARNS: "✓",
-    }
-    if row["verdict"] in (verdicts.REFUSES, verdicts.DIED):
-        return "✗"
-    return signs.get(row["verdict"]) or ("≫" if error > 10 else percent(error))
+    return _SIGNS.get(row["verdict"]) or ("≫" if row["error"] > 10 else percent(row["error"]))
 
 
 def _legend(words: Mapping[str, str], top: float) -> Iterator[str]:
