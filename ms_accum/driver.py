@@ -172,6 +172,7 @@ class GradientAccumulation:
         metrics: Any = None,
         eval_every: int = 1,
         initial_epoch: int = 0,
+        max_updates: int | None = None,
         ckpt_path: str | None = "gradient_accumulation.ckpt",
         checkpointer: Checkpointer | None = None,
     ) -> None:
@@ -197,6 +198,8 @@ class GradientAccumulation:
                 such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (int): the number of epochs between two evaluations. Default: 1.
             initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
+            max_updates (Optional[int]): ends the run, also inside an epoch, when `updates` has reached this number.
+                Default: ``None``, the run ends with the last epoch.
             ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
                 Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
             checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
@@ -213,6 +216,8 @@ class GradientAccumulation:
         """
         window = self._window
         epochs = epochs_of(epoch, initial_epoch)
+        if max_updates is not None:
+            _check.positive_int("train_process", "max_updates", max_updates)
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
         updates = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
@@ -223,12 +228,14 @@ class GradientAccumulation:
         saved_at = None if ckpt_path is None else absolute(ckpt_path)  # a callback may change the working directory
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
+            arguments["'max_updates'"] = max_updates
             batches, now = Data(train_dataset).batches, {"held": window.micro_batches, "updates": window.updates}
             windows = windows_equal_on_ranks(window, epochs, batches, sizes, self._tail, **now)
             agree("train_process", self._group, {**windows, **arguments}, dict.fromkeys(arguments, SAME_ON_ALL))
         plan = Plan(
             epochs=epochs,
             initial_epoch=initial_epoch,
+            max_updates=max_updates,
             data=Data(train_dataset, self._group.size if self._group else 1),
             sizes=sizes,
             ends=ends,

@@ -119,6 +119,7 @@ def settings_that_differ(group):
         "valid_dataset": lambda: run(valid_dataset=ranks.even_data(group)[:1] if first else None, metrics={"acc"}),
         "checkpointer": lambda: run(checkpointer=Checkpointer(FOLDER / "one") if first else None),
         "callbacks": lambda: run(callbacks=Sets(lambda: None) if first else None),
+        "max_updates": lambda: run(max_updates=1 if first else 2),
         "growing": lambda: run(mini_steps={0: 1, 4: 4} if first else {0: 1, 2: 2, 3: 3, 4: 1}),
         "way": lambda: driver() if first else accumulator(),
         "optim": lambda: cells(clip_norm=1.0 if first else 2.0),
@@ -278,6 +279,19 @@ def reductions(group, **options):
         accumulator((Tensor([1.0, 2.0], ms.float32),), 1.0)
     reduction._sum = kept
     return [len(calls), accumulator.updates]
+
+
+def ended_inside_epoch(group):
+    """The driver ends in epoch 2 of 2 after 3 updates, saves its state, and resumes for the fourth."""
+
+    def train(**options):
+        model = ranks.driver_of(ranks.network_of())
+        ranks.train(model, ranks.even_data(group)[:4], 2, **options)
+        return [model.updates, digest(model._window.optimizer.parameters)]
+
+    folder = FOLDER / "ended"
+    ended = train(max_updates=3, checkpointer=Checkpointer(folder))
+    return [ended, train(checkpointer=Checkpointer(folder, resume="auto")), train()]
 
 
 def uneven(group):
@@ -462,6 +476,7 @@ def run_scenarios(group):
         "settings": on_host(settings_that_differ, group),
         "folders": on_host(folders_per_machine, group),
         "drifted": on_host(drifted, group),
+        "ended": on_host(ended_inside_epoch, group),
         "uneven": uneven(group),
         "resized": [on_host(resized, group), on_host(resized, group, sync_every_micro_batch=True)],
         "reductions": [on_host(reductions, group), on_host(reductions, group, sync_every_micro_batch=True)],

@@ -45,6 +45,8 @@ class Plan:
     """The number of epochs."""
     initial_epoch: int
     """The number that is added to epoch numbers, `initial_epoch`."""
+    max_updates: int | None
+    """The number of updates at which the run ends before its last epoch."""
     data: Data
     sizes: Sizes | None
     """The sizes of windows; None: each batch is a window."""
@@ -129,6 +131,8 @@ class Run:
         updates_before = max(0, window.updates - self.at.windows)  # this run: window sizes may depend on them
         now = {"held": self.at.held, "updates": updates_before}
         windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, **now)
+        if windows is not None and plan.max_updates is not None:
+            windows = min(windows, self.at.windows + max(0, plan.max_updates - window.updates))
         if self._group is not None:
             equal_on_ranks = windows_equal_on_ranks(window, plan.epochs, batches, plan.sizes, plan.tail, **now)
             equal_on_ranks |= {"updates before the run": window.updates, "windows before": self.at.windows}
@@ -197,7 +201,7 @@ class Run:
             if plan.states is not None and changing:
                 plan.states.changed()
             check_drift(_OWNER, self._group, window.optimizer.parameters, window.optimizer)
-            if stopping:
+            if stopping or self._has_all_updates:
                 break
         if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
@@ -274,9 +278,14 @@ class Run:
             terms=ended.terms,
         )
 
+    @property
+    def _has_all_updates(self) -> bool:
+        """bool, whether the run has made the updates after which it ends, which is so on all ranks at once."""
+        return self._plan.max_updates is not None and self._window.updates >= self._plan.max_updates
+
     def _stopping(self) -> bool:
-        """Return whether to stop inside the epoch; several ranks stop at its end, after they have agreed."""
-        return self._group is None and self._callbacks.stopping
+        """Return whether to stop inside the epoch; for a callback, several ranks stop at its end, when they agree."""
+        return self._has_all_updates or (self._group is None and self._callbacks.stopping)
 
     def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
         states.after_micro_batch(self._window.updates, in_window, self._take, requests)

@@ -34,6 +34,7 @@ ERRORS = {
     "valid_dataset": f"For {RUN}, {SAME} 'valid_dataset', but got one on rank 0, None on rank 1",
     "checkpointer": f"For {RUN}, {SAME} 'checkpointer', but got one on rank 0, None on rank 1",
     "callbacks": f"For {RUN}, {SAME} 'callbacks', but got one on rank 0, None on rank 1",
+    "max_updates": f"For {RUN}, {SAME} 'max_updates', but got 1 on rank 0, 2 on rank 1",
     "growing": f"For {RUN}, {SAME} number of windows in epoch 1, but got 4 on rank 0, 3 on rank 1",
     "way": f"{SAME} way to train, but got GradientAccumulation on rank 0, Accumulator on rank 1",
     "optim": f"For 'TrainOptim', {SAME} 'clip_norm', but got 1.0 on rank 0, 2.0 on rank 1",
@@ -207,6 +208,12 @@ def check_stopped(results, *names):
         for name in names:
             error, updates, weights, *_ = rank["model"][name]
             assert error is None and updates == 2 and weights == results[0]["model"]["inside"][2]
+
+
+def test_maximum_of_updates_ends_all_ranks_inside_an_epoch(results):
+    assert results[0]["ended"] == results[1]["ended"]
+    (at, stopped), (end, resumed), (_, uninterrupted) = results[0]["ended"]
+    assert (at, end) == (3, 4) and resumed == uninterrupted != stopped
 
 
 def test_stop_of_one_rank_ends_the_epoch_on_all_ranks(results):
