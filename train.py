@@ -15,32 +15,38 @@ from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
-from ms_accum.zoo.recipes import ADAPTIVE_LR, by_dataset, filled_in
+from ms_accum.zoo.recipes import ADAPTIVE_LR, TextSizes, by_dataset, filled_in
 
 
 def flags() -> Parser:
     """Return the flags, their ranges and their defaults."""
     parser = Parser(
-        "Train LeNet5, an MLP or a ResNet with gradient accumulation.",
+        "Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.",
         finish=lambda values: outputs.with_output_dir(Settings.from_flags(filled_in(values))),
         resumed=outputs.flags_of_resumed_run,
     )
     parser.add_program()
     add = parser.add_argument
-    add("--data_path", metavar="DIR", help="folder of MNIST or CIFAR-10; without it the embedded digits are used")
+    text = "folder of MNIST or CIFAR-10, or a text file or a folder of .txt files; without it embedded data are used"
+    add("--data_path", metavar="PATH", help=text)
     add("--download", nargs="?", const=True, metavar="URL", help="fetch the data set into --data_path first")
     add("--dataset", choices=tuple(RECIPES), help="default: what --model takes: mnist with --data_path, digits without")
     add("--model", choices=tuple(MODELS), help=f"default: {by_dataset('model')}")
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
+    add("--max_updates", type=whole(1), metavar="N", help="end after this number of updates, also inside an epoch")
     parser.add_window(batch_size=by_dataset("batch_size"))
     add("--optimizer", choices=OPTIMIZERS, help=f"default: {by_dataset('optimizer')}")
     rates = f"{by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
     add("--lr", type=number(0, above=True), metavar="X", help=f"default: {rates}")
     add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
     add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
+    text = "decay of the second moment of adam and adamw, default: 0.999"
+    add("--beta2", type=number(0, below=1), metavar="X", help=text)
     add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
+    parser.add_text({name: by_dataset(name) for name in TextSizes._fields})
     parser.add_numerics()
+    parser.add_evaluations()
     parser.add_output()
     parser.add_states()
     return parser
@@ -52,14 +58,14 @@ if __name__ == "__main__":
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, evaluate, tune_cpu, verify
+from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, tune_cpu, verify
 from ms_accum.app import plan, steps
 from ms_accum.app.rates import rate_by_update
+from ms_accum.app.tasks import Task, task_of
 from ms_accum.engine.loss_scale import mixed, scaler_of
 from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.ranks.group import comes_first
-from ms_accum.training.evaluation import evaluate_together
-from ms_accum.zoo import DOWNLOADS, DataError, create_dataset, make_optimizer
+from ms_accum.zoo import DOWNLOADS, DataError, make_optimizer
 
 
 def download(settings: Settings) -> None:
@@ -70,45 +76,36 @@ def download(settings: Settings) -> None:
             DOWNLOADS[settings.dataset](settings.data_path or "", **url)
 
 
-def datasets(settings: Settings, group: Group | None) -> tuple[Any, Any]:
+def datasets(settings: Settings, task: Task, group: Group | None) -> tuple[Any, Any]:
     """Return the training split, in batches of one window or one micro-batch, and the test split."""
     rank, size = group or (0, 1)
-    create = partial(
-        create_dataset,
-        settings.data_path,
-        image_size=MODELS[settings.model].image_size,
-        dataset=settings.dataset,
-        num_shards=size,
-        shard_id=rank,
-    )
+    shard = {"num_shards": size, "shard_id": rank}
     # A DataError is also a ValueError: the inner context handles it first.
     with exit_code(USAGE, TypeError, ValueError), exit_code(DATA, DataError, OSError):
-        return create(settings.loaded_rows, usage="train", seed=settings.seed), create(100, usage="test")
+        train = task.data("train", settings.loaded_rows, seed=settings.seed, **shard)
+        return train, task.data("test", task.test_rows(train), **shard)
 
 
-def loss() -> nn.Cell:
-    """Return the loss. On CPU nn.CrossEntropyLoss takes as long as the rest of a small network."""
-    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-
-
-def check_gradients(settings: Settings, network: nn.Cell, train: Any) -> None:
+def check_gradients(settings: Settings, task: Task, network: nn.Cell, train: Any) -> None:
     """Compare the gradient of the first window's micro-batches with that of one batch, and print the table."""
     micro_batches = settings.micro_batches
     batches = list(islice(train.create_tuple_iterator(num_epochs=1), 1 if settings.window_rows else micro_batches))
     window = tuple(ops.cat(column) for column in zip(*batches))
     rtol = 1e-3 if settings.amp == "off" else 0.05
     with exit_code(USAGE, ValueError):
-        verification = verify(network, loss(), window, micro_batches, reduction=settings.reduction, rtol=rtol)
+        verification = verify(
+            network, task.loss(), window, micro_batches, reduction=settings.reduction, weight=task.weight, rtol=rtol
+        )
     print(verification)
     if not verification.ok:
         raise Failure("the gradients of micro-batches and of one large batch differ", TRAINING)
 
 
-def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
+def build(settings: Settings, task: Task, train: Any) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
     with exit_code(USAGE, ValueError), exit_code(DISK, OSError):
-        network = mixed("train.py", MODELS[settings.model].make(), settings.amp)
+        network = mixed("train.py", task.network(train), settings.amp)
     runtime = tune_cpu(network) if settings.runtime == "tuned" else keep_cpu_defaults()
     make = partial(
         make_optimizer,
@@ -116,14 +113,16 @@ def build(settings: Settings) -> tuple[GradientAccumulation, nn.Cell, dict[str, 
         lr=rate_by_update(settings.rates),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        beta2=settings.beta2,
     )
     parameters = network.trainable_params()
     optimizer = ZeroOptimizer(make, parameters) if settings.zero else make(parameters)
     with exit_code(USAGE, ValueError):
         model = GradientAccumulation(
             network,
-            loss(),
+            task.loss(),
             optimizer,
+            weight=task.weight if settings.reduction == "mean" else None,
             reduction=settings.reduction,
             tail=settings.tail,
             clip_norm=settings.clip_norm,
@@ -141,12 +140,13 @@ def trial(settings: Settings, rows: int) -> Callable[[], None]:
     """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former."""
     settings = settings.with_micro_batches_of(rows)
     steps.choose_device(settings.device_target)
-    train, test = datasets(settings, None)
-    model, network, _ = build(settings)
+    task = task_of(settings)
+    train, test = datasets(settings, task, None)
+    model, network, _ = build(settings, task, train)
     batch = next(train.create_tuple_iterator(num_epochs=1))
     window = partial(model.train_process, 1, [batch], **settings.window, report=(), ckpt_path=None)
     window()
-    evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))])
+    task.evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))], None)
     return window
 
 
@@ -156,22 +156,24 @@ def main(settings: Settings) -> None:
     download(settings)
     settings, group = steps.join(settings)
     plan.show_resumed_flags(settings)
-    train, test = datasets(settings, group)
+    task = task_of(settings)
+    train, test = datasets(settings, task, group)
     settings = steps.with_planned_updates(settings, train)
-    model, network, runtime = build(settings)
+    model, network, runtime = build(settings, task, train)
     if settings.verify:
-        check_gradients(settings, network, train)
+        check_gradients(settings, task, network, train)
         return
     settings, search = steps.choose_micro_batch(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)
-    plan.show_runtime(runtime)
-    plan.show_plan(settings, device, network, train.get_dataset_size(), search)
-    evaluate_test = partial(evaluate_together, network, test, group)
-    models = steps.Models(network, model, settings, steps.facts_of(__version__, train, test), group)
+    if settings.debug:
+        plan.show_runtime(runtime)
+    plan.show_plan(settings, device, network, task.description(train), train.get_dataset_size(), search)
+    evaluate_test = partial(task.evaluate, network, test, group)
+    models = steps.Models(network, model, settings, task, steps.facts_of(__version__, train, test), group)
     start = time.perf_counter()
-    counts = steps.train(model, settings, train, models=models, evaluate=evaluate_test)
+    result = steps.train(model, settings, train, models=models, evaluate=evaluate_test)
     plan.show_end(settings, time.perf_counter() - start, models.previous, model.noise_scale)
-    plan.show_accuracy(*counts)
+    plan.show_result(result)
 
 
 if __name__ == "__main__":

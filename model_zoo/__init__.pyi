@@ -4,6 +4,7 @@ from .data.download import DEFAULT_URL as DEFAULT_URL
 from .data.download import DOWNLOADS as DOWNLOADS
 from .data.download import download_cifar10 as download_cifar10
 from .data.download import download_mnist as download_mnist
+from .data.text import create_text_dataset as create_text_dataset
 from .gpt import GPT as GPT
 from .lenet import LeNet5 as LeNet5
 from .mlp import MLP as MLP
@@ -11,6 +12,7 @@ from .models import MODELS as MODELS
 from .moe import LossWithBalance as LossWithBalance
 from .moe import MoEGPT as MoEGPT
 from .moe import balance as balance
+from .next_token import NextTokenLoss as NextTokenLoss
 from .objectives import AuxiliaryHeads as AuxiliaryHeads
 from .objectives import DistillationLoss as DistillationLoss
 from .objectives import PolicyLoss as PolicyLoss

@@ -8,7 +8,7 @@ from typing import Any
 from mindspore import nn, ops
 from mindspore.common.initializer import Normal
 
-from ._check import check_int
+from ._check import check_bool, check_int
 from .fast import GELU, LayerNorm
 
 
@@ -26,6 +26,8 @@ class GPT(nn.Cell):
         width (int): The size of a token's embedding, a multiple of `heads`. Default: ``64``.
         heads (int): The number of attention heads. Default: ``4``.
         layers (int): The number of blocks. Default: ``2``.
+        tie_weights (bool): Whether the last linear layer has the weights of the embedding of tokens, as in GPT-2.
+            Default: ``False``.
 
     Inputs:
         - **tokens** (Tensor) - Token numbers, int32 of shape (N, T) with T at most `context`.
@@ -48,7 +50,16 @@ class GPT(nn.Cell):
         (2, 5, 10)
     """
 
-    def __init__(self, vocab_size: int, context: int = 64, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int = 64,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        *,
+        tie_weights: bool = False,
+    ) -> None:
         super().__init__()
         vocab_size = check_int("GPT", "vocab_size", vocab_size, low=1)
         self.context = check_int("GPT", "context", context, low=1)
@@ -61,6 +72,8 @@ class GPT(nn.Cell):
         self.blocks = nn.SequentialCell(*(_Block(width, heads) for _ in range(layers)))
         self.norm = LayerNorm(width)
         self.head = _dense(width, vocab_size, has_bias=False)
+        if check_bool("GPT", "tie_weights", tie_weights):
+            self.head.weight = self.embedding.embedding_table
 
     def construct(self, tokens: Any) -> Any:
         """Return the logits of the next token after each token."""

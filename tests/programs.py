@@ -15,7 +15,9 @@ import train as training
 from ms_accum.app.process import run
 
 ROOT = Path(__file__).resolve().parents[1]
-CLOSING = re.compile(r"============== \{'Accuracy': ([0-9.e-]+)\} ==============\ncorrect/total: (\d+)/(\d+)\n")
+CLOSING = re.compile(
+    r"accuracy +[\d.]+ % \(([\d,]+)/([\d,]+)\)\n============== \{'Accuracy': ([0-9.e-]+)\} ==============\n"
+)
 QUICK = ("--model=mlp", "--epochs=1", "--batch_size=256", "--mini_steps=2", "--output_dir=out")
 
 
@@ -71,16 +73,15 @@ def closing(out):
     """Return accuracy, correct and total, if the output ends with the closing lines."""
     match = CLOSING.search(out)
     assert match and match.end() == len(out)
-    accuracy, correct, total = float(match[1]), int(match[2]), int(match[3])
+    correct, total = (int(number.replace(",", "")) for number in match.groups()[:2])
+    accuracy = float(match[3])
     assert accuracy == correct / total
     return accuracy, correct, total
 
 
 def plan(out):
     """Return the lines before training by their first words."""
-    return {
-        line[:16].rstrip(): line[17:] for line in out.splitlines() if not line.startswith(("epoch:", "=", "correct"))
-    }
+    return {line[:16].rstrip(): line[17:] for line in out.splitlines() if not line.startswith(("epoch:", "="))}
 
 
 def lines_of(folder):

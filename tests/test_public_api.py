@@ -114,7 +114,7 @@ SIGNATURES = {
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
-        "valid_dataset=None, metrics=None, eval_every=1, initial_epoch=0, "
+        "valid_dataset=None, metrics=None, eval_every=1, initial_epoch=0, max_updates=None, "
         "ckpt_path='gradient_accumulation.ckpt', checkpointer=None)"
     ),
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",
@@ -144,7 +144,7 @@ SIGNATURES = {
     ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
     ms_accum.split_batch: "(batch, micro_batch_size)",
     ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",
-    model_zoo.GPT: "(vocab_size, context=64, width=64, heads=4, layers=2)",
+    model_zoo.GPT: "(vocab_size, context=64, width=64, heads=4, layers=2, *, tie_weights=False)",
     model_zoo.LeNet5: "(num_class=10, num_channel=1)",
     model_zoo.MLP: "(num_class=10)",
     model_zoo.ResNet18: "(num_class=10)",

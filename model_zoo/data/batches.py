@@ -9,17 +9,31 @@ of that iterator.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+from mindspore.dataset import GeneratorDataset
 
 from .._check import check_int
-from .augment import Moves, draw_moves, move
-from .images import Split
 
-_SAMPLE = 512
+
+class Rows(Protocol):
+    """The rows of a split."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def columns(self, rows: np.ndarray, pass_number: int) -> tuple[np.ndarray, ...]:
+        """Return the columns of these rows, as pass `pass_number` over the data has them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """str, a fingerprint of the data."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what is recorded with a model besides the number of rows, in types that JSON supports."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,33 +67,29 @@ class Batches:
     """Batches by their running numbers, the source of a `GeneratorDataset`.
 
     Args:
-        split (Split): The images and labels.
+        data (Rows): The rows of a split.
         order (Order): The order of the rows.
         batch_size (int): Rows per batch. Default: ``32``.
         repeat_size (int): Passes per epoch. Default: ``1``.
         drop_remainder (bool): Whether a last, shorter batch is left out. Default: ``False``.
-        moves_seed (int): Seed of random crops and mirrorings. Default: ``None``, images as they are.
     """
 
     def __init__(
         self,
-        split: Split,
+        data: Rows,
         order: Order,
         *,
         batch_size: int = 32,
         repeat_size: int = 1,
         drop_remainder: bool = False,
-        moves_seed: int | None = None,
     ) -> None:
-        # The channel axis is added here: on a batch, np.newaxis leaves a stride of 0, with which MindSpore copies
-        # element by element (0.27 ms per batch instead of 0.06).
-        self._split, self._images, self._labels = split, split.with_channels(), split.labels
-        self._normalize, self._moves_seed = split.normalizer(), moves_seed
+        self.data = data
+        """Rows, the rows of the split."""
         self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
         self._drop_remainder, self._per_pass = drop_remainder, _batches_of(order, batch_size, drop_remainder)
         self._epoch = 0
         # A permutation of 60,000 rows takes longer than a batch: the last one is kept.
-        self._pass = self._pass_of(0)
+        self._pass = 0, order.of(0)
 
     @property
     def rows(self) -> int:
@@ -88,18 +98,13 @@ class Batches:
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint of the data: a hash of all labels and of a sample of the images."""
-        digest = hashlib.sha256(np.ascontiguousarray(self._labels).tobytes())
-        digest.update(np.ascontiguousarray(self._images[:: max(1, self.rows // _SAMPLE)]).tobytes())
-        return digest.hexdigest()[:16]
+        """A fingerprint of the data."""
+        return self.data.fingerprint
 
     @property
     def facts(self) -> dict[str, Any]:
         """The facts about the data that are recorded with a model, in types that JSON supports."""
-        split, (channels, side) = self._split, self._images.shape[1:3]
-        facts = {"rows": self.rows, "data": self.fingerprint, "image_size": side, "channels": channels}
-        scale = {name: np.array(getattr(split, name)).tolist() for name in ("mean", "std")}
-        return {**facts, **scale, "classes": split.classes}
+        return {"rows": self.rows, "data": self.fingerprint, **self.data.facts}
 
     @property
     def next_epoch(self) -> int:
@@ -113,18 +118,14 @@ class Batches:
     def __len__(self) -> int:
         return self._per_pass * self._repeat_size
 
-    def __getitem__(self, number: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images and the labels of batch `number % len` of epoch `number // len`."""
+    def __getitem__(self, number: Any) -> tuple[np.ndarray, ...]:
+        """Return the columns of batch `number % len` of epoch `number // len`."""
         pass_number, batch = divmod(int(number), self._per_pass)
-        current, rows, moves = self._pass
+        current, rows = self._pass
         if current != pass_number:
             # A single assignment, because threads of two iterators may be here at the same time.
-            self._pass = _, rows, moves = self._pass_of(pass_number)
-        rows = rows[self._begin(batch) : self._begin(batch + 1)]
-        images = self._images[rows]
-        if moves is not None:
-            images = move(images, moves.of(rows))
-        return self._normalize(images), self._labels[rows]
+            self._pass = _, rows = pass_number, self._order.of(pass_number)
+        return self.data.columns(rows[self._begin(batch) : self._begin(batch + 1)], pass_number)
 
     def _begin(self, batch: int) -> int:
         """Return the first row of a batch in a pass."""
@@ -134,11 +135,6 @@ class Batches:
         # Each later batch gets at least one row, and the last one the rest: another shard may have one row more.
         rest = self._per_pass - batch
         return min(begin, len(self._order) - rest) if rest else len(self._order)
-
-    def _pass_of(self, number: int) -> tuple[int, np.ndarray, Moves | None]:
-        """Return a pass's number, the order of its rows, and how each row of the split is moved in it."""
-        seed = self._moves_seed
-        return number, self._order.of(number), None if seed is None else draw_moves(self.rows, seed, number)
 
 
 def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
@@ -176,3 +172,35 @@ class Epochs:
         first = self._next * len(self)
         self._next += 1
         yield from range(first, first + len(self))
+
+
+def dataset_of(source: Batches, names: Sequence[str], batch_size: int) -> GeneratorDataset:
+    """Return the dataset of batches, whose columns have these names."""
+    batches = GeneratorDataset(source, list(names), sampler=Epochs(source), num_parallel_workers=1)
+    # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
+    batches.copy_batch_size(batch_size)
+    return batches
+
+
+def check_rows(
+    owner: str, rows: int, noun: str, batch_size: int, *, is_training: bool, num_shards: int, drop_remainder: bool
+) -> None:
+    """Raise an error for a batch larger than the data; the smallest shard decides, so that all ranks agree.
+
+    Args:
+        owner (str): The name used in error messages.
+        rows (int): The rows of the split.
+        noun (str): What they are.
+        batch_size (int), num_shards (int), drop_remainder (bool): As for `create_dataset`.
+        is_training (bool): Whether it is the training split.
+    """
+    in_shard = rows // num_shards
+    if in_shard < 1:
+        raise ValueError(f"For '{owner}', 'num_shards' must be <= {rows}, the number of {noun}, but got {num_shards}.")
+    # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
+    if batch_size > in_shard and (is_training or drop_remainder):
+        noun += " of a shard" if num_shards > 1 else ""
+        raise ValueError(
+            f"For '{owner}', 'batch_size' must be <= {in_shard}, the number of {noun}, but got "
+            f"{batch_size}: a batch larger than the dataset."
+        )

@@ -8,10 +8,10 @@ import mindspore as ms
 from mindspore.dataset import GeneratorDataset
 
 from .._check import check_bool, check_choice, check_int, check_path
-from .batches import Batches, Epochs, Order
+from .batches import Batches, Order, check_rows, dataset_of
 from .cifar import SIDE, load_cifar10
 from .digits import load_digits_split
-from .images import Split
+from .images import ImageRows, Split
 from .mnist import load_mnist
 
 _NAME = "create_dataset"
@@ -94,19 +94,24 @@ def create_dataset(
     dataset = _check_dataset(dataset, data_path, image_size)
     split = _load(dataset, data_path, usage)
     shuffle = split.usage == "train" if shuffle is None else shuffle
-    _check_rows(split, batch_size, num_shards=num_shards, drop_remainder=drop_remainder)
+    rows = ImageRows(split.resized(image_size), seed if dataset == "cifar10" and split.usage == "train" else None)
+    check_rows(
+        _NAME,
+        len(rows),
+        f"{split.usage} images",
+        batch_size,
+        is_training=split.usage == "train",
+        num_shards=num_shards,
+        drop_remainder=drop_remainder,
+    )
     source = Batches(
-        split.resized(image_size),
-        Order(len(split.labels), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id),
+        rows,
+        Order(len(rows), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id),
         batch_size=batch_size,
         repeat_size=repeat_size,
         drop_remainder=drop_remainder,
-        moves_seed=seed if dataset == "cifar10" and split.usage == "train" else None,
     )
-    batches = GeneratorDataset(source, ["image", "label"], sampler=Epochs(source), num_parallel_workers=1)
-    # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
-    batches.copy_batch_size(batch_size)
-    return batches
+    return dataset_of(source, ["image", "label"], batch_size)
 
 
 def _check_counts(counts: dict[str, int]) -> None:
@@ -140,20 +145,3 @@ def _load(dataset: str, data_path: str | PathLike[str] | None, usage: str | None
         return load_digits_split(usage)
     load = {"mnist": load_mnist, "cifar10": load_cifar10}[dataset]
     return load(check_path(_NAME, "data_path", data_path), usage)
-
-
-def _check_rows(split: Split, batch_size: int, *, num_shards: int, drop_remainder: bool) -> None:
-    """Raise an error for a batch larger than the data; the smallest shard decides, so that all ranks agree."""
-    rows = len(split.labels) // num_shards
-    if rows < 1:
-        raise ValueError(
-            f"For '{_NAME}', 'num_shards' must be <= {len(split.labels)}, the number of "
-            f"{split.usage} images, but got {num_shards}."
-        )
-    # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
-    if batch_size > rows and (split.usage == "train" or drop_remainder):
-        images = f"{split.usage} images" + (" of a shard" if num_shards > 1 else "")
-        raise ValueError(
-            f"For '{_NAME}', 'batch_size' must be <= {rows}, the number of {images}, but got "
-            f"{batch_size}: a batch larger than the dataset."
-        )

@@ -1,15 +1,19 @@
-"""A split of a data set, and the resizing of its images."""
+"""A split of a data set of images, the resizing of its images, and the columns of its rows."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from functools import partial
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
+from .augment import Moves, draw_moves, move
+
 # Small, so that float32 copies stay in the cache: 0.12 s for 60,000 images, against 0.32 s with 1,024 at a time.
 _CHUNK = 64
+_SAMPLE = 512  # images that are hashed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,54 @@ class Split:
         """Return the network inputs of the 256 gray levels: a lookup is faster than arithmetic on every batch."""
         gray = np.arange(256, dtype=np.float64) / 255
         return ((gray - self.mean) / self.std).astype(np.float32)
+
+
+class ImageRows:
+    """The images and labels of a split, as columns.
+
+    Args:
+        split (Split): The images and labels.
+        moves_seed (int): Seed of random crops and mirrorings. Default: ``None``, images as they are.
+    """
+
+    def __init__(self, split: Split, moves_seed: int | None = None) -> None:
+        # The channel axis is added here: on a batch, np.newaxis leaves a stride of 0, with which MindSpore copies
+        # element by element (0.27 ms per batch instead of 0.06).
+        self._split, self._images, self._labels = split, split.with_channels(), split.labels
+        self._normalize, self._seed = split.normalizer(), moves_seed
+        self._moves: tuple[int, Moves] | None = None  # of the last pass
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all labels and of a sample of the images."""
+        digest = hashlib.sha256(np.ascontiguousarray(self._labels).tobytes())
+        digest.update(np.ascontiguousarray(self._images[:: max(1, len(self) // _SAMPLE)]).tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts about the images, in types that JSON supports."""
+        split, (channels, side) = self._split, self._images.shape[1:3]
+        scale = {name: np.array(getattr(split, name)).tolist() for name in ("mean", "std")}
+        return {"image_size": side, "channels": channels, **scale, "classes": split.classes}
+
+    def columns(self, rows: np.ndarray, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images, as pass `pass_number` moves them, and the labels of these rows."""
+        images = self._images[rows]
+        if self._seed is not None:
+            images = move(images, self._moves_of(self._seed, pass_number).of(rows))
+        return self._normalize(images), self._labels[rows]
+
+    def _moves_of(self, seed: int, pass_number: int) -> Moves:
+        """Return how each row of the split is moved in a pass."""
+        last = self._moves
+        if last is None or last[0] != pass_number:
+            # A single assignment, because threads of two iterators may be here at the same time.
+            self._moves = last = pass_number, draw_moves(len(self), seed, pass_number)
+        return last[1]
 
 
 def _normalize(images: np.ndarray, *, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:

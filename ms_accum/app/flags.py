@@ -79,6 +79,38 @@ class Parser(argparse.ArgumentParser):
         add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=shown)
         add("--runtime", choices=("tuned", "default"), default="tuned", help=f"of MindSpore on CPU, {shown}")
 
+    def add_text(self, defaults: Mapping[str, str]) -> None:
+        """Add the flags for networks that predict the next token of a text, with their defaults as texts."""
+        add = self.add_argument_group("text").add_argument
+        text = f"the tokens of a text, default: {defaults['vocabulary']}"
+        add("--vocabulary", choices=("characters", "bytes"), help=text)
+        meanings = {
+            "context": "tokens in a block: what is predicted depends on at most so many",
+            "layers": "layers of attention and a feed-forward network",
+            "width": "numbers in the vector of a token",
+            "heads": "attention heads in a layer",
+        }
+        for name, meaning in meanings.items():
+            add(f"--{name}", type=whole(1), metavar="N", help=f"{meaning}, default: {defaults[name]}")
+        text = "give the output layer weights of its own, instead of the vectors of the tokens"
+        add("--untied_head", action="store_true", help=text)
+
+    def add_sample(self) -> None:
+        """Add the flags for text that a network writes."""
+        add = self.add_argument_group("a model of text").add_argument
+        text = "write a text of N tokens; without --data_path nothing is evaluated"
+        add("--sample", type=whole(1), metavar="N", help=text)
+        add("--prompt", metavar="TEXT", help="the beginning of the text, default: a line break")
+        text = "1: as probable as for the model, less: more of the probable, 0: only the most probable, default: 0.8"
+        add("--temperature", type=number(0), metavar="X", help=text)
+        add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of the text, default: %(default)s")
+
+    def add_evaluations(self) -> None:
+        """Add the flag for evaluations during the run."""
+        text = "evaluate after every N updates, after each epoch, or only at the end of the run, default: %(default)s"
+        every = or_word("epoch", or_word("end", whole(1)))
+        self.add_argument("--eval_every", type=every, default="epoch", metavar="N|epoch|end", help=text)
+
     def add_states(self) -> None:
         """Add the flags for training states."""
         add = self.add_argument
@@ -133,6 +165,7 @@ class Parser(argparse.ArgumentParser):
         add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
         text = "how the rate falls to 0 over the updates after that, default: %(default)s"
         add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
+        add("--min_lr", type=number(0, above=True), metavar="X", help="for --lr_decay: the rate at the end, default: 0")
 
     def add_output(self) -> None:
         """Add the flags for the output files."""

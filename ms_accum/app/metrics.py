@@ -8,9 +8,9 @@ import math
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any, Callable, TextIO
+from typing import Any, TextIO
 
 from mindspore.train import Callback, RunContext
 
@@ -38,6 +38,7 @@ class MetricsFile(Callback):
         self._writes = False
         self._epoch = 0
         self._updates = 0
+        self._evaluated: int | None = None  # the updates before the evaluation in the last line
 
     def on_train_begin(self, run_context: RunContext) -> None:
         try:
@@ -52,6 +53,7 @@ class MetricsFile(Callback):
         record = run_context.original_args().record
         self._epoch = record.epoch
         self._updates = record.update
+        self._evaluated = None
         self._write({name: _in_json(value) for name, value in record.shown.items() if name != "step"})
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -60,8 +62,13 @@ class MetricsFile(Callback):
             self.evaluated(self._updates, results)
 
     def evaluated(self, updates: int, results: Mapping[str, Any]) -> None:
-        """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing."""
-        self._write({"epoch": self._epoch, "updates": updates, **numbers_of(results)})
+        """Write the results of an evaluation, during the run or after it; of a run that has not begun, nothing.
+
+        A resumed run may repeat the last evaluation before it, which is not written again.
+        """
+        if updates != self._evaluated:
+            self._evaluated = updates
+            self._write({"epoch": self._epoch, "updates": updates, **numbers_of(results)})
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
@@ -79,6 +86,7 @@ class MetricsFile(Callback):
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)
         self._writes = True
         self._epoch = _fields(last_line).get("epoch", 0)
+        self._evaluated = _fields(last_line).get("updates")
         if os.path.getsize(self._path) > length:
             self._file.truncate(length)
 
@@ -134,26 +142,6 @@ def _fields(line: bytes) -> Mapping[str, Any]:
         fields = json.loads(line)
         return fields if isinstance(fields, dict) else {}
     return {}
-
-
-def logged(
-    evaluate: Callable[..., Sequence[int]], logs: Iterable[Any], updates: Callable[[], int]
-) -> Callable[..., Sequence[int]]:
-    """Return a function that evaluates, and writes the accuracy to the logs.
-
-    Args:
-        evaluate (Callable): returns the number of right answers and the number of rows.
-        logs (Iterable): have a method `evaluated`, as `MetricsFile` has.
-        updates (Callable): returns the number of updates so far.
-    """
-
-    def evaluate_and_log(*arguments: Any) -> Sequence[int]:
-        correct, rows = counts = evaluate(*arguments)
-        for log in logs:
-            log.evaluated(updates(), {"accuracy": correct / rows, "correct": correct, "total": rows})
-        return counts
-
-    return evaluate_and_log
 
 
 def numbers_of(results: Mapping[str, Any]) -> dict[str, int | float]:

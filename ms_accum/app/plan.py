@@ -21,6 +21,7 @@ from .amounts import short
 from .metrics import ends_with_evaluation
 from .search import MicroBatch
 from .settings import Settings
+from .tasks import Result
 from .trials import on_host
 
 _TAIL_DESCRIPTIONS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
@@ -65,8 +66,19 @@ def search_lines(micro_batch: MicroBatch, budget: int | None) -> list[str]:
     return [*lines, micro_batch.advice] if micro_batch.advice else lines
 
 
-def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, search: Sequence[str]) -> None:
-    """Print, before training, what the settings mean for this run, and how the micro-batch size was found."""
+def show_plan(
+    settings: Settings, device: str, network: nn.Cell, data: str, batches: int, search: Sequence[str]
+) -> None:
+    """Print, before training, what the settings mean for this run, and how the micro-batch size was found.
+
+    Args:
+        settings (Settings): the settings.
+        device (str): MindSpore's name of the device.
+        network (Cell): the network.
+        data (str): a description of the data, may be empty.
+        batches (int): the batches of an epoch.
+        search (Sequence[str]): lines about the search for the micro-batch size.
+    """
     for number, line in enumerate(search):
         show("" if number else "micro-batch", line)
     effective_batch, epoch, window = _windows_of(settings, batches)
@@ -75,10 +87,11 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, s
     decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
     clip = f", clip_norm {settings.clip_norm:g}" if settings.clip_norm else ""
     show("model", f"{settings.model}, {parameters:,} parameters, on {device}")
-    show("data", f"{settings.data_path or 'embedded digits'}, seed {settings.seed}")
+    path = settings.data_path or f"embedded {settings.dataset}"
+    show("data", ", ".join(filter(None, (path, data, f"seed {settings.seed}"))))
     show("effective batch", effective_batch)
     show("an epoch", epoch)
-    show("the run", f"{_count(settings.epochs, 'epoch')}, {_count(settings.updates, 'update')}")
+    show("the run", _length_of(settings))
     show("optimizer", f"{settings.optimizer}, lr {_rate(settings)}{momentum}{decay}")
     show("gradient", f"{settings.reduction} over a window{clip}")
     show("accumulators", _accumulators(settings, network, window))
@@ -92,14 +105,20 @@ def show_plan(settings: Settings, device: str, network: nn.Cell, batches: int, s
         show("zero", "no effect: a single process has nothing to shard")
 
 
-def _count(number: int, noun: str) -> str:
+def _length_of(settings: Settings) -> str:
+    updates = count(settings.updates, "update")
+    return updates if settings.max_updates else f"{count(settings.epochs, 'epoch')}, {updates}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things, as text."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _rate(settings: Settings) -> str:
     rates = settings.rates
     if settings.lr_decay != "none":
-        return f"{max(rates):g}, {settings.lr_decay} to 0"
+        return f"{max(rates):g}, {settings.lr_decay} to {settings.min_lr or 0:g}"
     return f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} at update {len(rates) - 1:,}"
 
 
@@ -144,9 +163,9 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
 
 def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Callback]) -> list[Callback]:
     """Return the callbacks that report the run; for a complete run, one line, and an evaluation if it has none."""
-    epochs_done = states.epochs_done()
-    if epochs_done == settings.epochs:
-        complete = f"nothing left to train: {epochs_done} of {settings.epochs} epochs are done (see --epochs)"
+    done = _done(settings, states)
+    if done:
+        complete = f"nothing left to train: {done}"
         opening = Opening("resumed", lambda: [*states.resumed, complete])
         return [opening] if ends_with_evaluation(settings.metrics) else [opening, *logs]
     callbacks = [Opening("resumed", lambda: [*states.resumed, *_fewer_epochs(settings, states)])]
@@ -156,8 +175,19 @@ def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Callback]
     return callbacks
 
 
+def _done(settings: Settings, states: Checkpointer) -> str:
+    """Return what is done of a run that is resumed, if it is complete; else an empty text."""
+    if states.epochs_done() == settings.epochs:
+        return f"{settings.epochs} of {settings.epochs} epochs are done (see --epochs)"
+    if settings.max_updates is not None and states.updates_done() >= settings.max_updates:
+        return f"{count(states.updates_done(), 'update')} are done (see --max_updates)"
+    return ""
+
+
 def _fewer_epochs(settings: Settings, states: Checkpointer) -> list[str]:
     """Return a line if the run that is resumed was to have more epochs: its --epochs may have been forgotten."""
+    if settings.max_updates is not None:
+        return []
     epochs_before = states.settings().get("notes", {}).get("epochs")
     if type(epochs_before) is not int or epochs_before <= settings.epochs:
         return []
@@ -228,13 +258,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-def show_accuracy(correct: int, total: int) -> None:
-    """Print the accuracy, then the tutorial's last line and the two counts, which programs parse."""
-    show("accuracy", in_percent(correct, total))
-    print(f"============== {{'Accuracy': {correct / total}}} ==============")
-    print(f"correct/total: {correct}/{total}")
-
-
-def in_percent(correct: int, total: int) -> str:
-    """Return an accuracy as text."""
-    return f"{correct / total:.2%} ({correct:,}/{total:,})".replace("%", " %")
+def show_result(result: Result) -> None:
+    """Print the result of an evaluation, for people, and as the tutorial's last line, for programs."""
+    show(result.name, result.text)
+    print(f"============== {result.printed} ==============")

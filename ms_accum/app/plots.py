@@ -109,7 +109,7 @@ class Panel(NamedTuple):
     average: Callable | None = None
     """Drawn over the values of a long run: a running ``np.mean`` or ``np.median``; None for nothing."""
     axis: str = "linear"
-    """``"linear"``, ``"from zero"``, or ``"wide"``: logarithmic if the values differ much."""
+    """``"linear"``, ``"from zero"``, ``"fraction"``: within 0 and 1; ``"wide"``: logarithmic if values differ much."""
     number: Callable[[float], str] = "{:g}".format
     """Formats a number of the axis."""
     dots: bool = False
@@ -122,13 +122,16 @@ def _field(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
     return lambda run: (run.numbers("update"), run.numbers(name))
 
 
-def _accuracy(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
-    points = [
-        (finite(evaluation.updates), finite(evaluation.results.get("accuracy"))) for evaluation in run.evaluations
-    ]
-    table = np.array(points, np.float64).reshape(-1, 2)
-    table = table[np.isfinite(table).all(axis=1)]
-    return table[:, 0], table[:, 1]
+def _evaluated(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
+    """Return the points of a result of evaluations."""
+
+    def points(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
+        pairs = [(finite(evaluation.updates), finite(evaluation.results.get(name))) for evaluation in run.evaluations]
+        table = np.array(pairs, np.float64).reshape(-1, 2)
+        table = table[np.isfinite(table).all(axis=1)]
+        return table[:, 0], table[:, 1]
+
+    return points
 
 
 def _skipped(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
@@ -141,15 +144,29 @@ def _speed(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
     return run.numbers("update"), run.numbers("samples") / seconds
 
 
+_ACCURACY = Panel(
+    "test accuracy", _evaluated("accuracy"), None, "fraction", lambda value: f"{100 * value:.6g} %", dots=True
+)
+_VALIDATION_LOSS = Panel("validation loss", _evaluated("eval_loss"), dots=True)
 PANELS = (
     Panel("loss", _field("loss"), np.mean, "wide"),
     Panel("learning rate", _field("lr"), None, "from zero"),
     Panel("gradient norm", _field("grad_norm"), np.mean, "wide"),
-    Panel("test accuracy", _accuracy, number=lambda value: f"{100 * value:.6g} %", dots=True),
+    _ACCURACY,
     Panel("skipped windows", _skipped, None, "from zero", steps=True),
     # A window in which the run evaluates or saves takes seconds, hence the median.
-    Panel("images/s", _speed, np.median, "from zero", "{:,.6g}".format),
+    Panel("rows/s", _speed, np.median, "from zero", "{:,.6g}".format),
 )
+
+
+def panels_of(runs: Sequence[Metrics]) -> tuple[Panel, ...]:
+    """Return the panels: runs that have no accuracy but a loss of evaluations, such as those on text, show that."""
+
+    def has(panel: Panel) -> bool:
+        return any(len(panel.points(run)[1]) for run in runs)
+
+    shows_loss = has(_VALIDATION_LOSS) and not has(_ACCURACY)
+    return tuple(_VALIDATION_LOSS if panel is _ACCURACY and shows_loss else panel for panel in PANELS)
 
 
 def draw(runs: Sequence[Metrics], kinds: Sequence[str], *, mark: float | None = None) -> dict[str, bytes]:
@@ -201,7 +218,7 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
 
     figure = Figure(figsize=(12.0, 6.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True)
-    for axes, panel in zip(grid.flat, PANELS):
+    for axes, panel in zip(grid.flat, panels_of(runs)):
         _draw_panel(axes, panel, runs)
         if mark is not None:
             axes.axvline(mark, color="#555555", linestyle="--", linewidth=1.2)
@@ -212,7 +229,7 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
         axes.margins(x=0.03)
     figure.align_ylabels(grid)
     if any(half_window(len(run.windows)) for run in runs):
-        note = "faint: each update; strong: running mean (images/s: median)"
+        note = "faint: each update; strong: running mean (rows/s: median)"
         figure.text(0.995, 0.995, note, ha="right", va="top", color="#555555", size="small")
     if len(runs) == 1:
         figure.suptitle(*run_names(runs), x=0.01, ha="left", size="large")
@@ -276,7 +293,10 @@ def _set_limits(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray)
         axes.set_ylim(low / margin, high * margin)
     else:
         margin = 0.05 * (high - low) or 1.0
-        axes.set_ylim(low - margin, high + margin)
+        limits = low - margin, high + margin
+        if panel.axis == "fraction" and 0 <= low <= high <= 1:
+            limits = max(limits[0], 0), min(limits[1], 1)
+        axes.set_ylim(*limits)
 
 
 def half_window(windows: int) -> int:

@@ -22,7 +22,10 @@ METRICS = "metrics.jsonl"
 # Settings that must equal those of a resumed run, in addition to the driver's.
 _DATA_AND_MODEL = ("model", "dataset", "batch_size", "effective_batch", "lr", "momentum", "weight_decay", "seed")
 _CONFIG = (*_DATA_AND_MODEL, "amp", "lr_scaling", "base_batch", "warmup_updates", "lr_decay")
+# The same, but only if they are given: states of earlier versions do not have them.
+_CONFIG_IF_GIVEN = ("vocabulary", "context", "layers", "width", "heads", "untied_head", "beta2", "min_lr")
 # Settings that are recorded with a model.
+_RECORD_OF_TEXT = ("context", "layers", "width", "heads", "untied_head")
 _RECORD = (*_DATA_AND_MODEL, "optimizer", "reduction", "tail", "clip_norm", "ranks", "zero", "epochs")
 
 
@@ -35,7 +38,16 @@ class Settings:
     data_path: str | None
     """Optional[str], the folder of the data set; None: the embedded digits."""
     download: bool | str | None
+    vocabulary: str | None
+    """Optional[str], what the tokens of a text are; None for images, as the five after it."""
+    context: int | None
+    layers: int | None
+    width: int | None
+    heads: int | None
+    untied_head: bool
     epochs: int
+    """int, the number of epochs; None until it follows from `max_updates` and the data."""
+    max_updates: int | None
     batch_size: int | str
     """Union[int, str], rows of a micro-batch; "auto" until it has been found."""
     mini_steps: int | Mapping[int, int] | None
@@ -49,6 +61,7 @@ class Settings:
     lr: float
     momentum: float
     weight_decay: float
+    beta2: float | None
     zero: int | None
     seed: int
     amp: str
@@ -62,6 +75,7 @@ class Settings:
     base_batch: int | None
     warmup_updates: int
     lr_decay: str
+    min_lr: float | None
     output_dir: str | None
     """Optional[str], the folder of the output files; None: a new one in `runs/` that has not been created yet."""
     ckpt_path: str | None
@@ -72,6 +86,8 @@ class Settings:
     device_target: str
     runtime: str
     resume: str | None
+    eval_every: int | str
+    """Union[int, str], the updates between evaluations; or "epoch", at the end of each, or "end", only of the run."""
     save_every: Mapping[str, Any]
     keep: int
     keep_best: bool
@@ -103,6 +119,11 @@ class Settings:
             raise Failure("argument --base_batch: needs --lr_scaling", USAGE)
         if values["lr_scaling"] != "none" and values["base_batch"] is None:
             raise Failure("argument --lr_scaling: needs --base_batch", USAGE)
+        if values["min_lr"] is not None:
+            if values["lr_decay"] == "none":
+                raise Failure("argument --min_lr: needs --lr_decay", USAGE)
+            if values["min_lr"] > values["lr"]:
+                raise Failure(f"argument --min_lr: must be <= {values['lr']:g}, the --lr", USAGE)
         if values["loss_scale"] is None and values["amp"] in ("O1", "O2", "O3"):
             values["loss_scale"] = "dynamic"
         if values["tensorboard"] and find_spec("tensorboardX") is None:
@@ -128,9 +149,9 @@ class Settings:
             return settings
         return settings.with_micro_batches_of(min(settings.window_rows, int(settings.batch_size)))
 
-    def with_updates(self, updates: int) -> Settings:
-        """Return the same settings for a run of so many updates."""
-        return replace(self, updates=updates)
+    def with_updates(self, epochs: int, updates: int) -> Settings:
+        """Return the same settings for a run of so many epochs and updates."""
+        return replace(self, epochs=epochs, updates=updates)
 
     def with_micro_batches_of(self, rows: int) -> Settings:
         """Return the same settings with micro-batches of `rows` rows."""
@@ -184,7 +205,8 @@ class Settings:
         rates, window = [], self.window_sizes[0]
         for update in range(count):
             window = self.window_sizes.get(update, window)
-            fraction = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay)
+            lowest = (self.min_lr or 0.0) / self.lr
+            fraction = part_of_rate(update, self.updates, self.warmup_updates, self.lr_decay, lowest)
             rates.append(self.lr * self._factor(window) * fraction)
         return rates[:1] if len(set(rates)) == 1 else rates
 
@@ -240,21 +262,32 @@ class Settings:
     def config(self) -> dict[str, Any]:
         """The settings that must equal those of a resumed run."""
         config = {name: getattr(self, name) for name in _CONFIG}
+        config.update({name: getattr(self, name) for name in _CONFIG_IF_GIVEN if getattr(self, name)})
         return config if self.lr_decay == "none" else {**config, "updates": self.updates}
 
     @property
     def record(self) -> dict[str, Any]:
         """The settings that are recorded with a model."""
         last = self.window_sizes[max(self.window_sizes)]
-        return {**{name: getattr(self, name) for name in _RECORD}, "mini_steps": last}
+        names = _RECORD if self.vocabulary is None else (*_RECORD, *_RECORD_OF_TEXT)
+        return {**{name: getattr(self, name) for name in names}, "mini_steps": last}
 
 
-def part_of_rate(update: int, updates: int, warm_up: int, decay: str) -> float:
-    """Return the part of the learning rate that one of `updates` updates has: it grows first, and may fall then."""
+def part_of_rate(update: int, updates: int, warm_up: int, decay: str, lowest: float = 0.0) -> float:
+    """Return the part of the learning rate that one of `updates` updates has: it grows first, and may fall then.
+
+    Args:
+        update (int): the number of updates before it.
+        updates (int): the updates of the run.
+        warm_up (int): the updates during which it grows.
+        decay (str): ``"none"``, ``"linear"`` or ``"cosine"``.
+        lowest (float): the part at the end of the decay. Default: ``0.0``.
+    """
     if update < warm_up:
         return (update + 1) / warm_up
     progress = (update - warm_up) / max(1, updates - warm_up)
-    return {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[decay]
+    part = {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[decay]
+    return lowest + (1 - lowest) * part
 
 
 def best_of(model: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Callable
 
 import mindspore as ms
@@ -28,11 +30,13 @@ from ..saving.model_file import (
     write_record,
 )
 from . import outputs
-from .metrics import MetricsFile, logged
-from .plan import in_percent, print_line, reporters, search_lines
+from .evaluations import Evaluations
+from .metrics import MetricsFile
+from .plan import print_line, reporters, search_lines
 from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
+from .tasks import Result, Task
 from .tensorboard import TensorBoardLog
 
 _SEARCH_SETTINGS = (
@@ -45,6 +49,12 @@ _SEARCH_SETTINGS = (
     "amp",
     "nonfinite",
     "ema",
+    "vocabulary",
+    "context",
+    "layers",
+    "width",
+    "heads",
+    "untied_head",
 )
 """Settings that decide which micro-batch is the fastest that fits."""
 
@@ -90,10 +100,20 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
-        updates = planned_windows("train_process", batches, settings.mini_steps, settings.tail, settings.epochs)
+        plan = partial(planned_windows, "train_process", batches, settings.mini_steps, settings.tail)
+        epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
+        updates = plan(epochs)
     if not updates:
         raise Failure(f"argument --mini_steps: no window of {settings.mini_steps} would fill in the whole run", USAGE)
-    return settings.with_updates(updates)
+    return settings.with_updates(epochs, min(updates, settings.max_updates or updates))
+
+
+def _epochs_for(updates: int, plan: Callable[[int], int | None]) -> int:
+    """Return the epochs of a run of so many updates, with one to spare: a skipped window is no update."""
+    epochs = 1
+    while (plan(epochs) or 0) < updates:
+        epochs += 1
+    return epochs + 1
 
 
 def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:
@@ -194,12 +214,22 @@ class Models:
         network (Cell): the network to save.
         model (GradientAccumulation): the driver, which counts updates.
         settings (Settings): the settings of the run.
+        task (Task): what is trained.
         facts (Mapping): what the records say of the data and the versions.
         group (Optional[Group]): the processes that train together.
     """
 
-    def __init__(self, network: nn.Cell, model: Any, settings: Settings, facts: Mapping[str, Any], group: Group | None):
+    def __init__(
+        self,
+        network: nn.Cell,
+        model: Any,
+        settings: Settings,
+        task: Task,
+        facts: Mapping[str, Any],
+        group: Group | None,
+    ):
         self._network = network
+        self._no_result = task.no_result
         self._model = model
         self._settings = settings
         self._own_files = outputs.OwnFiles(settings.models, settings.copies)
@@ -210,14 +240,14 @@ class Models:
         self.previous: str | None = None
         """Optional[str], the new path of a file that was at the place of the copy, if it was not the model of a run."""
 
-    def write(self, path: str, counts: Sequence[int] | None = None) -> None:
-        """Write a model; `counts` are those of its evaluation."""
+    def write(self, path: str, result: Result | None = None) -> None:
+        """Write a model, with the result of its evaluation."""
         if self.writes:
             with exit_code(DISK, OSError), quiet():
                 previous = self._own_files.keep_foreign(path)
                 if previous is not None:
                     print_line(f"'{path}' was written by another run; its model is kept as '{previous}'")
-                save_model(self._network, path, self._record(counts))
+                save_model(self._network, path, self._record(result))
                 self._own_files.wrote(path)
 
     def write_last(self) -> None:
@@ -235,12 +265,12 @@ class Models:
                 if self._is_averaged:
                     self._copy(ema_of(self._settings.model_path), ema_of(DEFAULT))
 
-    def evaluated(self, counts: Sequence[int]) -> None:
-        """Write the counts of its evaluation into the record of the last model, or of the average."""
+    def evaluated(self, result: Result) -> None:
+        """Write the result of its evaluation into the record of the last model, or of the average."""
         if self.writes:
             last = self._settings.model_path
             with exit_code(DISK, OSError):
-                write_record(ema_of(last) if self._is_averaged else last, self._record(counts))
+                write_record(ema_of(last) if self._is_averaged else last, self._record(result))
         self.publish()
 
     def _copy(self, model: str, path: str) -> str | None:
@@ -253,10 +283,9 @@ class Models:
     def _is_averaged(self) -> bool:
         return self._model.ema is not None and self._model.ema.updates > 0
 
-    def _record(self, counts: Sequence[int] | None) -> dict[str, Any]:
-        correct, rows = counts or (None, None)
+    def _record(self, result: Result | None) -> dict[str, Any]:
         so_far = {"updates": self._model.updates, "skipped": self._model.skipped}
-        return {**self.facts, **so_far, "correct": correct, "total": rows}
+        return {**self.facts, **so_far, **(self._no_result if result is None else result.record)}
 
 
 def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
@@ -272,9 +301,7 @@ def versions_with(version: str) -> dict[str, str]:
 # The training
 
 
-def train(
-    model: Any, settings: Settings, data: Any, *, models: Models, evaluate: Callable[..., Sequence[int]]
-) -> Sequence[int]:
+def train(model: Any, settings: Settings, data: Any, *, models: Models, evaluate: Callable[..., Result]) -> Result:
     """Train, with states, metrics and progress, and evaluate; after a signal the state is saved and the run stops.
 
     Args:
@@ -282,32 +309,29 @@ def train(
         settings (Settings): the settings of the run.
         data (Dataset): the training data; its `source` has the number of rows and a fingerprint.
         models (Models): writes the models.
-        evaluate (Callable): returns the number of right answers and the number of rows; it gets a function that
-            returns whether to stop, or nothing.
+        evaluate (Callable): evaluates on all ranks; it gets a function that returns whether to stop.
 
     Returns:
-        Sequence[int], what the evaluation of the trained network returned.
+        Result, of the evaluation of the trained network.
 
     Raises:
         Failure: If a signal ended the run, also if it came when all was done.
     """
-    counts: Sequence[int] = ()
     logs: list[Any] = [MetricsFile(settings.metrics)]
     if settings.tensorboard:
         logs.append(TensorBoardLog(settings.events))
-    evaluate = logged(evaluate, logs, lambda: model.updates)
+    evaluations = Evaluations(
+        evaluate, model, logs, every=settings.eval_every, updates=settings.updates, stop=SIGNALS.pending
+    )
 
     def score() -> float:
         """Evaluate, and save the model if it is the best so far."""
-        nonlocal counts
-        with averaged(model.ema):
-            counts = evaluate()
-            accuracy = counts[0] / counts[1]
-            better = states.best is None or accuracy > states.best
-            if better:
-                models.write(best_of(settings.model_path), counts)
-        print_line(f"accuracy: {accuracy:.4f} after {model.updates:,} updates{', the best so far' if better else ''}")
-        return accuracy
+        result = evaluations.result()
+        if result.score > (-math.inf if states.best is None else states.best):
+            with averaged(model.ema):
+                models.write(best_of(settings.model_path), result)
+            print_line(f"the best so far: {result.name} {result.text} after {model.updates:,} updates")
+        return result.score
 
     flags = outputs.flags_to_save(settings.flag_texts, dataset=settings.dataset, model=settings.model)
     states = Checkpointer(
@@ -329,13 +353,19 @@ def train(
                 with exit_code(CHECKPOINT, CheckpointError), exit_code(DISK, OSError), exit_code(USAGE, FolderInUse):
                     shown = reporters(settings, states, logs)
                     model.train_process(
-                        settings.epochs, data, **settings.window, report=shown, ckpt_path=None, checkpointer=states
+                        settings.epochs,
+                        data,
+                        **settings.window,
+                        max_updates=settings.max_updates,
+                        report=shown,
+                        callbacks=evaluations,
+                        ckpt_path=None,
+                        checkpointer=states,
                     )
             trained = True
             models.publish()
-            with averaged(model.ema):
-                counts = counts or evaluate(SIGNALS.pending)  # with --keep_best the last model has been evaluated
-            models.evaluated(counts)
+            result = evaluations.result(SIGNALS.pending)
+            models.evaluated(result)
     except Stopped as stopped:
         resume = outputs.resume_flags(settings.flag_texts)
         if not trained:
@@ -346,10 +376,10 @@ def train(
         remedies = f"not evaluated yet: {command} does that, or {resume}"
         raise SIGNALS.failure(f"; the model is '{settings.model_path}', {remedies}") from stopped
     except KeyboardInterrupt as interrupted:  # at the end of the deferred block
-        raise SIGNALS.failure(f"; the run is complete, with an accuracy of {in_percent(*counts)}") from interrupted
+        raise SIGNALS.failure(f"; the run is complete: {result.name} {result.text}") from interrupted
     except Failure as failure:
         if states.rescued is None:
             raise
         message = f"{failure}; the training is not lost, its state is '{states.rescued}' (see --resume)"
         raise Failure(message, failure.code) from failure
-    return counts
+    return result

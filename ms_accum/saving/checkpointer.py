@@ -357,6 +357,15 @@ class Checkpointer:
         found = self._find_state()
         return found.epochs_done if found else None
 
+    def updates_done(self) -> int:
+        """Return the number of updates of the run to resume; 0 if there is none.
+
+        Raises:
+            CheckpointError: If it can't be read.
+        """
+        found = self._find_state()
+        return found.state.facts["updates"] if found else 0
+
     def _find_state(self) -> FoundState | None:
         if self._resume is None:
             return None

@@ -369,7 +369,7 @@ COUNT = range(2**53)
 # The record
 
 VERSION = 1
-_MAX_RECORD_BYTES = 2**16
+_MAX_RECORD_BYTES = 2**20
 
 
 def _is_text(value: Any) -> bool:
@@ -384,18 +384,38 @@ def _is_numbers(value: Any) -> bool:
     return has_shape(value, [_is_number, ...]) and len(value) <= 16
 
 
-# Every record has exactly these fields. Records of untrusted files are printed, and some fields are used as sizes.
+def _is_vocabulary(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_CHARACTERS and value == "".join(sorted(set(value)))
+
+
+_MAX_CHARACTERS = 2**16
+_SIZE = range(1, 2**16)
+# Every record has exactly these fields, and those of a text or of images. Records of untrusted files are printed, and
+# some fields are used as sizes.
 _FIELDS: dict[str, Any] = {
     "version": COUNT,
     **dict.fromkeys(("model", "dataset", "data", "test_data"), _is_text),
-    **dict.fromkeys(("rows", "image_size", "channels", "classes"), COUNT),
-    **dict.fromkeys(("mean", "std"), (_is_number, _is_numbers)),
+    "rows": COUNT,
     **dict.fromkeys(("optimizer", "reduction", "tail"), _is_text),
     **dict.fromkeys(("lr", "momentum", "weight_decay"), _is_number),
     "clip_norm": (_is_number, None),
     **dict.fromkeys(("batch_size", "ranks", "seed", "epochs", "updates", "skipped"), COUNT),
-    **dict.fromkeys(("mini_steps", "effective_batch", "zero", "correct", "total"), (COUNT, None)),
+    **dict.fromkeys(("mini_steps", "effective_batch", "zero"), (COUNT, None)),
     **dict.fromkeys(("ms_accum", "mindspore", "python"), _is_text),
+}
+_FIELDS_OF_IMAGES: dict[str, Any] = {
+    **dict.fromkeys(("image_size", "channels", "classes"), COUNT),
+    **dict.fromkeys(("mean", "std"), (_is_number, _is_numbers)),
+    **dict.fromkeys(("correct", "total"), (COUNT, None)),
+}
+_FIELDS_OF_TEXT: dict[str, Any] = {
+    "level": _is_text,
+    "vocabulary": _is_vocabulary,
+    "tokens": COUNT,
+    **dict.fromkeys(("context", "layers", "width", "heads"), _SIZE),
+    "untied_head": bool,
+    "loss": (_is_number, None),
+    **dict.fromkeys(("predicted", "characters"), (COUNT, None)),
 }
 
 
@@ -459,18 +479,25 @@ def fault_of_record(record: Any) -> str | None:
         return "it is not a JSON object"
     if record.get("version") != VERSION:
         return "it is of another version of ms_accum"
-    missing = sorted(_FIELDS.keys() - record)
+    fields = {**_FIELDS, **(_FIELDS_OF_TEXT if "vocabulary" in record else _FIELDS_OF_IMAGES)}
+    missing = sorted(fields.keys() - record)
     if missing:
         return f"'{missing[0]}' is missing"
-    if record.keys() - _FIELDS:
+    if record.keys() - fields:
         return "it has unknown fields"
-    for name, shape in _FIELDS.items():
+    for name, shape in fields.items():
         if not has_shape(record[name], shape):
             return f"'{name}' is wrong"
-    # The right answers and all answers of an evaluation; both are None if there was none.
-    correct, total = record["correct"], record["total"]
-    if (correct is None) != (total is None) or (total is not None and correct > total):
-        return "'correct' is wrong"
+    return _fault_of_result(record)
+
+
+def _fault_of_result(record: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the result of an evaluation, whose fields are all None if there was none."""
+    part, whole = ("characters", "predicted") if "vocabulary" in record else ("correct", "total")
+    if (record[part] is None) != (record[whole] is None) or (
+        record[whole] is not None and record[part] > record[whole]
+    ):
+        return f"'{part}' is wrong"
     return None
 
 

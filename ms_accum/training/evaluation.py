@@ -75,7 +75,7 @@ def evaluate_seen(
     return correct, rows
 
 
-class _UntilStopped:
+class UntilStopped:
     """The batches of a dataset, until `stop` returns true."""
 
     def __init__(self, dataset: Iterable, stop: Callable[[], bool]):
@@ -92,7 +92,11 @@ class _UntilStopped:
 
 
 def evaluate_together(
-    network: nn.Cell, part: Iterable, group: Group | None, stop: Callable[[], bool] = lambda: False
+    network: nn.Cell,
+    part: Iterable,
+    group: Group | None,
+    stop: Callable[[], bool] = lambda: False,
+    see: Callable[..., None] | None = None,
 ) -> list[int]:
     """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them.
 
@@ -101,9 +105,9 @@ def evaluate_together(
     """
     if group is not None:
         take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad], group)
-    batches = _UntilStopped(part, stop)
+    batches = UntilStopped(part, stop)
     correct, rows, stopped = total(
-        [*evaluate(network, batches), batches.is_cut], group
+        [*evaluate_seen(network, batches, see), batches.is_cut], group
     )  # also if cut off: the other ranks wait
     if stopped:
         raise Stopped("the evaluation is not finished")

@@ -56,9 +56,9 @@ def test_model_and_data_are_printed_first(models, capfd):
     shown.pop("runtime", None)
     assert list(shown.items()) == [
         ("file", "digits.ckpt"),
-        ("model", "mlp, 1 updates, momentum, lr 0.04"),
+        ("model", "mlp, 1 update, momentum, lr 0.04"),
         ("data", "embedded digits, 360 test images of 28x28"),
-        ("record", f"{accuracy_text} after training"),
+        ("record", f"accuracy {accuracy_text} after training"),
         ("accuracy", accuracy_text),
     ]
 
@@ -85,7 +85,7 @@ def test_other_images_of_same_kind_are_evaluated_with_a_note(models, capfd):
     write_mnist(models / "other", train=64, test=12)
     assert evaluate("--ckpt_path=mnist.safetensors", "--data_path=other") == OK
     shown = plan(capfd.readouterr().out)
-    assert shown["record"].endswith("/30) on other images after training") and shown["accuracy"].endswith("/12)")
+    assert shown["record"].endswith("/30) on other data after training") and shown["accuracy"].endswith("/12)")
 
 
 @pytest.mark.parametrize(

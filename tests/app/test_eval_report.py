@@ -13,6 +13,7 @@ import pytest
 import eval as evaluation
 from model_zoo import MLP
 from model_zoo.data.classes import class_names
+from ms_accum.app import tasks
 from ms_accum.app.process import DISK, OK, TRAINING, USAGE
 from ms_accum.saving.files import remove_leftovers
 from ms_accum.saving.model_file import save_model
@@ -38,7 +39,7 @@ def model(plain, tmp_path):
 @pytest.fixture
 def unevaluated(monkeypatch):
     """Fail the test if anything is evaluated."""
-    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *arguments: pytest.fail("it was evaluated"))
+    monkeypatch.setattr(tasks, "evaluate_together", lambda *arguments: pytest.fail("it was evaluated"))
 
 
 def rejected(capfd, *argv, code):
@@ -50,8 +51,8 @@ def rejected(capfd, *argv, code):
 
 def test_report_has_the_printed_figures(model, capfd, monkeypatch):
     calls = []
-    once = evaluation.evaluate_seen
-    monkeypatch.setattr(evaluation, "evaluate_seen", lambda *arguments: calls.append(arguments) or once(*arguments))
+    once = tasks.evaluate_together
+    monkeypatch.setattr(tasks, "evaluate_together", lambda *arguments: calls.append(arguments) or once(*arguments))
     (model / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     assert evaluate("--ckpt_path=plain.ckpt", "--report=a/b") == OK
     out, err = capfd.readouterr()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ms_accum.app import metrics
-from ms_accum.app.metrics import MetricsFile, ends_with_evaluation, logged, numbers_of
+from ms_accum.app.metrics import MetricsFile, ends_with_evaluation, numbers_of
+from ms_accum.app.tasks import Accuracy
 from ms_accum.training.callbacks import Callbacks, Facts
 from update_records import record, tell
 
@@ -75,12 +76,11 @@ def test_file_of_earlier_run_is_replaced(tmp_path):
 
 def test_evaluation_is_one_json_object(tmp_path):
     file = MetricsFile(str(tmp_path / "m"))
-    counts = logged(lambda: (75, 300), [file], lambda: 2)
     with Callbacks([file], Facts()) as calls:
         calls("on_train_begin", planned=None)
         calls("on_train_epoch_begin", cur_epoch_num=3)
         calls.step_end(record(2, epoch=3))
-        assert counts() == (75, 300)
+        file.evaluated(2, Accuracy(75, 300).numbers)
     assert rows_of(tmp_path / "m")[1] == {"epoch": 3, "updates": 2, "accuracy": 0.25, "correct": 75, "total": 300}
 
 
@@ -89,6 +89,19 @@ def test_evaluation_after_run_is_appended(tmp_path):
     tell(file, record(1), record(2))
     file.evaluated(2, {"accuracy": 0.5})
     assert shown(tmp_path / "m") == [1, 2, "2"] and rows_of(tmp_path / "m")[2]["epoch"] == 1
+
+
+def test_evaluation_that_a_resumed_run_repeats_is_written_once(tmp_path):
+    file = MetricsFile(str(tmp_path / "m"))
+    tell(file, record(1), record(2))
+    file.evaluated(2, {"accuracy": 0.5})
+    resumed = MetricsFile(str(tmp_path / "m"))
+    with Callbacks([resumed], Facts(cur_step_num=2)) as calls:
+        calls("on_train_begin", planned=None)
+        resumed.evaluated(2, {"accuracy": 0.5})
+        calls.step_end(record(3))
+        resumed.evaluated(3, {"accuracy": 0.5})
+    assert shown(tmp_path / "m") == [1, 2, "2", 3, "3"]
 
 
 def test_evaluation_before_run_is_not_written(tmp_path):

@@ -80,13 +80,13 @@ def test_learning_rates_follow_window(argv, rates):
     ],
 )  # fmt: skip
 def test_learning_rates_decay_over_run(argv, rates):
-    assert settings_of("--lr=0.1", *argv).with_updates(4).rates == pytest.approx(rates)
+    assert settings_of("--lr=0.1", *argv).with_updates(1, 4).rates == pytest.approx(rates)
 
 
 def test_resumed_run_with_decay_needs_same_number_of_updates():
     flags = ("--lr_decay=cosine",)
-    assert settings_of(*flags).with_updates(7).config.items() >= {"updates": 7, "lr_decay": "cosine"}.items()
-    assert "updates" not in settings_of().with_updates(7).config
+    assert settings_of(*flags).with_updates(1, 7).config.items() >= {"updates": 7, "lr_decay": "cosine"}.items()
+    assert "updates" not in settings_of().with_updates(1, 7).config
 
 
 @pytest.mark.slow

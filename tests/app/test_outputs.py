@@ -13,8 +13,9 @@ import pytest
 
 import train as training
 from ms_accum import Group
-from ms_accum.app import outputs, steps
+from ms_accum.app import outputs, steps, tasks
 from ms_accum.app.process import CHECKPOINT, DISK, OK, TERMINATED, USAGE, Failure
+from ms_accum.app.tasks import Accuracy, task_of
 from ms_accum.saving import training_state
 from ms_accum.saving.model_file import DEFAULT, read_record, sidecar
 from programs import closing, evaluate, metrics, one_line, plan, settings_of, train
@@ -293,11 +294,12 @@ def test_only_writing_rank_removes_folder(rank, monkeypatch, capfd):
     monkeypatch.setattr(steps, "reporters", lambda *arguments: 1 / 0)
     settings = settings_of(*RUN).in_folder("runs/001")
     os.makedirs("runs/001/states")
-    train, test = training.datasets(settings, None)
-    model, network, _ = training.build(settings)
-    models = steps.Models(network, model, settings, steps.facts_of("0", train, test), Group(rank, 2))
+    task = task_of(settings)
+    train, test = training.datasets(settings, task, None)
+    model, network, _ = training.build(settings, task, train)
+    models = steps.Models(network, model, settings, task, steps.facts_of("0", train, test), Group(rank, 2))
     with pytest.raises(ZeroDivisionError):
-        steps.train(model, settings, train, models=models, evaluate=lambda: (1, 1))
+        steps.train(model, settings, train, models=models, evaluate=lambda stop: Accuracy(1, 1))
     assert os.path.isdir("runs/001/states") == (rank == 1)
 
 
@@ -381,11 +383,11 @@ def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_keep_best_evaluates_last_model_once(capfd, monkeypatch):
-    calls, evaluated = [], training.evaluate_together
-    monkeypatch.setattr(training, "evaluate_together", lambda *arguments: calls.append(1) or evaluated(*arguments))
-    assert train(*RUN, "--epochs=3", "--keep_best", "--save_every=2") == OK
+    calls, evaluated = [], tasks.evaluate_together
+    monkeypatch.setattr(tasks, "evaluate_together", lambda *arguments: calls.append(1) or evaluated(*arguments))
+    assert train(*RUN, "--epochs=3", "--keep_best", "--save_every=2", "--eval_every=end") == OK
     out = capfd.readouterr().out
-    assert len(re.findall("^accuracy: ", out, re.MULTILINE)) == len(calls) == 2
+    assert len(re.findall("^the best so far: accuracy ", out, re.MULTILINE)) in (1, 2) and len(calls) == 2
     best = "runs/001/gradient_accumulation.best.ckpt"
     records = [read_record(path) for path in (f"runs/001/{DEFAULT}", best)]
     assert records[0]["correct"] == closing(out)[1] and records[1]["updates"] in (2, 3)
@@ -393,7 +395,7 @@ def test_keep_best_evaluates_last_model_once(capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_crash_in_last_evaluation_leaves_the_model(monkeypatch, capfd):
-    monkeypatch.setattr(training, "evaluate_together", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(tasks, "evaluate_together", lambda *arguments: 1 / 0)
     assert train(*RUN) == 1
     record = read_record(DEFAULT)
     assert (record["updates"], record["correct"]) == (1, None) and record == read_record(f"runs/001/{DEFAULT}")

@@ -6,7 +6,8 @@ import pytest
 
 from model_zoo import MLP
 from ms_accum.app import plan
-from ms_accum.app.plan import Hint, show_accuracy
+from ms_accum.app.plan import Hint
+from ms_accum.app.tasks import Accuracy
 from ms_accum.training.callbacks import Callbacks, Facts
 from programs import settings_of
 from update_records import record
@@ -18,7 +19,8 @@ from update_records import record
     ("argv", "ranks", "shown"), [((), 1, False), (("--zero=1",), 1, True), (("--zero=1",), 2, False)]
 )
 def test_zero_in_single_process_is_reported_as_no_effect(argv, ranks, shown, capsys):
-    plan.show_plan(settings_of("--model=mlp", *argv).for_ranks(ranks).with_updates(12), "CPU", MLP(), 45, "")
+    settings = settings_of("--model=mlp", *argv).for_ranks(ranks)
+    plan.show_plan(settings.with_updates(settings.epochs, 12), "CPU", MLP(), "", 45, "")
     lines = capsys.readouterr().out.splitlines()
     assert ("zero             no effect: a single process has nothing to shard" in lines) is shown
 
@@ -32,7 +34,8 @@ def test_zero_in_single_process_is_reported_as_no_effect(argv, ranks, shown, cap
 )
 def test_plan_lines_fit_80_columns(argv, capsys):
     plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
-    plan.show_plan(settings_of(*argv).in_folder("runs/001").with_updates(23_440), "Ascend", MLP(), 18_750, "")
+    settings = settings_of(*argv).in_folder("runs/001")
+    plan.show_plan(settings.with_updates(settings.epochs, 23_440), "Ascend", MLP(), "", 18_750, "")
     plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
@@ -98,6 +101,6 @@ def test_duration_units(seconds, text, capsys):
 
 
 def test_closing_lines(capsys):
-    show_accuracy(49, 50)
+    plan.show_result(Accuracy(49, 50))
     readable, closing = "accuracy         98.00 % (49/50)\n", "============== {'Accuracy': 0.98} ==============\n"
-    assert capsys.readouterr().out == f"{readable}{closing}correct/total: 49/50\n"
+    assert capsys.readouterr().out == f"{readable}{closing}"

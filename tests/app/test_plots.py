@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,11 +14,11 @@ import pytest
 
 from ms_accum.app import plots
 from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_window, run_names, running_average, style
-from ms_accum.app.series import read
+from ms_accum.app.series import Evaluation, Metrics, read
 
 pytestmark = pytest.mark.host
 matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
-LABELS = ["loss", "learning rate", "gradient norm", "test accuracy", "skipped windows", "images/s"]
+LABELS = ["loss", "learning rate", "gradient norm", "test accuracy", "skipped windows", "rows/s"]
 NAN = float("nan")
 
 
@@ -71,7 +72,7 @@ def check_short_run(axes):
     np.testing.assert_equal(by_update["gradient norm"], [(updates, [1, 1, NAN, 1, 1])])
     assert by_update["test accuracy"] == [([2, 4], [0.25, 0.5])]
     assert by_update["skipped windows"] == [(updates, [0, 0, 1, 1, 1])]
-    assert by_update["images/s"] == [(updates, [128, 128, 128, 256, 64])]
+    assert by_update["rows/s"] == [(updates, [128, 128, 128, 256, 64])]
 
 
 def test_each_panel_shows_its_values(tmp_path, panels):
@@ -83,7 +84,7 @@ def test_each_panel_shows_its_values(tmp_path, panels):
     [
         ("test accuracy", lambda run: (np.arange(2.0), np.array([0.25, 0.5]))),
         ("skipped windows", lambda run: (run.numbers("update"), run.numbers("skipped"))),
-        ("images/s", lambda run: (run.numbers("update"), run.numbers("seconds"))),
+        ("rows/s", lambda run: (run.numbers("update"), run.numbers("seconds"))),
     ],
 )
 def test_wrong_panel_values_are_detected(tmp_path, panels, monkeypatch, label, points):
@@ -140,7 +141,7 @@ def test_noisy_values_are_faint_below_running_mean(tmp_path, panels):
     np.testing.assert_allclose(raw.get_ydata(), noise)
     np.testing.assert_allclose(mean.get_ydata(), means)
     medians = [np.median(128 / noise[max(0, index - half) : index + half + 1]) for index in range(400)]
-    np.testing.assert_allclose(axes["images/s"].get_lines()[1].get_ydata(), np.array(medians))
+    np.testing.assert_allclose(axes["rows/s"].get_lines()[1].get_ydata(), np.array(medians))
     assert len(axes["learning rate"].get_lines()) == len(axes["skipped windows"].get_lines()) == 1
 
 
@@ -162,7 +163,7 @@ def test_few_values_among_gaps_are_drawn(tmp_path, panels):
 
 
 def check_outlier(axes):
-    for label in ("loss", "images/s"):
+    for label in ("loss", "rows/s"):
         low, high = axes[label].get_ylim()
         assert -20 < low < high < 500, label
 
@@ -300,3 +301,37 @@ def test_single_run_is_the_title(tmp_path):
         figure = figure_of([run])
     assert "mine" in [text.get_text() for text in figure.texts] and not figure.legends
     assert math.isclose(figure.get_figwidth(), 12)
+
+
+# Evaluations
+
+
+def run_with(*results):
+    windows = [{"update": n + 1, "loss": 2.0} for n in range(6)]
+    return Metrics(Path("run/metrics.jsonl"), windows, [Evaluation(n, n, result) for n, result in enumerate(results)])
+
+
+def test_text_shows_its_validation_loss_as_a_curve():
+    text, images = run_with({"eval_loss": 2.0}, {"eval_loss": 1.5}), run_with({"accuracy": 0.5, "eval_loss": 1.0})
+    for runs, label in (((text,), "validation loss"), ((images,), "test accuracy"), ((text, images), "test accuracy")):
+        with style():
+            axes = {axes.get_ylabel(): axes for axes in figure_of(runs).axes}
+        assert label in axes and len(axes) == 6
+    with style():
+        axes = {axes.get_ylabel(): axes for axes in figure_of((text,)).axes}
+    assert curves(axes["validation loss"]) == [([0, 1], [2.0, 1.5])]
+
+
+@pytest.mark.parametrize("accuracies", [(1.0,), (0.0, 1.0), (0.97, 0.99), (0.1, 0.2)])
+def test_axis_of_accuracy_stays_within_0_and_100_percent(accuracies):
+    with style():
+        figure = figure_of((run_with(*({"accuracy": accuracy} for accuracy in accuracies)),))
+    axes = next(axes for axes in figure.axes if axes.get_ylabel() == "test accuracy")
+    low, high = axes.get_ylim()
+    assert 0 <= low <= min(accuracies) and max(accuracies) <= high <= 1 and low < high
+
+
+def test_all_panels_have_one_range_of_updates():
+    with style():
+        figure = figure_of((run_with({"accuracy": 0.5}),))
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ms_accum.app.report_page import Answers, interval, probabilities
+from ms_accum.app.report_images import Answers, interval, probabilities
 
 pytestmark = pytest.mark.host
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ms_accum.app import report_page
+from ms_accum.app import report_images, report_page
 from ms_accum.app.plots import draw
-from ms_accum.app.report_page import MARK, STYLE, Answers, Subject, Wrong, report_path, write_page
+from ms_accum.app.report_images import Answers, ImageData, Wrong, image_sections
+from ms_accum.app.report_page import MARK, STYLE, Subject, report_path, write_page
 from ms_accum.app.series import Evaluation, Metrics
 
 pytestmark = pytest.mark.host
@@ -29,9 +30,11 @@ NONE = "there is no metrics.jsonl"
 NASTY = "</title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\x00\u202e\udc80.ckpt"
 
 
-def subject(**changes):
-    fields = {"path": "out/a.ckpt", "model": "lenet5", "data": "360 test images", "names": NAMES, "mean": 0.5, "std": 1}
-    return Subject(**{**fields, "record": RECORD, "same_data": True, "versions": VERSIONS, **changes})
+def subject(names=NAMES, mean=0.5, std=1, **changes):
+    """Return what was evaluated, and the images."""
+    fields = {"path": "out/a.ckpt", "model": "lenet5", "data": "360 test images"}
+    fields |= {"record": RECORD, "same_data": True, "versions": VERSIONS, **changes}
+    return Subject(**fields), ImageData(names, mean, std)
 
 
 def answers_of(rng, rows=60, classes=3, side=8, channels=1):
@@ -55,9 +58,9 @@ def answers(rng):
     return answers_of(rng)
 
 
-def page(*arguments):
+def page(about, answers, metrics):
     """Return the page with plain spaces."""
-    text = report_page.page(*arguments)
+    text = report_page.page(about[0], image_sections(*about, answers), metrics)
     assert not re.search(r"[0-9] %[ <,.;]", text), "a line could end before the sign"
     return text.replace("\u00a0", " ")
 
@@ -286,7 +289,7 @@ def test_pictures_are_those_of_wrong_answers(answers):
 
 
 def picture_of(image, mean, std):
-    return np.array(Image.open(BytesIO(report_page._picture(image, mean, std))))
+    return np.array(Image.open(BytesIO(report_images._picture(image, mean, std))))
 
 
 def test_picture_is_input_before_normalization(rng):

@@ -189,7 +189,7 @@ import signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 sys.path.insert(0, sys.argv.pop(1))
 import train
-from ms_accum.app import process, steps
+from ms_accum.app import process, steps, tasks
 from ms_accum.saving import training_state
 
 def paused(part):
@@ -204,7 +204,7 @@ def paused(part):
 
 owner, name = {
     "saving": (training_state, "save_file"),
-    "evaluating": (train, "evaluate_together"),
+    "evaluating": (tasks, "evaluate_together"),
     "recording": (steps, "write_record"),
 }[sys.argv.pop(1)]
 setattr(owner, name, paused(getattr(owner, name)))

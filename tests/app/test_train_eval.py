@@ -28,6 +28,7 @@ import train as training
 from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord
+from ms_accum.app import tasks
 from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
 from ms_accum.app.steps import choose_device
 from ms_accum.saving import training_state
@@ -242,7 +243,7 @@ def test_failed_download_exits_with_data_code(capfd, tmp_path):
         (lambda path: path.write_bytes(b"PK\x03\x04 a zip, or so"), "is not a valid checkpoint"),
         (
             lambda path: save_model(LeNet5(num_class=3), str(path)),
-            "architectures lenet5, mlp, resnet18",
+            "does not match any of lenet5, mlp, resnet18",
         ),
     ],
     ids=["missing", "folder", "empty", "foreign", "other classes"],
@@ -304,14 +305,15 @@ def test_resume_rejects_other_flags(out, capfd):
 
 def test_resume_rejects_other_data(out, capfd, monkeypatch):
     """As many rows, of the same shapes: labels of others."""
-    made = training.create_dataset
+    made = tasks.create_dataset
 
     def relabelled(*arguments, **options):
         dataset = made(*arguments, **options)
-        dataset.source._labels = dataset.source._labels[::-1].copy()
+        rows = dataset.source.data
+        rows._labels = rows._labels[::-1].copy()
         return dataset
 
-    monkeypatch.setattr(training, "create_dataset", relabelled)
+    monkeypatch.setattr(tasks, "create_dataset", relabelled)
     capfd.readouterr()
     assert train(*QUICK, "--epochs=2", "--resume") == CHECKPOINT
     assert re.search(r"to a run with other settings: data was \w+ and is \w+\.", one_line(capfd.readouterr().err))
@@ -530,7 +532,7 @@ def test_plan_describes_the_run(digits):
 
 def test_each_update_has_a_line_and_a_json_object(digits):
     rows = metrics(digits[2])
-    lines = [line for line in digits[0].stdout.splitlines() if line.startswith("epoch:")]
+    lines = [line for line in digits[0].stdout.splitlines() if re.match("epoch: . step:", line)]
     assert [line.partition(", ")[0] for line in lines] == [
         f"epoch: {row['epoch']} step: {(row['update'] - 1) % 12 + 1} loss is {row['loss']:.7g}" for row in rows
     ]

@@ -9,7 +9,7 @@ import pytest
 from idx_files import rows_of, write_mnist
 from model_zoo import create_dataset
 from model_zoo.data.batches import Batches, Order
-from model_zoo.data.images import Split
+from model_zoo.data.images import ImageRows, Split
 from model_zoo.data.mnist import load_mnist
 
 
@@ -147,7 +147,7 @@ def test_order_depends_on_seed_and_pass():
 
 def test_batches_are_contiguous(folder):
     split = load_mnist(folder, "train")
-    image, label = Batches(split, Order(64, seed=0), batch_size=8)[0]
+    image, label = Batches(ImageRows(split), Order(64, seed=0), batch_size=8)[0]
     assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
     assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]
 
@@ -159,7 +159,7 @@ def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
     images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
     split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)
     orders = [Order(rows, 1, num_shards=shards, shard_id=shard) for shard in range(shards)]
-    sources = [Batches(split, order, batch_size=batch_size) for order in orders]
+    sources = [Batches(ImageRows(split), order, batch_size=batch_size) for order in orders]
     assert len({len(source) for source in sources}) == 1
     labels = [[source[number][1] for number in range(len(source))] for source in sources]
     assert all(len(batch) for shard in labels for batch in shard)

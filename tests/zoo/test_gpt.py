@@ -185,3 +185,27 @@ def test_driver_warns_about_tokens_without_weight(rng):
 def test_invalid_arguments_are_rejected(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+# Tied weights
+
+
+def test_tied_head_gets_the_gradients_of_both_uses(rng):
+    ms.set_seed(1)
+    tied, untied = (GPT(WORDS, context=LONGEST, width=16, heads=2, tie_weights=tie) for tie in (True, False))
+    names = [parameter.name for parameter in untied.trainable_params()]
+    assert [parameter.name for parameter in tied.trainable_params()] == names[:-1] and names[-1] == "head.weight"
+    for ours, other in zip(tied.trainable_params(), untied.trainable_params()):
+        other.set_data(ours)
+    untied.head.weight.set_data(tied.embedding.embedding_table)
+    batch = tokens(rng), tokens(rng)
+
+    def gradients(network):
+        grad = ms.grad(lambda *columns: loss_fn(network(columns[0]), columns[1]), None, network.trainable_params())
+        return [gradient.asnumpy() for gradient in grad(*batch)]
+
+    (table, *others), (embedding, *expected, head) = gradients(tied), gradients(untied)
+    assert table == pytest.approx(embedding + head, rel=1e-4, abs=1e-6)
+    assert miss(table, embedding, 1e-4) > 100  # the mutant: only one of the uses
+    for ours, other in zip(others, expected):
+        assert ours == pytest.approx(other, rel=1e-4, abs=1e-6)

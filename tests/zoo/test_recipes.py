@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_zoo import DOWNLOADS, MODELS, OPTIMIZERS, RECIPES
-from model_zoo.recipes import by_dataset, choose, dataset_for
+from model_zoo.recipes import EMBEDDED, by_dataset, choose, dataset_for
 from programs import settings_of
 
 CIFAR10 = ("--dataset=cifar10", "--data_path=x")
@@ -24,6 +24,8 @@ def rates(*argv):
         (["--dataset=mnist", "--data_path=x", "--model=mlp"], "mnist", "mlp", 10, 32),
         (CIFAR10, "cifar10", "resnet18", 80, 128),
         (["--model=resnet18", "--data_path=x"], "cifar10", "resnet18", 80, 128),
+        (["--model=gpt"], "sentences", "gpt", 15, 16),
+        (["--model=gpt", "--data_path=x"], "text", "gpt", 5, 16),
         ([*CIFAR10, "--epochs=3", "--batch_size=8"], "cifar10", "resnet18", 3, 8),
     ],
 )
@@ -42,6 +44,8 @@ def test_recipe_sets_dataset_model_and_epochs(argv, dataset, model, epochs, rows
         ([*CIFAR10, "--optimizer=momentum", "--lr=0.2"], ("momentum", 0.2, 0.9, 5e-4)),
         ([*CIFAR10, "--momentum=0", "--weight_decay=0"], ("sgd", 0.1, 0, 0)),
         ([*CIFAR10, "--optimizer=adamw"], ("adamw", 0.001, 0.9, 0)),
+        (["--model=gpt"], ("adamw", 0.003, 0.9, 0)),
+        (["--model=gpt", "--optimizer=sgd"], ("sgd", 0.1, 0.9, 0)),
         ([*CIFAR10, "--optimizer=adam", "--weight_decay=0.1", "--lr=0.5"], ("adam", 0.5, 0.9, 0.1)),
     ],
 )
@@ -60,6 +64,11 @@ def test_recipe_sets_optimizer(argv, expected):
         ((None, None, None, True), "--download: needs --data_path"),
         (("digits", None, None, True), "--dataset: digits are embedded"),
         (("digits", None, "x", None), "--dataset: digits are embedded"),
+        (("sentences", None, "x", None), "--dataset: sentences are embedded; --data_path is for text"),
+        (("text", None, None, None), "--data_path: must be given for text; give a file, or a folder of .txt files"),
+        (("text", None, "x", True), "--download: fetches mnist or cifar10, not text"),
+        (("text", "lenet5", "x", None), "--model: lenet5 does not accept text; gpt does"),
+        (("mnist", "gpt", "x", None), "--model: gpt does not accept the images of mnist; lenet5 does"),
     ],
 )
 def test_contradictory_flags_are_rejected(arguments, reason):
@@ -69,18 +78,19 @@ def test_contradictory_flags_are_rejected(arguments, reason):
 
 
 def test_recipe_models_accept_their_images():
-    assert set(DOWNLOADS) == set(RECIPES) - {"digits"}
+    assert set(DOWNLOADS) == set(RECIPES) - {*EMBEDDED, "text"}
     for dataset, recipe in RECIPES.items():
-        assert choose(dataset, None, None if dataset == "digits" else "x", None) == (dataset, recipe.model)
+        assert choose(dataset, None, None if dataset in EMBEDDED else "x", None) == (dataset, recipe.model)
         assert recipe.optimizer in OPTIMIZERS and recipe.model in MODELS
 
 
 def test_dataset_is_inferred_from_model_and_folder():
-    assert [dataset_for(model, None) for model in MODELS] == ["digits"] * 2 + ["cifar10"] * 2
-    assert [dataset_for(model, "x") for model in MODELS] == ["mnist"] * 2 + ["cifar10"] * 2
+    assert [dataset_for(model, None) for model in MODELS] == ["digits"] * 2 + ["cifar10"] * 2 + ["sentences"]
+    assert [dataset_for(model, "x") for model in MODELS] == ["mnist"] * 2 + ["cifar10"] * 2 + ["text"]
     assert (dataset_for(None, None), dataset_for(None, "x")) == ("digits", "mnist")
 
 
 def test_recipe_descriptions():
-    assert by_dataset("optimizer") == "momentum on mnist and digits, sgd on cifar10"
-    assert by_dataset("weight_decay") == "0 on mnist and digits, 0.0005 on cifar10"
+    assert by_dataset("optimizer") == "momentum on mnist and digits, sgd on cifar10, adamw on text and sentences"
+    assert by_dataset("weight_decay") == "0 on mnist, digits, text and sentences, 0.0005 on cifar10"
+    assert by_dataset("layers") == "4 on text, 2 on sentences"
