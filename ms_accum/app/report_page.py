@@ -20,7 +20,7 @@ from PIL import Image
 
 from .. import _check
 from ..saving.files import check_inside, write_bytes
-from .plots import PANELS, check_installed, draw
+from .plots import check_installed, curves_of, draw
 from .series import Metrics
 
 # The answers of a model
@@ -323,14 +323,13 @@ def _run(subject: Subject, metrics: Metrics | str) -> str:
         address = _data_address(draw([metrics], ["png"], mark=mark)["png"])
         figure = f'<img class="curves" src="{address}" alt="Curves of the run, with the values in the table below">'
     rows = []
-    for panel in PANELS:
-        updates, values = panel.points(metrics)
+    for label, updates, values in curves_of(metrics):
         finite = np.isfinite(updates) & np.isfinite(values)
         updates, values = updates[finite], values[finite]
         if len(values):
             indices = (0, len(values) - 1, values.argmin(), values.argmax())
             cells = "".join(f"<td>{values[index]:,.4g} at {updates[index]:,.0f}</td>" for index in indices)
-            rows.append(f'<tr><th scope="row">{panel.label}</th>{cells}</tr>')
+            rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     head = _head("Value at update", "First", "Last", "Lowest", "Highest")
     return f'<p class="note">{note}</p>\n{figure}\n' + _table("curves", "Curves", "Values of the curves", head, rows)
 
