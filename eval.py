@@ -47,7 +47,8 @@ from mindspore import nn
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
 from ms_accum.app.plan import in_percent, show, show_accuracy, show_runtime
-from ms_accum.app.report_page import Answers, Subject, page, report_path, write_page
+from ms_accum.app.report_images import Answers, ImageFacts, image_sections
+from ms_accum.app.report_page import Subject, page, report_path, write_page
 from ms_accum.app.series import FILE, Metrics, read
 from ms_accum.app.steps import choose_device, versions_with
 from ms_accum.network.runtime import keep_cpu_defaults
@@ -148,16 +149,12 @@ def checked_report_path(folder: str) -> str:
         raise Failure(f"argument --report: {error}", DISK if isinstance(error, OSError) else USAGE) from error
 
 
-def subject_of(args: argparse.Namespace, model: str, dataset: str, record: Record | None, test: Any) -> Subject:
+def subject_of(args: argparse.Namespace, model: str, record: Record | None, test: Any) -> Subject:
     """Return the model, the data and the software for the report."""
-    facts = test.source.facts
     return Subject(
         path=args.ckpt_path,
         model=model,
         data=data_description(args, record, test),
-        names=class_names(dataset),
-        mean=facts["mean"],
-        std=facts["std"],
         record=record,
         same_data=record is not None and is_on_same_data(record, test),
         versions=versions_with(__version__),
@@ -174,10 +171,11 @@ def metrics_beside(path: str) -> Metrics | str:
         return str(error)
 
 
-def write_report(path: str, subject: Subject, answers: Answers) -> None:
+def write_report(path: str, subject: Subject, facts: ImageFacts, answers: Answers) -> None:
     """Write the report."""
     with exit_code(DISK, OSError), exit_code(USAGE, ValueError):
-        write_page(path, page(subject, answers, metrics_beside(subject.path)))
+        sections = image_sections(subject, facts, answers, metrics_beside(subject.path))
+        write_page(path, page(subject, sections))
     show("report", path)
 
 
@@ -199,7 +197,8 @@ def main(args: argparse.Namespace) -> None:
     counts = evaluate_seen(network, test, answers.add if report else None)
     try:
         if report is not None:
-            write_report(report, subject_of(args, model, dataset, record, test), answers)
+            facts = ImageFacts(class_names(dataset), test.source.facts["mean"], test.source.facts["std"])
+            write_report(report, subject_of(args, model, record, test), facts, answers)
     finally:
         show_accuracy(*counts)
 
