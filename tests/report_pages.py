@@ -11,6 +11,7 @@ import numpy as np
 from ms_accum.app import report_page
 from ms_accum.app.report_images import Answers, ImageFacts, image_sections
 from ms_accum.app.report_page import Subject
+from ms_accum.app.report_text import IGNORED, Samples, TextAnswers, text_sections
 from ms_accum.app.series import Evaluation, Metrics
 
 NAMES = ("ant", "bee", "cow")
@@ -69,6 +70,57 @@ def page_of(about, sections):
 def image_page(about, answers, metrics, **changes):
     """Return the page about images with plain spaces."""
     return page_of(about, image_sections(about, facts(**changes), answers, metrics))
+
+
+# Texts
+
+CHARACTERS = "\n !()0Aaeinot<é我"
+
+
+def decode(tokens):
+    return "".join(CHARACTERS[token] for token in tokens)
+
+
+def encode(text):
+    return np.array([CHARACTERS.index(character) for character in text])
+
+
+def blocks_of(documents, context):
+    """Return the blocks of documents of tokens, and the target after each token, by definition."""
+    blocks = []
+    for document in documents:
+        for start in range(0, len(document) - 1, context):
+            part = document[start : start + context + 1]
+            padding = context - len(part) + 1
+            tokens, targets = np.append(part[:-1], [0] * padding), np.append(part[1:], [IGNORED] * padding)
+            blocks.append((tokens, targets))
+    return tuple(np.array(column, np.int32) for column in zip(*blocks))
+
+
+def text_answers(documents, losses_of, context=8, size=3, answers=None):
+    """Return what a model with these losses has predicted of documents, from batches of `size` blocks."""
+    tokens, targets = blocks_of([encode(document) for document in documents], context)
+    answers = TextAnswers(decode, len(CHARACTERS)) if answers is None else answers
+    losses = losses_of(targets)
+    for start in range(0, len(tokens), size):
+        answers.add(*(column[start : start + size] for column in (tokens, targets, losses)))
+    return answers
+
+
+def random_text(rng, length):
+    return decode(rng.randint(0, len(CHARACTERS), length))
+
+
+def text_page(about, answers, metrics, samples=None):
+    """Return the page about a text with plain spaces."""
+    return page_of(about, text_sections(about, answers, samples, metrics))
+
+
+def samples_of(*texts, prompt="Ann:", how="temperature 0.8"):
+    return Samples(prompt, texts, how)
+
+
+# Reading a page
 
 
 class Elements(HTMLParser):

@@ -15,7 +15,22 @@ from ms_accum.app import report_page
 from ms_accum.app.plots import draw
 from ms_accum.app.report_page import MARK, STYLE, report_path, write_page
 from ms_accum.app.series import Evaluation
-from report_pages import NASTY, NONE, RECORD, Elements, answers_of, cells, counted, image_page, metrics_of, subject
+from report_pages import (
+    NASTY,
+    NONE,
+    RECORD,
+    Elements,
+    answers_of,
+    cells,
+    counted,
+    image_page,
+    metrics_of,
+    random_text,
+    samples_of,
+    subject,
+    text_answers,
+    text_page,
+)
 
 pytestmark = pytest.mark.host
 
@@ -98,18 +113,21 @@ def examples():
     """Return pages of all kinds; the first has everything that a rule is about."""
     rng = np.random.RandomState(1)
     answers = answers_of(rng)
+    of_text = text_answers([random_text(rng, 900)], lambda targets: rng.exponential(3, targets.shape))
     strange = subject(path=NASTY, data=NASTY, model=NASTY, record={**RECORD, NASTY: NASTY})
     return [
         image_page(subject(), answers, metrics_of(5)),
         image_page(subject(record=None), answers, NONE),
         image_page(strange, answers, NASTY, names=[NASTY] * 3),
         image_page(subject(), answers_of(rng, channels=3), metrics_of(800)),
+        text_page(subject(), of_text, metrics_of(5, {"eval_loss": 1.0}), samples_of("x\n")),
+        text_page(strange, of_text, NASTY, samples_of(NASTY, prompt=NASTY, how=NASTY)),
     ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_page_follows_the_rules(rule):
-    assert [faults(text, rule) for text in examples()] == [[]] * 4
+    assert [faults(text, rule) for text in examples()] == [[]] * 6
 
 
 @pytest.mark.parametrize(
@@ -181,6 +199,15 @@ def test_curves_equal_those_of_plot_command():
     (image,) = Elements(image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).of("img")
     content = b64decode(image["src"].partition("base64,")[2])
     assert content == draw([metrics], ["png"], mark=3)["png"] != draw([metrics], ["png"])["png"]
+
+
+def test_curves_scroll_on_a_narrow_screen():
+    (box,) = (
+        element
+        for element in Elements(image_page(subject(), counted(), metrics_of(5))).of("div")
+        if element["class"] == "scroll wide"
+    )
+    assert box["tabindex"] == "0" and box["aria-label"] and "img.curves{width:100%;min-width:44rem" in STYLE
 
 
 def test_page_without_matplotlib_has_numbers_and_install_hint(monkeypatch):
