@@ -47,7 +47,7 @@ from mindspore import nn
 from ms_accum import tune_cpu
 from ms_accum._check import one_line
 from ms_accum.app.plan import in_percent, show, show_accuracy, show_runtime
-from ms_accum.app.report_images import Answers, ImageFacts, image_sections
+from ms_accum.app.report_images import Answers, ImageData, image_sections
 from ms_accum.app.report_page import Subject, page, report_path, write_page
 from ms_accum.app.series import FILE, Metrics, read
 from ms_accum.app.steps import choose_device, versions_with
@@ -171,11 +171,11 @@ def metrics_beside(path: str) -> Metrics | str:
         return str(error)
 
 
-def write_report(path: str, subject: Subject, facts: ImageFacts, answers: Answers) -> None:
+def write_report(path: str, subject: Subject, images: ImageData, answers: Answers) -> None:
     """Write the report."""
     with exit_code(DISK, OSError), exit_code(USAGE, ValueError):
-        sections = image_sections(subject, facts, answers, metrics_beside(subject.path))
-        write_page(path, page(subject, sections))
+        sections = image_sections(subject, images, answers)
+        write_page(path, page(subject, sections, metrics_beside(subject.path)))
     show("report", path)
 
 
@@ -197,8 +197,8 @@ def main(args: argparse.Namespace) -> None:
     counts = evaluate_seen(network, test, answers.add if report else None)
     try:
         if report is not None:
-            facts = ImageFacts(class_names(dataset), test.source.facts["mean"], test.source.facts["std"])
-            write_report(report, subject_of(args, model, record, test), facts, answers)
+            images = ImageData(class_names(dataset), test.source.facts["mean"], test.source.facts["std"])
+            write_report(report, subject_of(args, model, record, test), images, answers)
     finally:
         show_accuracy(*counts)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ms_accum.app import report_page
-from ms_accum.app.report_images import Answers, ImageFacts, image_sections
+from ms_accum.app.report_images import Answers, ImageData, image_sections
 from ms_accum.app.report_page import Subject
-from ms_accum.app.report_text import IGNORED, Samples, TextAnswers, text_sections
+from ms_accum.app.report_text import IGNORED, Sample, TextAnswers, text_sections
 from ms_accum.app.series import Evaluation, Metrics
 
 NAMES = ("ant", "bee", "cow")
@@ -27,8 +27,8 @@ def subject(**changes):
     return Subject(**{**fields, "versions": VERSIONS, **changes})
 
 
-def facts(**changes):
-    return ImageFacts(**{"names": NAMES, "mean": 0.5, "std": 1, **changes})
+def images(**changes):
+    return ImageData(**{"names": NAMES, "mean": 0.5, "std": 1, **changes})
 
 
 def answers_of(rng, rows=60, classes=3, side=8, channels=1):
@@ -62,14 +62,14 @@ def with_plain_spaces(text):
     return text.replace("\u00a0", " ")
 
 
-def page_of(about, sections):
+def page_of(about, sections, metrics):
     """Return a page with plain spaces."""
-    return with_plain_spaces(report_page.page(about, sections))
+    return with_plain_spaces(report_page.page(about, sections, metrics))
 
 
 def image_page(about, answers, metrics, **changes):
     """Return the page about images with plain spaces."""
-    return page_of(about, image_sections(about, facts(**changes), answers, metrics))
+    return page_of(about, image_sections(about, images(**changes), answers), metrics)
 
 
 # Texts
@@ -111,13 +111,13 @@ def random_text(rng, length):
     return decode(rng.randint(0, len(CHARACTERS), length))
 
 
-def text_page(about, answers, metrics, samples=None):
+def text_page(about, answers, metrics, samples=(), entropy=None):
     """Return the page about a text with plain spaces."""
-    return page_of(about, text_sections(about, answers, samples, metrics))
+    return page_of(about, text_sections(about, answers, samples, entropy), metrics)
 
 
 def samples_of(*texts, prompt="Ann:", how="temperature 0.8"):
-    return Samples(prompt, texts, how)
+    return [Sample(how, text, prompt) for text in texts]
 
 
 # Reading a page
@@ -160,3 +160,9 @@ def cells(text, kind):
     """Return the texts of the rows of a table."""
     rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[0].split("</tr>")[:-1]
     return [[element["text"] for element in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
+
+
+def heads(text):
+    """Return the names of the columns of all tables, by the kind of the table."""
+    tables = re.findall(r'<table class="(\w+)">.*?<thead>(.*?)</thead>', text, re.DOTALL)
+    return {kind: [element["text"] for element in Elements(head).of("th")] for kind, head in tables}

@@ -1,4 +1,4 @@
-"""The sections of a report about images: accuracy, classes, confusion matrix, the most certain wrong answers."""
+"""The sections of a report about images: the accuracy, the classes, and the most certain wrong answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from .report_page import Subject, data_address, head_of, percent, run_section, settings_section, table, text_of
-from .series import Metrics
+from .report_page import Subject, data_address, head, percent, shown, table
 
 # The answers of a model
 
@@ -109,8 +108,8 @@ def interval(right: int, total: int) -> tuple[float, float]:
 # The sections
 
 
-class ImageFacts(NamedTuple):
-    """What the numbers of classes and of pixels mean."""
+class ImageData(NamedTuple):
+    """The images of a data set."""
 
     names: Sequence[str]
     """The names of the classes."""
@@ -120,22 +119,13 @@ class ImageFacts(NamedTuple):
     """What the difference was divided by."""
 
 
-def image_sections(subject: Subject, facts: ImageFacts, answers: Answers, metrics: Metrics | str) -> dict[str, str]:
-    """Return the sections of the page about a model that classifies images.
-
-    Args:
-        subject (Subject): what was evaluated, and on what.
-        facts (ImageFacts): the classes, and how images were normalized.
-        answers (Answers): the answers of the model.
-        metrics (Union[Metrics, str]): those of the run that trained it, or why there are none.
-    """
+def image_sections(subject: Subject, data: ImageData, answers: Answers) -> dict[str, str]:
+    """Return the sections of the page, by heading."""
     return {
         "Accuracy": _accuracy(subject, answers),
-        "By class": _classes(facts, answers),
-        "Confusion matrix": _matrix(facts, answers),
-        "Most certain wrong answers": _gallery(facts, answers),
-        "The run": run_section(subject, metrics),
-        "Settings and versions": settings_section(subject, ("correct", "total")),
+        "By class": _classes(data, answers),
+        "Confusion matrix": _matrix(data, answers),
+        "Most certain wrong answers": _gallery(data, answers),
     }
 
 
@@ -154,21 +144,21 @@ def _accuracy(subject: Subject, answers: Answers) -> str:
     return "\n".join(lines)
 
 
-def _classes(facts: ImageFacts, answers: Answers) -> str:
+def _classes(data: ImageData, answers: Answers) -> str:
     rows = []
-    for number, (name, counts) in enumerate(zip(facts.names, answers.counts)):
+    for number, (name, counts) in enumerate(zip(data.names, answers.counts)):
         total, right = counts.sum(), counts[number]
         mistakes = np.where(np.arange(len(counts)) == number, 0, counts)
         worst = int(mistakes.argmax())
         accuracy = percent(right / total, 1) if total else "no images"
-        wrong = f"{text_of(facts.names[worst])} ({mistakes[worst]:,})" if mistakes[worst] else "none"
+        wrong = f"{shown(data.names[worst])} ({mistakes[worst]:,})" if mistakes[worst] else "none"
         cells = f'<td>{total:,}</td><td>{right:,}</td><td>{accuracy}</td><td class="text">{wrong}</td>'
-        rows.append(f'<tr><th scope="row">{text_of(name)}</th>{cells}</tr>')
-    head = head_of("Class", "Images", "Right", "Accuracy", "Most frequent wrong answer")
-    return table("classes", "Figures by class", "Right answers of each class", head, rows)
+        rows.append(f'<tr><th scope="row">{shown(name)}</th>{cells}</tr>')
+    names = head("Class", "Images", "Right", "Accuracy", "Most frequent wrong answer")
+    return table("classes", "Figures by class", "Right answers of each class", names, rows)
 
 
-def _matrix(facts: ImageFacts, answers: Answers) -> str:
+def _matrix(data: ImageData, answers: Answers) -> str:
     """Return the confusion matrix; mistakes have a scale of their own, or the few there are would not be seen."""
     counts = answers.counts
     fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -176,28 +166,28 @@ def _matrix(facts: ImageFacts, answers: Answers) -> str:
     shades = np.sqrt(mistakes / (mistakes.max() or 1.0))  # rare ones stay visible beside a frequent one
     np.fill_diagonal(shades, np.diag(fractions))
     rows = []
-    for row, name in enumerate(facts.names):
+    for row, name in enumerate(data.names):
         cells = ""
-        for column in range(len(facts.names)):
+        for column in range(len(data.names)):
             kind = "right" if column == row else "wrong" if counts[row, column] else "zero"
             shade = "" if kind == "zero" else f' style="--s:{shades[row, column]:.2f}"'
             cells += f'<td class="{kind}"{shade}>{counts[row, column]:,}</td>'
-        rows.append(f'<tr><th scope="row">{text_of(name)}</th>{cells}</tr>')
-    span = f'<th scope="colgroup" colspan="{len(facts.names)}">Predicted class</th>'
-    head = f'<tr><th scope="col" rowspan="2">Class</th>{span}</tr>{head_of(*map(text_of, facts.names))}'
+        rows.append(f'<tr><th scope="row">{shown(name)}</th>{cells}</tr>')
+    span = f'<th scope="colgroup" colspan="{len(data.names)}">Predicted class</th>'
+    names = f'<tr><th scope="col" rowspan="2">Class</th>{span}</tr>{head(*map(shown, data.names))}'
     caption = (
         "Images of each class (rows) by predicted class (columns). Framed, blue: right answers. Orange: mistakes. A "
         "stronger colour is a larger part of the class; mistakes have a scale of their own."
     )
-    return table("matrix", "Confusion matrix", caption, head, rows)
+    return table("matrix", "Confusion matrix", caption, names, rows)
 
 
-def _gallery(facts: ImageFacts, answers: Answers) -> str:
+def _gallery(data: ImageData, answers: Answers) -> str:
     if not answers.worst:
         return "<p>There is no wrong answer.</p>"
     items = []
     for wrong in answers.worst:
-        label, guess = text_of(facts.names[wrong.label]), text_of(facts.names[wrong.guess])
+        label, guess = shown(data.names[wrong.label]), shown(data.names[wrong.guess])
         if math.isnan(wrong.probability):
             certainty = "no probability"
         elif wrong.probability >= 0.9995:  # of a wrong answer, never 100 %
@@ -205,7 +195,7 @@ def _gallery(facts: ImageFacts, answers: Answers) -> str:
         else:
             certainty = percent(wrong.probability, 1)
         description = f"is {label}, predicted {guess}, {certainty}"
-        address = data_address(_picture(wrong.image, facts.mean, facts.std))
+        address = data_address(_picture(wrong.image, data.mean, data.std))
         height, width = wrong.image.shape[1:]
         image = f'<img src="{address}" width="{width}" height="{height}" alt="Test image {wrong.row:,}: {description}">'
         number = f'<span class="note">image {wrong.row:,}</span>'

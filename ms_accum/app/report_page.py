@@ -1,7 +1,7 @@
-"""The page of an evaluation: one HTML file. Its head, its tables, the curves of the run, and the settings.
+"""Writes the report of an evaluation: one HTML file with the results, and the curves of the run.
 
 The page has no scripts and loads no other files. Every text is escaped, because paths and records are not
-trusted. What is shown of images and of texts is in `report_images` and `report_text`.
+trusted.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ class Subject(NamedTuple):
     """The versions of the software that evaluates."""
 
 
-def page(subject: Subject, sections: Mapping[str, str]) -> str:
+def page(subject: Subject, sections: Mapping[str, str], metrics: Metrics | str) -> str:
     """Return the page about an evaluation.
 
     Args:
         subject (Subject): what was evaluated, and on what.
-        sections (Mapping[str, str]): the content of each section by its heading, as HTML.
+        sections (Mapping[str, str]): the results, as HTML by heading.
+        metrics (Union[Metrics, str]): those of the run that trained the model, or why there are none.
     """
-    title = f"Evaluation of {text_of(os.path.basename(subject.path))}"
+    title = f"Evaluation of {shown(os.path.basename(subject.path))}"
+    sections = {**sections, "The run": _run(subject, metrics), "Settings and versions": _settings(subject)}
     body = "\n".join(f"<section>\n<h2>{name}</h2>\n{content}\n</section>" for name, content in sections.items())
     return f"""{MARK}
 <!DOCTYPE html>
@@ -67,7 +69,7 @@ def page(subject: Subject, sections: Mapping[str, str]) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-<p class="note">{text_of(subject.model)} on {text_of(subject.data)}; {text_of(subject.path)}</p>
+<p class="note">{shown(subject.model)} on {shown(subject.data)}; {shown(subject.path)}</p>
 {body}
 </main>
 </body>
@@ -75,10 +77,7 @@ def page(subject: Subject, sections: Mapping[str, str]) -> str:
 """
 
 
-# Parts of sections
-
-
-def text_of(value: object) -> str:
+def shown(value: object) -> str:
     """Return a text that is safe between tags and in attributes, without characters that are not shown."""
     return escape(_check.one_line(value, _check.LINE), quote=True)
 
@@ -89,15 +88,7 @@ def percent(fraction: float, digits: int = 2) -> str:
 
 
 def table(kind: str, label: str, caption: str, head: str, rows: Iterable[str]) -> str:
-    """Return a table in a box that scrolls by itself, also by keyboard.
-
-    Args:
-        kind (str): its class in the style sheet.
-        label (str): the name of the box.
-        caption (str): what it shows, in words.
-        head (str): the rows of its head, as HTML.
-        rows (Iterable[str]): the rows of its body, as HTML.
-    """
+    """Return a table in a box that scrolls by itself, also by keyboard."""
     body = "\n".join(rows)
     return (
         f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">\n<table class="{kind}">\n'
@@ -105,29 +96,21 @@ def table(kind: str, label: str, caption: str, head: str, rows: Iterable[str]) -
     )
 
 
-def head_of(*names: str) -> str:
-    """Return the head of a table, from the names of its columns."""
+def head(*names: str) -> str:
+    """Return the first row of a table."""
     cells = "".join(f'<th scope="col">{name}</th>' for name in names)
     return f"<tr>{cells}</tr>"
 
 
 def data_address(png: bytes) -> str:
-    """Return the address of a picture that is inside the page."""
+    """Return the address of a picture that is in the page itself."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-# Sections of all pages
-
-
-def run_section(subject: Subject, metrics: Metrics | str) -> str:
-    """Return the curves of the run; the model may be one from the middle of it.
-
-    Args:
-        subject (Subject): what was evaluated.
-        metrics (Union[Metrics, str]): those of the run that trained it, or why there are none.
-    """
+def _run(subject: Subject, metrics: Metrics | str) -> str:
+    """Return the curves of the run; the model may be one from the middle of it."""
     if isinstance(metrics, str):
-        return f"<p>There are no curves of the run: {text_of(metrics)}.</p>"
+        return f"<p>There are no curves of the run: {shown(metrics)}.</p>"
     updates = metrics.numbers("update")
     last = updates[np.isfinite(updates)].max(initial=0)
     model_update = subject.record["updates"] if subject.record else last
@@ -139,7 +122,7 @@ def run_section(subject: Subject, metrics: Metrics | str) -> str:
     try:
         check_installed()
     except ImportError as error:
-        figure = f"<p>The curves are not drawn: {text_of(error)}</p>"
+        figure = f"<p>The curves are not drawn: {shown(error)}</p>"
     else:
         if mark is not None:
             note += f" The dashed line is this model, at update {mark:,}."
@@ -154,14 +137,14 @@ def run_section(subject: Subject, metrics: Metrics | str) -> str:
             indices = (0, len(values) - 1, values.argmin(), values.argmax())
             cells = "".join(f"<td>{values[index]:,.4g} at {updates[index]:,.0f}</td>" for index in indices)
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
-    head = head_of("Value at update", "First", "Last", "Lowest", "Highest")
-    return f'<p class="note">{note}</p>\n{figure}\n' + table("curves", "Curves", "Values of the curves", head, rows)
+    names = head("Value at update", "First", "Last", "Lowest", "Highest")
+    return f'<p class="note">{note}</p>\n{figure}\n' + table("curves", "Curves", "Values of the curves", names, rows)
 
 
-def settings_section(subject: Subject, shown_elsewhere: Iterable[str]) -> str:
-    """Return the record of the model, without the fields that are shown elsewhere, and the versions."""
-    left_out = {"version", *shown_elsewhere}
-    facts = {name: value for name, value in (subject.record or {}).items() if name not in left_out}
+def _settings(subject: Subject) -> str:
+    # Shown above, or not about the run.
+    shown_elsewhere = ("version", "correct", "total", "loss", "predicted", "characters", "vocabulary")
+    facts = {name: value for name, value in (subject.record or {}).items() if name not in shown_elsewhere}
     facts.update({f"{name} of the evaluation": version for name, version in subject.versions.items()})
     rows = []
     for name, value in facts.items():
@@ -169,11 +152,11 @@ def settings_section(subject: Subject, shown_elsewhere: Iterable[str]) -> str:
             value = ", ".join(f"{number:g}" for number in value)
         elif isinstance(value, int):
             value = f"{value:,}"
-        label, shown = text_of(name.replace("_", " ")), text_of("none" if value is None else value)
-        rows.append(f'<tr><th scope="row">{label}</th><td>{shown}</td></tr>')
+        label, content = shown(name.replace("_", " ")), shown("none" if value is None else value)
+        rows.append(f'<tr><th scope="row">{label}</th><td>{content}</td></tr>')
     missing = "" if subject.record else "<p>The model has no record: how it was trained is not known.</p>\n"
     caption = "From the record of the model, and the versions that evaluated it"
-    return missing + table("facts", "Settings and versions", caption, head_of("Name", "Value"), rows)
+    return missing + table("facts", "Settings and versions", caption, head("Name", "Value"), rows)
 
 
 # All texts have a contrast of at least 4.5 to 1. Blue and orange differ in all kinds of colour vision, and nothing

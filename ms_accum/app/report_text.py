@@ -13,8 +13,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from .. import _check
-from .report_page import Subject, head_of, percent, run_section, settings_section, table, text_of
-from .series import Metrics
+from .report_page import Subject, head, percent, shown, table
 
 # What a model has predicted
 
@@ -264,36 +263,34 @@ _KINDS = (
 )
 
 
-class Samples(NamedTuple):
-    """Texts that a model has written."""
+class Sample(NamedTuple):
+    """A text that a model has written."""
 
-    prompt: str
-    """The beginning that was given, which all share."""
-    texts: Sequence[str]
-    """What the model has written after it."""
-    how: str = ""
-    """How tokens were drawn, such as ``"temperature 0.8"``."""
+    how: str
+    """How tokens were drawn, in words."""
+    text: str
+    prompt: str = ""
+    """The given beginning, which is not in `text`."""
 
 
 def text_sections(
-    subject: Subject, answers: TextAnswers, samples: Samples | None, metrics: Metrics | str
+    subject: Subject, answers: TextAnswers, samples: Sequence[Sample], entropy: float | None = None
 ) -> dict[str, str]:
     """Return the sections of the page about a model that predicts the next token of a text.
 
     Args:
         subject (Subject): what was evaluated, and on what.
         answers (TextAnswers): what the model has predicted.
-        samples (Optional[Samples]): what it has written; None for no such section.
-        metrics (Union[Metrics, str]): those of the run that trained it, or why there are none.
+        samples (Sequence[Sample]): what it has written.
+        entropy (Optional[float]): the bits per character of what has made the text, if they are known. Default:
+            ``None``.
     """
     sections = {
-        "Loss": _loss(subject, answers),
-        "Samples": "" if samples is None else _samples(samples),
+        "Loss": _loss(subject, answers, entropy),
+        "Samples": "\n".join(map(_sample, samples)),
         "Most surprising lines": _lines(answers),
         "By kind of character": _kinds(answers),
         "By position in the block": _positions(answers),
-        "The run": run_section(subject, metrics),
-        "Settings and versions": settings_section(subject, ("loss", "predicted", "characters")),
     }
     return {heading: content for heading, content in sections.items() if content}
 
@@ -302,13 +299,16 @@ def _unit(answers: TextAnswers) -> str:
     return "byte" if answers.is_bytes else "character"
 
 
-def _loss(subject: Subject, answers: TextAnswers) -> str:
+def _loss(subject: Subject, answers: TextAnswers, entropy: float | None) -> str:
     unit, (bits, _) = _unit(answers), answers.bits_per("character")
     counts = f"{answers.total:,} {unit}s"
     lines = [f'<p class="big">{_number(bits, ".3f")} bits per character <small>({counts})</small></p>']
     if answers.not_finite:
         lines.append(f"<p>The losses of {answers.not_finite:,} of {counts} are not finite.</p>")
-    lines += [_figures(answers), _references(answers), _about_intervals(answers)]
+    lines += [_figures(answers), _references(answers)]
+    if entropy is not None:
+        lines.append(f"<p>The text has {entropy:.3f} bits per character: no model has less on average.</p>")
+    lines.append(_about_intervals(answers))
     record = subject.record
     if record and record.get("predicted"):
         loss, predicted = record.get("loss"), record["predicted"]
@@ -336,8 +336,8 @@ def _figures(answers: TextAnswers) -> str:
         interval = "none" if ends is None else " to ".join(_number(convert(end), digits) for end in ends)
         cells = f"<td>{_number(convert(value), digits)}</td><td>{interval}</td>"
         rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    head = head_of("Figure", "Value", "95\u00a0% interval")
-    return table("figures", "Figures", "The loss in three units", head, rows)
+    names = head("Figure", "Value", "95\u00a0% interval")
+    return table("figures", "Figures", "The loss in three units", names, rows)
 
 
 def _perplexity(bits: float) -> float:
@@ -367,15 +367,13 @@ def _about_intervals(answers: TextAnswers) -> str:
     )
 
 
-def _samples(samples: Samples) -> str:
-    how = f" {text_of(samples.how[:1].upper() + samples.how[1:])}." if samples.how else ""
-    lines = [f'<p class="note">Texts that the model has written. Bold: the given beginning.{how}</p>']
-    prompt = f"<b>{_text_in_lines(samples.prompt)}</b>" if samples.prompt else ""
-    for text in samples.texts:
-        lines.append(f'<pre class="sample">{prompt}{_text_in_lines(text[:_MOST_OF_A_SAMPLE])}</pre>')
-        if len(text) > _MOST_OF_A_SAMPLE:
-            lines.append(f'<p class="note">The first {_MOST_OF_A_SAMPLE:,} of {len(text):,} characters.</p>')
-    return "\n".join(lines)
+def _sample(sample: Sample) -> str:
+    prompt = f"<b>{_text_in_lines(sample.prompt)}</b>" if sample.prompt else ""
+    how = shown(sample.how) + ("; bold: the given beginning" if prompt else "")
+    if len(sample.text) > _MOST_OF_A_SAMPLE:
+        how += f"; the first {_MOST_OF_A_SAMPLE:,} of {len(sample.text):,} characters"
+    text = _text_in_lines(sample.text[:_MOST_OF_A_SAMPLE])
+    return f'<p class="note">{how}</p>\n<pre class="sample">{prompt}{text}</pre>'
 
 
 def _text_in_lines(text: str) -> str:
@@ -432,7 +430,7 @@ def _kinds(answers: TextAnswers) -> str:
     numbers = np.array([_kind(text, answers.is_bytes) for text in answers.texts])
     counts = np.bincount(numbers, answers.counts, len(_KINDS) + 1)
     bits = np.bincount(numbers, answers.bits, len(_KINDS) + 1)
-    names = [*(name for name, _ in _KINDS), "bytes of characters beyond ASCII"]
+    kinds = [*(name for name, _ in _KINDS), "bytes of characters beyond ASCII"]
     order = sorted(np.flatnonzero(counts), key=lambda number: -np.nan_to_num(bits[number]))
     rows = []
     for number in order:
@@ -441,10 +439,10 @@ def _kinds(answers: TextAnswers) -> str:
         cells = [f"{count:,.0f}", percent(count / counts.sum(), 1), _number(sum_of_bits / count, ".2f")]
         cells.append(percent(part_of_loss, 1) if math.isfinite(part_of_loss) else "not finite")
         columns = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{names[number]}</th>{columns}</tr>')
+        rows.append(f'<tr><th scope="row">{kinds[number]}</th>{columns}</tr>')
     unit = _unit(answers)
-    head = head_of("Kind", f"{unit.capitalize()}s", "Part of the split", f"Bits per {unit}", "Part of the loss")
-    return table("kinds", "Figures by kind", f"Mean surprise of a {unit} of each kind", head, rows)
+    names = head("Kind", f"{unit.capitalize()}s", "Part of the split", f"Bits per {unit}", "Part of the loss")
+    return table("kinds", "Figures by kind", f"Mean surprise of a {unit} of each kind", names, rows)
 
 
 def _kind(text: str, is_bytes: bool) -> int:
@@ -474,5 +472,5 @@ def _positions(answers: TextAnswers) -> str:
         rows.append(f'<tr><th scope="row">{name}</th><td>{count:,}</td><td>{_number(mean, ".3f")}</td>{bar}</tr>')
     unit = _unit(answers)
     caption = f"Mean surprise of a {unit} by its position in a block of {context:,}: the first ones have less context"
-    head = head_of("Position", f"{unit.capitalize()}s", f"Bits per {unit}", "Bar from 0")
-    return table("positions", "Figures by position", caption, head, rows)
+    names = head("Position", f"{unit.capitalize()}s", f"Bits per {unit}", "Bar from 0")
+    return table("positions", "Figures by position", caption, names, rows)

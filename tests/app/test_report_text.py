@@ -22,6 +22,7 @@ from report_pages import (
     Elements,
     cells,
     decode,
+    heads,
     random_text,
     samples_of,
     subject,
@@ -323,6 +324,16 @@ def test_figures_by_kind():
     }
 
 
+def test_tables_have_names_of_columns():
+    columns = heads(text_page(subject(), text_answers(["ae" * 20], constant(1)), NONE))
+    assert columns == {
+        "figures": ["Figure", "Value", "95 % interval"],
+        "kinds": ["Kind", "Characters", "Part of the split", "Bits per character", "Part of the loss"],
+        "positions": ["Position", "Characters", "Bits per character", "Bar from 0"],
+        "facts": ["Name", "Value"],
+    }
+
+
 def test_figures_by_position():
     def losses_of(targets):
         return (8.0 - np.arange(11))[np.newaxis] ** 2 / 64 * LN2 * np.ones(targets.shape)
@@ -340,10 +351,20 @@ def test_figures_by_position():
 def test_samples_keep_their_lines():
     answers = text_answers(["ae" * 20], constant(1))
     text = text_page(subject(), answers, NONE, samples_of(" I am\n  here", "b" * 2001))
-    assert '<pre class="sample"><b>Ann:</b> I am\n  here</pre>' in text and "Temperature 0.8.<" in text
-    assert f"{'b' * 2000}</pre>" in text and "The first 2,000 of 2,001 characters." in text
+    assert '<pre class="sample"><b>Ann:</b> I am\n  here</pre>' in text
+    assert text.count(">temperature 0.8; bold: the given beginning<") == 1
+    assert f"{'b' * 2000}</pre>" in text and "beginning; the first 2,000 of 2,001 characters<" in text
     assert "Samples" not in text_page(subject(), answers, NONE)
-    assert "<b>" not in text_page(subject(), answers, NONE, samples_of("x", prompt=""))
+    without = text_page(subject(), answers, NONE, samples_of("x", prompt=""))
+    assert ">temperature 0.8<" in without and "<b>" not in without
+
+
+def test_known_entropy_is_shown():
+    answers = text_answers(["ae" * 20], constant(1))
+    assert "The text has 0.600 bits per character: no model has less on average." in text_page(
+        subject(), answers, NONE, entropy=0.6
+    )
+    assert "on average" not in text_page(subject(), answers, NONE)
 
 
 def test_crafted_text_is_escaped():
