@@ -78,11 +78,11 @@ class Stop:
             self._lowest = float(loss), self._epoch
 
     def line(self, args: Any) -> str:
-        """Return the line at the end of a run, an empty text if no callback has stopped it."""
-        stopper, epoch = args.get("stopped_by"), args.get("cur_epoch_num")
-        last = args.get("initial_epoch", 0) + args.get("epoch_num", epoch or 0)
-        if epoch is None or (stopper is None and epoch >= last):
+        """Return the line at the end of a run, an empty text if no callback of any rank has stopped it."""
+        if not args.get("stopped", False):
             return ""
+        stopper, epoch = args.get("stopped_by"), args.cur_epoch_num
+        last = args.get("initial_epoch", 0) + args.get("epoch_num", epoch)
         self.epoch_begin(args)
         name = "a callback of another rank" if stopper is None else _check.one_line(type(stopper).__name__)
         place = f"epoch {epoch} of {last}"

@@ -264,6 +264,12 @@ def test_early_stop_prints_line(capsys):
     assert line.startswith(place) and line.endswith(" in epoch 1, whose weights are restored")
 
 
+@pytest.mark.host
+def test_end_by_number_of_updates_is_not_an_early_stop(capsys):
+    driver()[0].train_process(9, data(), 2, ckpt_path=None, max_updates=2)
+    assert "stopped" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_restored_weights_are_those_of_best_epoch():
     model, optimizer = driver(lr=50.0)

@@ -177,7 +177,10 @@ class Plateau(Callback):
 
 
 def run_shown(display, stopper, accuracies, *, epochs=9, until=None):
-    """Train one window per epoch with these evaluations, as the driver does, until the run is stopped."""
+    """Train one window per epoch with these evaluations, as the driver does, until the run is stopped.
+
+    After epoch `until` a callback of another rank stops it.
+    """
     callbacks = [display, *([stopper] if stopper else [])]
     with Callbacks(callbacks, Facts(epoch_num=epochs, train_network=None)) as calls:
         calls("on_train_begin", planned=epochs)
@@ -187,7 +190,7 @@ def run_shown(display, stopper, accuracies, *, epochs=9, until=None):
             calls.epoch_end(None if accuracy is None else {"accuracy": accuracy, "eval_loss": 1 - accuracy})
             if calls.stopping or epoch == until:
                 break
-        calls("on_train_end")
+        calls("on_train_end", stopped=calls.stopping or until is not None)
 
 
 def last_line(capsys, *arguments, display=Lines, **options):
