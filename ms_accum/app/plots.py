@@ -77,6 +77,8 @@ def check_installed() -> None:
 
 _POINTS = 1200  # of a running mean, at most; a panel is about half as wide in pixels
 _FEW_POINTS = 12  # curves with no more points than these have dots
+_MOST_DOTS = 40  # of a curve of evaluations; with more it is a line, with some rings if it is drawn over another
+_RINGS = 10
 _SMOOTH_FROM, _SMOOTH_FRACTION, _SMOOTH_LIMIT = 40, 1 / 40, 1000  # updates on each side of a mean
 _OUTLIERS = (0.5, 99.5)  # values of single updates outside of these percentiles may lie outside of the axis
 _WIDE_RATIO = 100.0  # the ratio of values from which an axis is logarithmic
@@ -109,24 +111,31 @@ class Panel(NamedTuple):
     average: Callable | None = None
     """Drawn over the values of a long run: a running ``np.mean`` or ``np.median``; None for nothing."""
     axis: str = "linear"
-    """``"linear"``, ``"from zero"``, ``"fraction"``: within 0 and 1; ``"wide"``: logarithmic if values differ much."""
+    """``"linear"``, ``"from zero"``, or ``"wide"``: logarithmic if the values differ much."""
     number: Callable[[float], str] = "{:g}".format
     """Formats a number of the axis."""
     dots: bool = False
-    """Whether each value has a dot; else only few values have."""
+    """Whether up to 40 values have dots; else only few values have."""
     steps: bool = False
     """Whether the values are counts, drawn as steps."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """Ends of the axis that are never passed."""
+    validation: Callable[[Metrics], tuple[np.ndarray, np.ndarray]] | None = None
+    """Returns the updates and the values of evaluations, drawn with rings in the same axes."""
 
 
 def _field(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
     return lambda run: (run.numbers("update"), run.numbers(name))
 
 
-def _evaluated(name: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
-    """Return the points of a result of evaluations."""
+def _evaluated(*names: str) -> Callable[[Metrics], tuple[np.ndarray, np.ndarray]]:
+    """Return a function from a run to the results of its evaluations under the first of these names that each has."""
 
     def points(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
-        pairs = [(finite(evaluation.updates), finite(evaluation.results.get(name))) for evaluation in run.evaluations]
+        pairs = []
+        for evaluation in run.evaluations:
+            value = next((evaluation.results[name] for name in names if name in evaluation.results), None)
+            pairs.append((finite(evaluation.updates), finite(value)))
         table = np.array(pairs, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
         return table[:, 0], table[:, 1]
@@ -144,29 +153,39 @@ def _speed(run: Metrics) -> tuple[np.ndarray, np.ndarray]:
     return run.numbers("update"), run.numbers("samples") / seconds
 
 
+_LOSS = Panel("loss", _field("loss"), np.mean, "wide")
+_VALIDATION = Panel("validation loss", _evaluated("eval_loss", "loss"), dots=True)
 _ACCURACY = Panel(
-    "test accuracy", _evaluated("accuracy"), None, "fraction", lambda value: f"{100 * value:.6g} %", dots=True
+    "test accuracy", _evaluated("accuracy"), number=lambda value: f"{100 * value:.6g} %", dots=True, bounds=(0.0, 1.0)
 )
-_VALIDATION_LOSS = Panel("validation loss", _evaluated("eval_loss"), dots=True)
-PANELS = (
-    Panel("loss", _field("loss"), np.mean, "wide"),
-    Panel("learning rate", _field("lr"), None, "from zero"),
-    Panel("gradient norm", _field("grad_norm"), np.mean, "wide"),
-    _ACCURACY,
-    Panel("skipped windows", _skipped, None, "from zero", steps=True),
-    # A window in which the run evaluates or saves takes seconds, hence the median.
-    Panel("rows/s", _speed, np.median, "from zero", "{:,.6g}".format),
-)
+_BITS = Panel("bits per character", _evaluated("bits_per_character"), dots=True, bounds=(0.0, math.inf))
 
 
 def panels_of(runs: Sequence[Metrics]) -> tuple[Panel, ...]:
-    """Return the panels: runs that have no accuracy but a loss of evaluations, such as those on text, show that."""
+    """Return the panels of a figure: what evaluations have measured differs between images and texts."""
 
     def has(panel: Panel) -> bool:
         return any(len(panel.points(run)[1]) for run in runs)
 
-    shows_loss = has(_VALIDATION_LOSS) and not has(_ACCURACY)
-    return tuple(_VALIDATION_LOSS if panel is _ACCURACY and shows_loss else panel for panel in PANELS)
+    measured = tuple(filter(has, (_ACCURACY, _BITS))) or ((_VALIDATION,) if has(_VALIDATION) else (_ACCURACY,))
+    is_over_loss = has(_VALIDATION) and _VALIDATION not in measured
+    return (
+        _LOSS._replace(validation=_VALIDATION.points) if is_over_loss else _LOSS,
+        Panel("learning rate", _field("lr"), None, "from zero"),
+        Panel("gradient norm", _field("grad_norm"), np.mean, "wide"),
+        *measured,
+        Panel("skipped windows", _skipped, None, "from zero", steps=True),
+        # A window in which the run evaluates or saves takes seconds, hence the median.
+        Panel("rows/s", _speed, np.median, "from zero", "{:,.6g}".format),
+    )
+
+
+def curves_of(run: Metrics) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield the label, the updates and the values of each curve of a run."""
+    for panel in panels_of([run]):
+        yield panel.label, *panel.points(run)
+        if panel.validation is not None:
+            yield _VALIDATION.label, *panel.validation(run)
 
 
 def draw(runs: Sequence[Metrics], kinds: Sequence[str], *, mark: float | None = None) -> dict[str, bytes]:
@@ -216,17 +235,22 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
     """Return the figure of some runs."""
     from matplotlib.figure import Figure  # a Figure of its own needs no display
 
-    figure = Figure(figsize=(12.0, 6.6), layout="constrained")
-    grid = figure.subplots(2, 3, sharex=True)
-    for axes, panel in zip(grid.flat, panels_of(runs)):
+    panels = panels_of(runs)
+    columns = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(4.0 * columns, 6.6), layout="constrained")
+    grid = figure.subplots(2, columns, sharex=True, squeeze=False)
+    for axes, panel in zip(grid.flat, panels):
         _draw_panel(axes, panel, runs)
         if mark is not None:
             axes.axvline(mark, color="#555555", linestyle="--", linewidth=1.2)
-    for axes in grid[-1]:
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    grid[0, 0].set_xlim(*_updates_shown(runs))
+    for axes in grid.flat[len(panels) - columns : len(panels)]:  # the lowest panel of each column
         axes.set_xlabel("updates")
+        axes.tick_params(labelbottom=True)
         axes.locator_params(axis="x", nbins=4, integer=True, steps=[1, 2, 5, 10])
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.margins(x=0.03)
     figure.align_ylabels(grid)
     if any(half_window(len(run.windows)) for run in runs):
         note = "faint: each update; strong: running mean (rows/s: median)"
@@ -245,6 +269,17 @@ def figure_of(runs: Sequence[Metrics], mark: float | None = None) -> Figure:
     return figure
 
 
+def _updates_shown(runs: Sequence[Metrics]) -> tuple[float, float]:
+    """Return the ends of the axis of updates: from 0, unless the metrics begin late, to the last one of all runs."""
+    updates = [run.numbers("update") for run in runs]
+    updates += [np.array([finite(evaluation.updates) for evaluation in run.evaluations]) for run in runs]
+    known = np.concatenate([numbers[np.isfinite(numbers)] for numbers in updates])
+    first, last = known.min(initial=math.inf), known.max(initial=0.0)
+    first = first if 2 * first > last > first else 0.0
+    margin = 0.02 * (last - first) or 1.0
+    return first - margin, last + margin
+
+
 def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
     """Draw the curves of a panel."""
     strong, faint = np.empty(0), np.empty(0)
@@ -254,7 +289,9 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
         line_style: dict[str, Any] = {"label": f" {name}", "color": colour, "linestyle": dashes, "linewidth": 1.6}
         if panel.steps:
             line_style["drawstyle"] = "steps-post"
-        if panel.dots or len(values) <= (1 if panel.steps else _FEW_POINTS):
+        if panel.dots:
+            line_style.update(clip_on=False, in_layout=False)  # a dot at 100 % is complete
+        if len(values) <= (_MOST_DOTS if panel.dots else 1 if panel.steps else _FEW_POINTS):
             line_style.update(marker="o", markersize=4)
         half = half_window(len(values))
         if panel.average is not None and half:
@@ -264,7 +301,14 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
             updates = updates[indices]
             values = running_average(values, half, indices, panel.average)
         axes.plot(updates, values, **line_style)
+        if panel.dots and len(values) == len(runs) == 1:
+            text = panel.number(values[0])
+            axes.annotate(text, (updates[0], values[0]), (-8, 0), textcoords="offset points", ha="right", va="center")
         strong = np.append(strong, values[np.isfinite(values)])
+        if panel.validation is not None:
+            strong = np.append(strong, _draw_validation(axes, panel.validation(run), colour, dashes))
+    if panel.validation is not None:
+        _explain_rings(axes)
     axes.set_ylabel(panel.label)
     axes.yaxis.set_major_formatter(lambda value, _: panel.number(value))
     if panel.steps:
@@ -274,6 +318,23 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Metrics]) -> None:
     elif not len(faint):  # with few values among many NaN, only faint ones may be drawn
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color="#555555")
+
+
+def _draw_validation(axes: Axes, points: tuple[np.ndarray, np.ndarray], colour: str, dashes: Any) -> np.ndarray:
+    """Draw the results of evaluations as a thin line with rings, and return them."""
+    updates, values = points
+    rings: dict[str, Any] = {"marker": "o", "markersize": 4.5, "markerfacecolor": "white"}
+    every = max(1, math.ceil(len(values) / _RINGS)) if len(values) > _MOST_DOTS else 1
+    axes.plot(updates, values, color=colour, linestyle=dashes, linewidth=1, markevery=every, zorder=2.2, **rings)
+    return values
+
+
+def _explain_rings(axes: Axes) -> None:
+    from matplotlib.lines import Line2D
+
+    rings = Line2D([], [], color="#555555", linewidth=1, marker="o", markersize=4.5, markerfacecolor="white")
+    training = Line2D([], [], color="#555555", linewidth=1.6)
+    axes.legend([training, rings], ["training", "validation"], frameon=False, loc="upper right", fontsize="small")
 
 
 def _set_limits(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray) -> None:
@@ -293,10 +354,7 @@ def _set_limits(axes: Axes, panel: Panel, strong: np.ndarray, faint: np.ndarray)
         axes.set_ylim(low / margin, high * margin)
     else:
         margin = 0.05 * (high - low) or 1.0
-        limits = low - margin, high + margin
-        if panel.axis == "fraction" and 0 <= low <= high <= 1:
-            limits = max(limits[0], 0), min(limits[1], 1)
-        axes.set_ylim(*limits)
+        axes.set_ylim(max(low - margin, panel.bounds[0]), min(high + margin, panel.bounds[1]))
 
 
 def half_window(windows: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import _check
 from ..saving.files import check_inside, write_bytes
-from .plots import check_installed, draw, panels_of
+from .plots import check_installed, curves_of, draw
 from .series import Metrics
 
 # The page
@@ -127,16 +127,16 @@ def _run(subject: Subject, metrics: Metrics | str) -> str:
         if mark is not None:
             note += f" The dashed line is this model, at update {mark:,}."
         address = data_address(draw([metrics], ["png"], mark=mark)["png"])
-        figure = f'<img class="curves" src="{address}" alt="Curves of the run, with the values in the table below">'
+        picture = f'<img class="curves" src="{address}" alt="Curves of the run, with the values in the table below">'
+        figure = f'<div class="scroll wide" role="region" aria-label="Figure" tabindex="0">{picture}</div>'
     rows = []
-    for panel in panels_of([metrics]):
-        updates, values = panel.points(metrics)
+    for label, updates, values in curves_of(metrics):
         finite = np.isfinite(updates) & np.isfinite(values)
         updates, values = updates[finite], values[finite]
         if len(values):
             indices = (0, len(values) - 1, values.argmin(), values.argmax())
             cells = "".join(f"<td>{values[index]:,.4g} at {updates[index]:,.0f}</td>" for index in indices)
-            rows.append(f'<tr><th scope="row">{panel.label}</th>{cells}</tr>')
+            rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     names = head("Value at update", "First", "Last", "Lowest", "Highest")
     return f'<p class="note">{note}</p>\n{figure}\n' + table("curves", "Curves", "Values of the curves", names, rows)
 
@@ -172,7 +172,7 @@ h2{margin-top:2.5rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;border:1px solid #d0d7de;text-align:right}
 th{background:var(--soft)}
-th:first-child,td.text,.facts td{text-align:left}
+th:first-child,td.text,.facts td,.facts th,.positions th:last-child{text-align:left}
 .matrix .zero{color:var(--muted)}
 .matrix .wrong{background:rgb(var(--wrong)/var(--s))}
 .matrix .right{background:rgb(var(--right)/var(--s));font-weight:700;outline:2px solid var(--text);outline-offset:-3px}
@@ -180,12 +180,21 @@ figure{margin:0;break-inside:avoid}
 .gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(8.5rem,1fr));gap:1rem;list-style:none;padding:0}
 .gallery img{width:8rem;height:8rem;image-rendering:pixelated;border:1px solid #d0d7de}
 .gallery .note{display:block}
-.curves{max-width:100%;height:auto}
-.text{white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace}
-.text{background:var(--soft);padding:.6rem;margin:.3rem 0}
-.text b{font-weight:400;background:rgb(var(--wrong)/var(--s))}
-.lines{list-style:none;padding:0}
-@media print{.scroll{overflow:visible}*{print-color-adjust:exact}}
+img.curves{width:100%;min-width:44rem;height:auto}
+.sample,.line{font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+.sample{margin:1rem 0 0;padding:.6rem;background:var(--soft);border:1px solid #d0d7de}
+.line{margin:0;line-height:1.8}
+.lines{padding-left:2rem}
+.lines .note{margin:0 0 .8rem}
+.given{border-bottom:2px dotted var(--muted)}
+.b1,.b2,.b3,.b4{border-bottom:1px solid var(--text);background:rgb(var(--wrong)/.2)}
+.b2{border-bottom-width:2px;background:rgb(var(--wrong)/.45)}
+.b3{border-bottom-width:4px;background:rgb(var(--wrong)/.7)}
+.b4{border-bottom:4px double var(--text);background:rgb(var(--wrong));font-weight:700}
+.bar{min-width:8rem}
+.bar span{display:block;height:.8rem;background:rgb(var(--right))}
+@media(max-width:30rem){th,td{padding:.25rem .35rem}.bar{min-width:4rem}}
+@media print{.scroll{overflow:visible}img.curves{min-width:0}*{print-color-adjust:exact}}
 """
 
 

@@ -28,16 +28,15 @@ class Reported(NamedTuple):
 def answers_of(trained: Trained, test: Any) -> Reported:
     """Return what collects the answers of a model on its test split."""
     if isinstance(trained.task, Text):
-        return _of_text(trained, trained.task, test)
+        return _of_text(trained, trained.task)
     facts = test.source.facts
     answers, images = Answers(facts["classes"]), ImageData(class_names(trained.dataset), facts["mean"], facts["std"])
     return Reported(answers.add, lambda subject: image_sections(subject, images, answers))
 
 
-def _of_text(trained: Trained, task: Text, test: Any) -> Reported:
+def _of_text(trained: Trained, task: Text) -> Reported:
     vocabulary = task.vocabulary
-    line_end = 10 if vocabulary.level == BYTES else vocabulary.characters.find("\n")
-    answers = TextAnswers(vocabulary.decode, line_end, task.context)
+    answers = TextAnswers(vocabulary.decode, vocabulary.size, is_bytes=vocabulary.level == BYTES)
     known = entropy() if trained.dataset == "sentences" else None
 
     def sections(subject: Subject) -> dict[str, str]:

@@ -21,7 +21,7 @@ _NUMBERS = ("loss", "lr", "grad_norm", "samples", "seconds", "skipped")
 _MAX, _MIN = 1e100, 1e-100
 _MAX_COLUMNS = 200  # of a table
 _FORMULA_STARTS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the first characters of formulas; the last four are wide
-_NOT_MEASURED = ("epoch", "updates", "correct", "total")  # fields of an evaluation for its place and its counts
+_NOT_MEASURED = ("epoch", "updates", "correct", "total", "tokens")  # the place and the counts of an evaluation
 
 
 class Evaluation(NamedTuple):

@@ -76,7 +76,8 @@ class Callbacks:
 
     Args:
         callbacks (Sequence[Callback]): the callbacks, called in this order.
-        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
+        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`, `stopped_by`
+            the first callback that has requested a stop.
     """
 
     def __init__(self, callbacks: Sequence[Callback], arguments: Facts):
@@ -100,6 +101,8 @@ class Callbacks:
         self.arguments.update(arguments)
         for callback in self._callbacks:
             getattr(callback, moment)(self._context)
+            if self.stopping:
+                self.arguments.setdefault("stopped_by", callback)
 
     def step_end(self, record: UpdateRecord) -> None:
         """Call the callbacks after a window."""

@@ -9,7 +9,7 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from mindspore.train import Callback, RunContext
+from mindspore.train import Callback, EarlyStopping, RunContext
 from tqdm import tqdm
 
 from .. import _check
@@ -54,6 +54,52 @@ class Speed:
         return median(self._last) if self._last else 0.0
 
 
+class Stop:
+    """The line about a run that a callback has stopped: by which one, where, and which epoch was the best."""
+
+    def __init__(self) -> None:
+        self._epoch = 0  # the last one that has ended
+        self._lowest: tuple[float, int] | None = None  # the lowest evaluation loss, and its epoch
+        self._best: dict[EarlyStopping, tuple[float, int]] = {}
+
+    def epoch_begin(self, args: Any) -> None:
+        """Note whether the last epoch was the best, which the other callbacks have decided at its end."""
+        stoppers = [callback for callback in args.get("list_callback", ()) if isinstance(callback, EarlyStopping)]
+        for stopper in stoppers:
+            value = float(stopper.best)
+            if math.isfinite(value) and (stopper not in self._best or self._best[stopper][0] != value):
+                self._best[stopper] = value, self._epoch
+
+    def epoch_end(self, args: Any) -> None:
+        """Note the epoch and its evaluation loss."""
+        self._epoch = args.cur_epoch_num
+        loss = (args.get("eval_results") or {}).get("eval_loss", math.nan)
+        if loss < (self._lowest or (math.inf,))[0]:
+            self._lowest = float(loss), self._epoch
+
+    def line(self, args: Any) -> str:
+        """Return the line at the end of a run, an empty text if no callback of any rank has stopped it."""
+        if not args.get("stopped", False):
+            return ""
+        stopper, epoch = args.get("stopped_by"), args.cur_epoch_num
+        last = args.get("initial_epoch", 0) + args.get("epoch_num", epoch)
+        self.epoch_begin(args)
+        name = "a callback of another rank" if stopper is None else _check.one_line(type(stopper).__name__)
+        place = f"epoch {epoch} of {last}"
+        if "record" in args:
+            place += f", update {args.record.update}"
+        return f"stopped{' early' if epoch < last else ''} by {name}: {place}{self._best_epoch(stopper)}"
+
+    def _best_epoch(self, stopper: Callback | None) -> str:
+        if isinstance(stopper, EarlyStopping):
+            if stopper not in self._best:
+                return ""
+            value, epoch = self._best[stopper]
+            restored = ", whose weights are restored" if stopper.restore_best_weights else ""
+            return f"; best {_check.one_line(stopper.monitor)}: {value:.7g} in epoch {epoch}{restored}"
+        return "" if self._lowest is None else f"; lowest eval_loss: {self._lowest[0]:.7g} in epoch {self._lowest[1]}"
+
+
 class Lines(Callback):
     """Print lines that begin as MindSpore's tutorial prints them, and one for each evaluation.
 
@@ -67,6 +113,14 @@ class Lines(Callback):
         self._windows_since_line = 0
         self._speed = Speed()
         self._last: UpdateRecord | None = None
+        self._stop = Stop()
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        del run_context
+        self._stop = Stop()
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        self._stop.epoch_begin(run_context.original_args())
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -83,6 +137,12 @@ class Lines(Callback):
         evaluation = _evaluation_line(run_context.original_args())
         if evaluation:
             print(evaluation, flush=True)
+        self._stop.epoch_end(run_context.original_args())
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        line = self._stop.line(run_context.original_args())
+        if line:
+            print(line, flush=True)
 
     def _print(self, record: UpdateRecord) -> None:
         self._windows_since_line = 0
@@ -101,21 +161,29 @@ class Bar(Callback):
         self._columns = columns
         self._speed = Speed()
         self._bar: Any = None
+        self._stop = Stop()
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        total = run_context.original_args().planned
+        args = run_context.original_args()
+        done = args.get("cur_step_num", 0)  # of a resumed run: windows before it
+        total = None if args.planned is None else done + args.planned
+        self._stop = Stop()
         columns = self._columns or _columns_of_a_terminal_without_rows()
         bar_format = "{desc} {n_fmt} updates [{elapsed}{postfix}]"
         if total is not None:
             bar_format = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         self._bar = tqdm(
             total=total,
+            initial=done,  # the remaining time is that of the windows to come
             file=sys.stdout,
             bar_format=bar_format,
             ncols=columns,
             nrows=_ROWS if columns else None,
             dynamic_ncols=not columns,
         )
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        self._stop.epoch_begin(run_context.original_args())
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -132,10 +200,13 @@ class Bar(Callback):
         evaluation = _evaluation_line(run_context.original_args())
         if evaluation:
             self._bar.write(evaluation, file=sys.stdout)
+        self._stop.epoch_end(run_context.original_args())
 
     def on_train_end(self, run_context: RunContext) -> None:
-        del run_context
         self._bar.close()  # before what is printed about the files
+        line = self._stop.line(run_context.original_args())
+        if line:
+            print(line, flush=True)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

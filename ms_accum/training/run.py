@@ -186,6 +186,7 @@ class Run:
         plan, window, callbacks = self._plan, self._window, self._callbacks
         self._ended_at = time.perf_counter()
         updates, skipped = window.updates, window.skipped
+        stopping = 0  # ranks on which a callback has requested a stop
         for batches in plan.data.epochs(plan.epochs, self.at):
             epoch = plan.initial_epoch + self.at.epoch
             callbacks("on_train_epoch_begin", cur_epoch_num=epoch)
@@ -205,7 +206,7 @@ class Run:
                 break
         if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        callbacks("on_train_end")
+        callbacks("on_train_end", stopped=bool(stopping))
         self._warn_unless_updated(updates, skipped)
         self._warn_of_left_out()
 

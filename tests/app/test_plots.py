@@ -6,15 +6,24 @@ import io
 import itertools
 import json
 import math
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from ms_accum.app import plots
-from ms_accum.app.plots import COLOURS, PANELS, draw, figure_of, half_window, run_names, running_average, style
-from ms_accum.app.series import Evaluation, Metrics, read
+from ms_accum.app.plots import (
+    COLOURS,
+    curves_of,
+    draw,
+    figure_of,
+    half_window,
+    panels_of,
+    run_names,
+    running_average,
+    style,
+)
+from ms_accum.app.series import read
 
 pytestmark = pytest.mark.host
 matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
@@ -23,12 +32,16 @@ NAN = float("nan")
 
 
 def window(update, **fields):
-    line = {"epoch": 1, "update": update, "loss": 2 / update, "lr": 0.1, "grad_norm": 1.0, "samples": 64}
+    line = {"epoch": 1, "update": update, "loss": 2 / max(update, 1), "lr": 0.1, "grad_norm": 1.0, "samples": 64}
     return {**line, "seconds": 0.5, "skipped": False, **fields}
 
 
 def evaluation(updates, accuracy):
     return {"epoch": 1, "updates": updates, "accuracy": accuracy, "correct": 1, "total": 2}
+
+
+def text_evaluation(updates, loss, **fields):
+    return {"epoch": 1, "updates": updates, "eval_loss": loss, "bits_per_character": 2 * loss, "tokens": 9, **fields}
 
 
 def run_of(folder, *lines):
@@ -45,8 +58,9 @@ def panels():
     def axes_of(*runs):
         with style():
             figure = figure_of(runs)
-        assert [axes.get_ylabel() for axes in figure.axes] == LABELS == [panel.label for panel in PANELS]
-        return dict(zip(LABELS, figure.axes))
+        shown = [axes for axes in figure.axes if axes.get_visible()]
+        assert [axes.get_ylabel() for axes in shown] == [panel.label for panel in panels_of(runs)]
+        return {axes.get_ylabel(): axes for axes in shown}
 
     return axes_of
 
@@ -65,6 +79,7 @@ def short_run(folder):
 
 
 def check_short_run(axes):
+    assert list(axes) == LABELS
     by_update = {label: curves(panel_axes) for label, panel_axes in axes.items()}
     updates = [1, 2, 2, 3, 4]
     np.testing.assert_equal(by_update["loss"], [(updates, [2, 1, NAN, 2 / 3, 0.5])])
@@ -88,10 +103,11 @@ def test_each_panel_shows_its_values(tmp_path, panels):
     ],
 )
 def test_wrong_panel_values_are_detected(tmp_path, panels, monkeypatch, label, points):
-    changed = [panel._replace(points=points) if panel.label == label else panel for panel in PANELS]
-    monkeypatch.setattr(plots, "PANELS", tuple(changed))
+    run = short_run(tmp_path / "a")
+    changed = [panel._replace(points=points) if panel.label == label else panel for panel in panels_of([run])]
+    monkeypatch.setattr(plots, "panels_of", lambda runs: tuple(changed))
     with pytest.raises(AssertionError):
-        check_short_run(panels(short_run(tmp_path / "a")))
+        check_short_run(panels(run))
 
 
 def test_short_curves_have_dots(tmp_path, panels):
@@ -119,6 +135,98 @@ def test_wide_range_has_logarithmic_axis(tmp_path, panels):
         run = run_of(tmp_path / name, *(window(update, loss=loss) for update, loss in enumerate(losses, 1)))
         scales[name] = panels(run)["loss"].get_yscale()
     assert scales == {"falls": "log", "is even": "linear", "reaches 0": "linear"}
+
+
+# Evaluations
+
+
+def text_run(folder, *evaluations):
+    return run_of(folder, *(window(update) for update in range(1, 5)), *evaluations)
+
+
+def test_text_has_validation_loss_and_bits(tmp_path, panels):
+    run = text_run(tmp_path / "a", text_evaluation(2, 1.5), text_evaluation(4, 1.25))
+    axes = panels(run)
+    assert list(axes) == ["bits per character" if label == "test accuracy" else label for label in LABELS]
+    assert curves(axes["loss"]) == [([1, 2, 3, 4], [2, 1, 2 / 3, 0.5]), ([2, 4], [1.5, 1.25])]
+    assert curves(axes["bits per character"]) == [([2, 4], [3, 2.5])]
+    assert [text.get_text() for text in axes["loss"].get_legend().get_texts()] == ["training", "validation"]
+    assert axes["rows/s"].get_legend() is None and axes["loss"].get_ylim()[1] > 2
+    assert [(label, *map(list, points)) for label, *points in curves_of(run)][:2] == [
+        ("loss", [1, 2, 3, 4], [2, 1, 2 / 3, 0.5]),
+        ("validation loss", [2, 4], [1.5, 1.25]),
+    ]
+
+
+def test_validation_loss_is_within_the_axis(tmp_path, panels):
+    low, high = panels(text_run(tmp_path / "a", text_evaluation(4, 9.0)))["loss"].get_ylim()
+    assert low < 0.5 and high > 9
+
+
+def test_validation_loss_alone_has_a_panel(tmp_path, panels):
+    axes = panels(text_run(tmp_path / "a", {"epoch": 1, "updates": 4, "loss": 1.25}))
+    assert curves(axes["validation loss"]) == [([4], [1.25])] and len(curves(axes["loss"])) == 1
+
+
+def test_images_and_text_in_one_figure_have_both_panels(tmp_path, panels):
+    axes = panels(short_run(tmp_path / "a"), text_run(tmp_path / "b", text_evaluation(4, 1.25)))
+    assert len(axes) == 7
+    assert curves(axes["test accuracy"]) == [([2, 4], [0.25, 0.5]), ([], [])]
+    assert curves(axes["bits per character"]) == [([], []), ([4], [2.5])]
+
+
+@pytest.mark.parametrize("accuracies", [[1.0], [0.0], [0.5], [0.0, 1.0], [0.25, 1.0], [0.96, 0.97]])
+def test_axis_of_accuracy_stays_within_0_and_100_percent(tmp_path, panels, accuracies):
+    lines = [window(1), *(evaluation(update, value) for update, value in enumerate(accuracies, 1))]
+    axes = panels(run_of(tmp_path / "a", *lines))["test accuracy"]
+    low, high = axes.get_ylim()
+    assert 0 <= low <= min(accuracies) <= max(accuracies) <= high <= 1 and high > low
+    (line,) = axes.get_lines()
+    assert not line.get_clip_on()  # a dot at the end of the axis is complete
+
+
+def test_single_evaluation_has_its_value_as_text(tmp_path, panels):
+    one = panels(run_of(tmp_path / "a", window(1), evaluation(1, 0.975)))
+    two = panels(run_of(tmp_path / "b", window(1), evaluation(1, 0.975), evaluation(2, 0.975)))
+    texts = [[text.get_text() for text in axes["test accuracy"].texts] for axes in (one, two)]
+    assert texts == [["97.5 %"], []]
+
+
+def test_many_evaluations_have_no_dots(tmp_path, panels):
+    def marks(count):
+        lines = [text_evaluation(update, 1.0) for update in range(1, count + 1)]
+        axes = panels(run_of(tmp_path / str(count), window(1), *lines))
+        line, rings = axes["bits per character"].get_lines()[0], axes["loss"].get_lines()[1]
+        return line.get_marker(), rings.get_marker(), rings.get_markevery()
+
+    assert marks(40) == ("o", "o", 1) and marks(100) == ("None", "o", 10)
+
+
+# The axis of updates
+
+
+@pytest.mark.parametrize(
+    ("updates", "evaluated", "expected"),
+    [
+        ([1, 300], [300], (-6, 306)),
+        ([1, 300], [400], (-8, 408)),
+        ([100, 300], [], (-6, 306)),
+        ([200, 300], [], (198, 302)),
+        ([1], [], (-0.02, 1.02)),
+        ([0], [], (-1, 1)),
+    ],
+)
+def test_all_panels_have_one_range_of_updates(tmp_path, panels, updates, evaluated, expected):
+    lines = [window(update, loss=1.0) for update in updates] + [evaluation(update, 0.5) for update in evaluated]
+    axes = panels(run_of(tmp_path / "a", *lines))
+    (ends,) = {tuple(panel_axes.get_xlim()) for panel_axes in axes.values()}
+    assert ends == pytest.approx(expected)
+
+
+def test_lowest_panel_of_each_column_names_the_updates(tmp_path, panels):
+    axes = panels(short_run(tmp_path / "a"), text_run(tmp_path / "b", text_evaluation(4, 1.25)))
+    named = [label for label, panel_axes in axes.items() if panel_axes.get_xlabel() == "updates"]
+    assert named == ["test accuracy", "bits per character", "skipped windows", "rows/s"]
 
 
 # Long runs
@@ -301,37 +409,3 @@ def test_single_run_is_the_title(tmp_path):
         figure = figure_of([run])
     assert "mine" in [text.get_text() for text in figure.texts] and not figure.legends
     assert math.isclose(figure.get_figwidth(), 12)
-
-
-# Evaluations
-
-
-def run_with(*results):
-    windows = [{"update": n + 1, "loss": 2.0} for n in range(6)]
-    return Metrics(Path("run/metrics.jsonl"), windows, [Evaluation(n, n, result) for n, result in enumerate(results)])
-
-
-def test_text_shows_its_validation_loss_as_a_curve():
-    text, images = run_with({"eval_loss": 2.0}, {"eval_loss": 1.5}), run_with({"accuracy": 0.5, "eval_loss": 1.0})
-    for runs, label in (((text,), "validation loss"), ((images,), "test accuracy"), ((text, images), "test accuracy")):
-        with style():
-            axes = {axes.get_ylabel(): axes for axes in figure_of(runs).axes}
-        assert label in axes and len(axes) == 6
-    with style():
-        axes = {axes.get_ylabel(): axes for axes in figure_of((text,)).axes}
-    assert curves(axes["validation loss"]) == [([0, 1], [2.0, 1.5])]
-
-
-@pytest.mark.parametrize("accuracies", [(1.0,), (0.0, 1.0), (0.97, 0.99), (0.1, 0.2)])
-def test_axis_of_accuracy_stays_within_0_and_100_percent(accuracies):
-    with style():
-        figure = figure_of((run_with(*({"accuracy": accuracy} for accuracy in accuracies)),))
-    axes = next(axes for axes in figure.axes if axes.get_ylabel() == "test accuracy")
-    low, high = axes.get_ylim()
-    assert 0 <= low <= min(accuracies) and max(accuracies) <= high <= 1 and low < high
-
-
-def test_all_panels_have_one_range_of_updates():
-    with style():
-        figure = figure_of((run_with({"accuracy": 0.5}),))
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1

@@ -1,4 +1,4 @@
-"""The page about an evaluation: its figures, accessibility, and escaping of untrusted text."""
+"""The page about an evaluation: accessibility, escaping of untrusted text, the curves, the settings, the file."""
 
 from __future__ import annotations
 
@@ -6,96 +6,38 @@ import functools
 import os
 import re
 from base64 import b64decode
-from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from ms_accum.app import report_images, report_page
+from ms_accum.app import report_page
 from ms_accum.app.plots import draw
-from ms_accum.app.report_images import Answers, ImageData, Wrong, image_sections
-from ms_accum.app.report_page import MARK, STYLE, Subject, report_path, write_page
-from ms_accum.app.series import Evaluation, Metrics
+from ms_accum.app.report_page import MARK, STYLE, report_path, write_page
+from ms_accum.app.series import Evaluation
+from report_pages import (
+    NASTY,
+    NONE,
+    RECORD,
+    Elements,
+    answers_of,
+    cells,
+    counted,
+    image_page,
+    metrics_of,
+    random_text,
+    samples_of,
+    subject,
+    text_answers,
+    text_page,
+)
 
 pytestmark = pytest.mark.host
-
-NAMES = ("ant", "bee", "cow")
-VERSIONS = {"ms_accum": "0.1.0", "mindspore": "2.10.0"}
-RECORD = {"version": 1, "model": "lenet5", "lr": 0.04, "clip_norm": None, "mean": [0.5, 0.25], "rows": 1437}
-RECORD |= {"correct": 352, "total": 360, "updates": 300}
-NONE = "there is no metrics.jsonl"
-NASTY = "</title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\x00\u202e\udc80.ckpt"
-
-
-def subject(names=NAMES, mean=0.5, std=1, **changes):
-    """Return what was evaluated, and the images."""
-    fields = {"path": "out/a.ckpt", "model": "lenet5", "data": "360 test images"}
-    fields |= {"record": RECORD, "same_data": True, "versions": VERSIONS, **changes}
-    return Subject(**fields), ImageData(names, mean, std)
-
-
-def answers_of(rng, rows=60, classes=3, side=8, channels=1):
-    labels = np.arange(rows) % classes
-    scores = rng.randn(rows, classes)
-    scores[np.arange(rows), labels] += 2
-    answers = Answers(classes)
-    answers.add(rng.rand(rows, channels, side, side) - 0.5, scores, labels)
-    return answers
-
-
-def metrics_of(count, **fields):
-    windows = [
-        {"update": n + 1, "loss": 2.0 / (n + 1), "lr": 0.04, "grad_norm": 1.0 + n, **fields} for n in range(count)
-    ]
-    return Metrics(Path("metrics.jsonl"), windows, [Evaluation(count, count, {"accuracy": 0.9})])
 
 
 @pytest.fixture
 def answers(rng):
     return answers_of(rng)
-
-
-def page(about, answers, metrics):
-    """Return the page with plain spaces."""
-    text = report_page.page(about[0], image_sections(*about, answers), metrics)
-    assert not re.search(r"[0-9] %[ <,.;]", text), "a line could end before the sign"
-    return text.replace("\u00a0", " ")
-
-
-class Elements(HTMLParser):
-    """Reads a page: its elements, the texts in them, and tags that do not fit."""
-
-    VOID = ("meta", "img")
-
-    def __init__(self, text):
-        super().__init__()
-        self.all, self.open, self.faults = [], [], []
-        self.feed(text)
-        self.faults += [f"<{name}> is not closed" for name, _ in self.open]
-
-    def handle_starttag(self, tag, attrs):
-        element = {"tag": tag, "text": "", **dict(attrs)}
-        self.all.append(element)
-        self.open += [] if tag in self.VOID else [(tag, element)]
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open[-1][0] != tag:
-            self.faults.append(f"</{tag}> closes nothing")
-        else:
-            self.open.pop()
-
-    def handle_data(self, data):
-        for _, element in self.open:
-            element["text"] += data
-
-    def of(self, *tags):
-        return [element for element in self.all if element["tag"] in tags]
 
 
 # What each page must be; each rule gets a page that breaks it.
@@ -171,18 +113,21 @@ def examples():
     """Return pages of all kinds; the first has everything that a rule is about."""
     rng = np.random.RandomState(1)
     answers = answers_of(rng)
-    strange = subject(names=[NASTY] * 3, path=NASTY, data=NASTY, model=NASTY, record={**RECORD, NASTY: NASTY})
+    of_text = text_answers([random_text(rng, 900)], lambda targets: rng.exponential(3, targets.shape))
+    strange = subject(path=NASTY, data=NASTY, model=NASTY, record={**RECORD, NASTY: NASTY})
     return [
-        page(subject(), answers, metrics_of(5)),
-        page(subject(record=None), answers, NONE),
-        page(strange, answers, NASTY),
-        page(subject(), answers_of(rng, channels=3), metrics_of(800)),
+        image_page(subject(), answers, metrics_of(5)),
+        image_page(subject(record=None), answers, NONE),
+        image_page(strange, answers, NASTY, names=[NASTY] * 3),
+        image_page(subject(), answers_of(rng, channels=3), metrics_of(800)),
+        text_page(subject(), of_text, metrics_of(5, {"eval_loss": 1.0}), samples_of("x\n")),
+        text_page(strange, of_text, NASTY, samples_of(NASTY, prompt=NASTY, how=NASTY)),
     ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_page_follows_the_rules(rule):
-    assert [faults(text, rule) for text in examples()] == [[]] * 4
+    assert [faults(text, rule) for text in examples()] == [[]] * 6
 
 
 @pytest.mark.parametrize(
@@ -199,9 +144,9 @@ def test_planted_fault_is_detected(rule, old, new):
 
 
 def test_crafted_texts_are_escaped(answers):
-    strange = subject(names=[NASTY] * 3, path=f"x/{NASTY}", record={**RECORD, "model": NASTY})
-    elements = Elements(page(strange, answers, NASTY))
-    plain = Elements(page(subject(), answers, NONE))
+    strange = subject(path=f"x/{NASTY}", record={**RECORD, "model": NASTY})
+    elements = Elements(image_page(strange, answers, NASTY, names=[NASTY] * 3))
+    plain = Elements(image_page(subject(), answers, NONE))
     assert [element["tag"] for element in elements.all] == [element["tag"] for element in plain.all]
     shown = NASTY.replace("\x00", r"\x00").replace("\u202e", r"\u202e").replace("\udc80", r"\udc80")
     assert elements.of("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
@@ -211,7 +156,9 @@ def test_crafted_texts_are_escaped(answers):
 
 def test_policy_forbids_loading_and_scripts(answers):
     (policy,) = (
-        element["content"] for element in Elements(page(subject(), answers, NONE)).of("meta") if "http-equiv" in element
+        element["content"]
+        for element in Elements(image_page(subject(), answers, NONE)).of("meta")
+        if "http-equiv" in element
     )
     assert "default-src 'none'" in policy and "script" not in policy and "http" not in policy
 
@@ -219,95 +166,8 @@ def test_policy_forbids_loading_and_scripts(answers):
 # What is shown
 
 
-def cells(text, kind):
-    """Return the texts of the rows of a table."""
-    rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[0].split("</tr>")[:-1]
-    return [[element["text"] for element in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
-
-
-COUNTS = np.array([[8, 2, 0], [0, 0, 0], [0, 1, 1999]])
-
-
-def counted(counts=COUNTS):
-    answers = Answers(len(counts))
-    answers.counts += counts
-    return answers
-
-
-def test_accuracy_and_interval():
-    text = page(subject(), counted(), NONE)
-    assert "99.85 % <small>(2,007 of 2,010 images)</small>" in text
-    assert "95 % interval: 99.6 % to 99.9 %." in text
-    assert "Recorded after training: 97.78 % (352 of 360).<" in text
-    assert "(352 of 360), on other images.<" in page(subject(same_data=False), counted(), NONE)
-    assert "Recorded" not in page(subject(record=None), counted(), NONE)
-
-
-def test_table_by_class():
-    assert cells(page(subject(), counted(), NONE), "classes") == [
-        ["ant", "10", "8", "80.0 %", "bee (2)"],
-        ["bee", "0", "0", "no images", "none"],
-        ["cow", "2,000", "1,999", "100.0 %", "bee (1)"],
-    ]
-
-
-def test_confusion_matrix():
-    text = page(subject(), counted(), NONE)
-    assert cells(text, "matrix") == [["ant", "8", "2", "0"], ["bee", "0", "0", "0"], ["cow", "0", "1", "1,999"]]
-    kinds = re.findall(r'<td class="(right|wrong|zero)"(?: style="--s:([0-9.]+)")?>', text)
-    right, wrong, zero = "right", "wrong", ("zero", "")
-    first = [(right, "0.80"), (wrong, "1.00"), zero]  # mistakes: 2 of 10 is the largest part of a class
-    assert kinds == [*first, zero, (right, "0.00"), zero, zero, (wrong, "0.05"), (right, "1.00")]
-
-
-def test_model_without_mistakes():
-    text = page(subject(), counted(np.diag([3, 4, 5])), NONE)
-    assert "There is no wrong answer." in text and "<img" not in text and 'class="wrong"' not in text
-
-
-@pytest.mark.parametrize(
-    ("probability", "words"),
-    [(0.98, "98.0 %"), (0.504, "50.4 %"), (0.9949, "99.5 %"), (0.99999, "over 99.9 %"), (1.0, "over 99.9 %")]
-    + [(float("nan"), "no probability")],
-)
-def test_most_certain_wrong_answers(probability, words, answers):
-    answers.worst = [Wrong(1234, 2, 0, probability, np.zeros((1, 4, 6)))]
-    (image,) = Elements(page(subject(), answers, NONE)).of("img")
-    assert image["alt"] == f"Test image 1,234: is cow, predicted ant, {words}"
-    assert (image["width"], image["height"]) == ("6", "4")
-
-
-def test_pictures_are_those_of_wrong_answers(answers):
-    images = Elements(page(subject(), answers, NONE)).of("img")
-    assert len(images) == len(answers.worst) > 3
-    assert f">{len(images)} of {answers.total - answers.right} wrong answers: those" in page(subject(), answers, NONE)
-    for image, answer in zip(images, answers.worst):
-        picture = Image.open(BytesIO(b64decode(image["src"].partition("base64,")[2])))
-        expected = np.rint((answer.image[0] + 0.5) * 255)
-        assert np.array_equal(np.array(picture), expected)
-        assert f"is {NAMES[answer.label]}, predicted {NAMES[answer.guess]}" in image["alt"]
-
-
-def picture_of(image, mean, std):
-    return np.array(Image.open(BytesIO(report_images._picture(image, mean, std))))
-
-
-def test_picture_is_input_before_normalization(rng):
-    for shape, mean, std in (((3, 5, 4), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((1, 5, 4), 0.3, 0.4)):
-        expected = rng.randint(0, 256, shape).astype(np.uint8)
-        scale = [np.reshape(np.array(value, np.float32), (-1, 1, 1)) for value in (mean, std)]
-        image = ((expected / 255 - scale[0]) / scale[1]).astype(np.float32)
-        shown = expected.transpose(1, 2, 0) if shape[0] == 3 else expected[0]
-        assert np.array_equal(picture_of(image, mean, std), shown)
-
-
-def test_picture_of_nan_is_black():
-    assert np.array_equal(picture_of(np.full((1, 2, 2), np.nan), 0.5, 1), np.zeros((2, 2)))
-    assert picture_of(np.array([[[-9.0, 9.0, np.inf, -np.inf]]]), 0.5, 1).tolist() == [[0, 255, 255, 0]]
-
-
 def test_settings_are_those_of_record():
-    facts = dict(cells(page(subject(), counted(), NONE), "facts"))
+    facts = dict(cells(image_page(subject(), counted(), NONE), "facts"))
     assert facts == {
         "model": "lenet5",
         "lr": "0.04",
@@ -318,11 +178,11 @@ def test_settings_are_those_of_record():
         "ms accum of the evaluation": "0.1.0",
         "mindspore of the evaluation": "2.10.0",
     }
-    assert "has no record" in page(subject(record=None), counted(), NONE)
+    assert "has no record" in image_page(subject(record=None), counted(), NONE)
 
 
 def test_curves_of_run():
-    text = page(subject(record={**RECORD, "updates": 3}), counted(), metrics_of(5, skipped=True))
+    text = image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics_of(5, skipped=True))
     assert cells(text, "curves") == [
         ["loss", "2 at 1", "0.4 at 5", "0.4 at 5", "2 at 1"],
         ["learning rate", "0.04 at 1", "0.04 at 5", "0.04 at 1", "0.04 at 1"],
@@ -331,14 +191,23 @@ def test_curves_of_run():
         ["skipped windows", "1 at 1", "5 at 5", "1 at 1", "5 at 5"],
     ]
     assert "up to update 5. Windows skipped: 5. The dashed line is this model, at update 3." in text
-    assert "dashed" not in page(subject(), counted(), metrics_of(300))
+    assert "dashed" not in image_page(subject(), counted(), metrics_of(300))
 
 
 def test_curves_equal_those_of_plot_command():
     metrics = metrics_of(5)
-    (image,) = Elements(page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).of("img")
+    (image,) = Elements(image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).of("img")
     content = b64decode(image["src"].partition("base64,")[2])
     assert content == draw([metrics], ["png"], mark=3)["png"] != draw([metrics], ["png"])["png"]
+
+
+def test_curves_scroll_on_a_narrow_screen():
+    (box,) = (
+        element
+        for element in Elements(image_page(subject(), counted(), metrics_of(5))).of("div")
+        if element["class"] == "scroll wide"
+    )
+    assert box["tabindex"] == "0" and box["aria-label"] and "img.curves{width:100%;min-width:44rem" in STYLE
 
 
 def test_page_without_matplotlib_has_numbers_and_install_hint(monkeypatch):
@@ -346,30 +215,22 @@ def test_page_without_matplotlib_has_numbers_and_install_hint(monkeypatch):
         raise ImportError("matplotlib is not installed. Run: pip install matplotlib")
 
     monkeypatch.setattr(report_page, "check_installed", missing)
-    text = page(subject(record={**RECORD, "updates": 3}), counted(), metrics_of(5))
+    text = image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics_of(5))
     assert "The curves are not drawn: matplotlib is not installed. Run: pip install matplotlib<" in text
     assert "<img" not in text and "dashed" not in text and cells(text, "curves")[0][1] == "2 at 1"
 
 
 def test_run_without_curves_gives_reason():
-    assert "There are no curves of the run: there is no metrics.jsonl.<" in page(subject(), counted(), NONE)
+    assert "There are no curves of the run: there is no metrics.jsonl.<" in image_page(subject(), counted(), NONE)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), 1e308, -1e308, 10**400])
 def test_curves_that_cannot_be_drawn_are_left_out(value):
-    rows = cells(page(subject(), counted(), metrics_of(5, grad_norm=value)), "curves")
+    rows = cells(image_page(subject(), counted(), metrics_of(5, grad_norm=value)), "curves")
     assert [row[0] for row in rows] == ["loss", "learning rate", "test accuracy", "skipped windows"]
     metrics = metrics_of(5)._replace(evaluations=[Evaluation(5, 10**400, {"accuracy": 1.0}), Evaluation(5, 5, {})])
-    rows = cells(page(subject(), counted(), metrics), "curves")
+    rows = cells(image_page(subject(), counted(), metrics), "curves")
     assert [row[0] for row in rows] == ["loss", "learning rate", "gradient norm", "skipped windows"]
-
-
-@pytest.mark.slow
-def test_cifar_page_is_small(rng):
-    answers = answers_of(rng, rows=10_000, classes=10, side=32, channels=3)  # noise: no image is larger
-    assert len(answers.worst) == 24
-    text = page(subject(names=NAMES + tuple("abcdefg"), mean=[0.5] * 3, std=[1] * 3), answers, metrics_of(10_000))
-    assert len(text.encode()) < 500_000
 
 
 # Colours
@@ -449,7 +310,7 @@ def test_folder_named_like_report_is_not_replaced(tmp_path):
 
 def test_every_page_is_recognized(answers, tmp_path):
     path = report_path(str(tmp_path))
-    write_page(path, page(subject(), answers, NONE))
+    write_page(path, image_page(subject(), answers, NONE))
     assert report_path(str(tmp_path)) == path
 
 

@@ -137,6 +137,12 @@ def test_table_without_evaluations_has_no_accuracy_column(tmp_path):
     assert table_of(tmp_path, FIRST).splitlines()[0] == ",".join(FIRST)
 
 
+def test_table_of_text_has_its_figures_but_not_its_counts(tmp_path):
+    text = {"epoch": 1, "updates": 2, "eval_loss": 1.5, "bits_per_character": 2.25, "tokens": 9}
+    head, row = table_of(tmp_path, FIRST, text).splitlines()
+    assert head == ",".join([*FIRST, "eval_loss", "bits_per_character"]) and row.endswith(",1.5,2.25")
+
+
 def test_last_of_two_evaluations_is_used(tmp_path):
     rows = table_of(tmp_path, FIRST, EVALUATION, {**EVALUATION, "accuracy": 0.5}).splitlines()
     assert rows[1].endswith(",0.5")

@@ -156,6 +156,15 @@ def test_run_stopped_inside_epoch_resumes_there(tmp_path):
 
 
 @pytest.mark.host
+def test_resumed_run_counts_the_windows_before_it(tmp_path):
+    stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
+    train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
+    seen = RecordedCalls("cur_step_num", "planned")
+    train(driver()[0], callbacks=seen, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert ("on_train_begin", 1, 5) in seen.moments  # a bar shows 1/6
+
+
+@pytest.mark.host
 @pytest.mark.parametrize(("moment", "windows"), [("begin", 0), ("epoch_begin", 0), ("step_begin", 1)])
 def test_stop_before_window_loses_no_micro_batch(moment, windows):
     model, _ = driver()
@@ -240,9 +249,25 @@ def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
 @pytest.mark.host
 def test_early_stopping_on_evaluation_loss():
     model, _ = driver(lr=1e-9)
-    stop = EarlyStopping("eval_loss", patience=2, min_delta=1.0)
-    records = train(model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5))
+    stop, seen = EarlyStopping("eval_loss", patience=2, min_delta=1.0), RecordedCalls("stopped_by")
+    records = train(model, epochs=9, callbacks=[seen, stop], valid_dataset=data([4], seed=5))
     assert records[-1].epoch == 3 and stop.stopped_epoch == 3  # the first is better than infinity
+    assert [moment for moment in seen.moments if moment[-1] is stop] == [("on_train_end", stop)]
+
+
+@pytest.mark.host
+def test_early_stop_prints_line(capsys):
+    stop, valid = EarlyStopping("eval_loss", patience=1, min_delta=1.0, restore_best_weights=True), data([4], seed=5)
+    driver(lr=1e-9)[0].train_process(9, data(), 2, ckpt_path=None, callbacks=stop, valid_dataset=valid)
+    line = capsys.readouterr().out.splitlines()[-1]
+    place = "stopped early by EarlyStopping: epoch 2 of 9, update 6; best eval_loss: "
+    assert line.startswith(place) and line.endswith(" in epoch 1, whose weights are restored")
+
+
+@pytest.mark.host
+def test_end_by_number_of_updates_is_not_an_early_stop(capsys):
+    driver()[0].train_process(9, data(), 2, ckpt_path=None, max_updates=2)
+    assert "stopped" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

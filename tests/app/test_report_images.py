@@ -1,13 +1,19 @@
-"""The figures of an evaluation."""
+"""What a report shows of a model that classifies images."""
 
 from __future__ import annotations
 
 import math
+import re
+from base64 import b64decode
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from ms_accum.app.report_images import Answers, interval, probabilities
+from ms_accum.app import report_images
+from ms_accum.app.report_images import Answers, Wrong, interval, probabilities
+from report_pages import NAMES, NONE, Elements, answers_of, cells, counted, image_page, metrics_of, subject
 
 pytestmark = pytest.mark.host
 
@@ -176,3 +182,95 @@ def test_answer_out_of_range_is_rejected(rng):
     scores[0, 11] = 99
     with pytest.raises(ValueError, match="'answers' must be 0 to 9, but got 11"):
         Answers(10).add(images, scores, labels.clip(0, 9))
+
+
+# The sections
+
+
+@pytest.fixture
+def answers(rng):
+    return answers_of(rng)
+
+
+def test_accuracy_and_interval():
+    text = image_page(subject(), counted(), NONE)
+    assert "99.85 % <small>(2,007 of 2,010 images)</small>" in text
+    assert "95 % interval: 99.6 % to 99.9 %." in text
+    assert "Recorded after training: 97.78 % (352 of 360).<" in text
+    assert "(352 of 360), on other images.<" in image_page(subject(same_data=False), counted(), NONE)
+    assert "Recorded" not in image_page(subject(record=None), counted(), NONE)
+
+
+def test_table_by_class():
+    assert cells(image_page(subject(), counted(), NONE), "classes") == [
+        ["ant", "10", "8", "80.0 %", "bee (2)"],
+        ["bee", "0", "0", "no images", "none"],
+        ["cow", "2,000", "1,999", "100.0 %", "bee (1)"],
+    ]
+
+
+def test_confusion_matrix():
+    text = image_page(subject(), counted(), NONE)
+    assert cells(text, "matrix") == [["ant", "8", "2", "0"], ["bee", "0", "0", "0"], ["cow", "0", "1", "1,999"]]
+    kinds = re.findall(r'<td class="(right|wrong|zero)"(?: style="--s:([0-9.]+)")?>', text)
+    right, wrong, zero = "right", "wrong", ("zero", "")
+    first = [(right, "0.80"), (wrong, "1.00"), zero]  # mistakes: 2 of 10 is the largest part of a class
+    assert kinds == [*first, zero, (right, "0.00"), zero, zero, (wrong, "0.05"), (right, "1.00")]
+
+
+def test_model_without_mistakes():
+    text = image_page(subject(), counted(np.diag([3, 4, 5])), NONE)
+    assert "There is no wrong answer." in text and "<img" not in text and 'class="wrong"' not in text
+
+
+@pytest.mark.parametrize(
+    ("probability", "words"),
+    [(0.98, "98.0 %"), (0.504, "50.4 %"), (0.9949, "99.5 %"), (0.99999, "over 99.9 %"), (1.0, "over 99.9 %")]
+    + [(float("nan"), "no probability")],
+)
+def test_most_certain_wrong_answers(probability, words, answers):
+    answers.worst = [Wrong(1234, 2, 0, probability, np.zeros((1, 4, 6)))]
+    (image,) = Elements(image_page(subject(), answers, NONE)).of("img")
+    assert image["alt"] == f"Test image 1,234: is cow, predicted ant, {words}"
+    assert (image["width"], image["height"]) == ("6", "4")
+
+
+def test_pictures_are_those_of_wrong_answers(answers):
+    images = Elements(image_page(subject(), answers, NONE)).of("img")
+    assert len(images) == len(answers.worst) > 3
+    assert f">{len(images)} of {answers.total - answers.right} wrong answers: those" in image_page(
+        subject(), answers, NONE
+    )
+    for image, answer in zip(images, answers.worst):
+        picture = Image.open(BytesIO(b64decode(image["src"].partition("base64,")[2])))
+        expected = np.rint((answer.image[0] + 0.5) * 255)
+        assert np.array_equal(np.array(picture), expected)
+        assert f"is {NAMES[answer.label]}, predicted {NAMES[answer.guess]}" in image["alt"]
+
+
+def picture_of(image, mean, std):
+    return np.array(Image.open(BytesIO(report_images._picture(image, mean, std))))
+
+
+def test_picture_is_input_before_normalization(rng):
+    for shape, mean, std in (((3, 5, 4), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((1, 5, 4), 0.3, 0.4)):
+        expected = rng.randint(0, 256, shape).astype(np.uint8)
+        scale = [np.reshape(np.array(value, np.float32), (-1, 1, 1)) for value in (mean, std)]
+        image = ((expected / 255 - scale[0]) / scale[1]).astype(np.float32)
+        shown = expected.transpose(1, 2, 0) if shape[0] == 3 else expected[0]
+        assert np.array_equal(picture_of(image, mean, std), shown)
+
+
+def test_picture_of_nan_is_black():
+    assert np.array_equal(picture_of(np.full((1, 2, 2), np.nan), 0.5, 1), np.zeros((2, 2)))
+    assert picture_of(np.array([[[-9.0, 9.0, np.inf, -np.inf]]]), 0.5, 1).tolist() == [[0, 255, 255, 0]]
+
+
+@pytest.mark.slow
+def test_cifar_page_is_small(rng):
+    answers = answers_of(rng, rows=10_000, classes=10, side=32, channels=3)  # noise: no image is larger
+    assert len(answers.worst) == 24
+    text = image_page(
+        subject(), answers, metrics_of(10_000), names=NAMES + tuple("abcdefg"), mean=[0.5] * 3, std=[1] * 3
+    )
+    assert len(text.encode()) < 500_000
