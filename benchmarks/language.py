@@ -37,10 +37,13 @@ PROGRAMS = (
     ),
     Entry("torch.optim.AdamW-12", "torch", "gpt_torch.py", ("--rule", "adamw")),
 )
-UPDATES, ROUNDS = 200, 10
+UPDATES, ROUNDS = 50, 40
+"""int, the updates of a burst, and the bursts of a run: short ones, because what disturbs them comes and goes."""
+FIRST = 200
+"""int, the updates whose losses are compared: after more, rounding differences have grown."""
 TABLES = {
     "run": (
-        "difference: of the losses from those of the first, the largest in the first updates, then in all; "
+        "difference: of the losses from those of the first, the largest in the first 200 updates, then in all; "
         "all_s: with the start, which compiles",
         "contender updates:d validation:.4f difference:.1e difference_all:.1e ms:.1f ms_min:.1f ms_max:.1f ratio:.2f "
         "tokens_per_s:.0f train_s:.1f start_s:.1f all_s:.1f",
@@ -126,13 +129,11 @@ def _rows(
             for name, burst in alternate(1, {name: partial(run.burst, end) for name, run in runs.items()}).items():
                 bursts[name] += burst
             print(f"{end} of {updates * rounds} updates", flush=True)
-        rows = [_row(name, run, bursts, runs.get(WHOLE), updates) for name, run in runs.items()]
+        rows = [_row(name, run, bursts, runs.get(WHOLE)) for name, run in runs.items()]
     return [*rows, *_curves({name: run.losses for name, run in runs.items()})]
 
 
-def _row(
-    name: str, run: Run, bursts: Mapping[str, Sequence[tuple[float, int]]], whole: Run | None, first: int
-) -> dict[str, Any]:
+def _row(name: str, run: Run, bursts: Mapping[str, Sequence[tuple[float, int]]], whole: Run | None) -> dict[str, Any]:
     answer = wake_and_ask(run.contender)
     check_loss(run.contender, answer)
     times = {other: [seconds / updates for seconds, updates in mine] for other, mine in bursts.items()}
@@ -143,7 +144,7 @@ def _row(
         "updates": len(run.losses),
         "validation": answer["loss"],
         "validation_tokens": answer["tokens"],
-        "difference": _difference(run, whole, first),
+        "difference": _difference(run, whole, FIRST),
         "difference_all": _difference(run, whole, len(run.losses)),
         **summary([seconds * 1000 for seconds in times[name]], "ms"),
         "ratio": ratio(times[name], times.get(WHOLE)),

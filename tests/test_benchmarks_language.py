@@ -98,7 +98,7 @@ def test_missing_text_raises_error_naming_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rounds": 11}, "argument --rounds: must be <= 10, which are all updates of the recipe, but got 11"),
+        ({"rounds": 41}, "argument --rounds: must be <= 40, which are all updates of the recipe, but got 41"),
         ({"windows": [2]}, "argument --windows: language has no such choice"),
     ],
 )
