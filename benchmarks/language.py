@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model_zoo.data.sentences import sentences
 
@@ -46,7 +46,7 @@ TABLES = {
         "difference: of the losses from those of the first, the largest in the first 200 updates, then in all; "
         "all_s: with the start, which compiles",
         "contender updates:d validation:.4f difference:.1e difference_all:.1e ms:.1f ms_min:.1f ms_max:.1f ratio:.2f "
-        "tokens_per_s:.0f train_s:.1f start_s:.1f all_s:.1f",
+        "cpu_ms:.1f tokens_per_s:.0f train_s:.1f start_s:.1f all_s:.1f",
     ),
 }
 _EVERY = 10  # of the updates whose losses are written
@@ -79,6 +79,14 @@ def _text(folder: str, short: bool) -> Path:
     return path
 
 
+class Burst(NamedTuple):
+    """What some updates took; the seconds of all threads are those of the CPU, without those of other processes."""
+
+    updates: int
+    seconds: float
+    cpu_seconds: float
+
+
 class Run:
     """The run of a contender.
 
@@ -96,20 +104,19 @@ class Run:
         self.tokens = 0  # those of the first update are part of the start
         contender.stop()
 
-    def train(self, updates: int) -> float:
-        """Train, and return the seconds."""
+    def train(self, updates: int) -> Burst:
+        """Train."""
         answer = self.contender.ask(updates=updates)
         self.losses += answer["losses"]
         self.tokens += answer["tokens"]
-        return answer["seconds"]
+        return Burst(updates, answer["seconds"], answer["cpu_seconds"])
 
-    def burst(self, end: int) -> tuple[float, int]:
-        """Train until this number of updates while the others are stopped; return the seconds and the updates."""
-        updates = end - len(self.losses)
+    def burst(self, end: int) -> Burst:
+        """Train until this number of updates, while the others are stopped."""
         self.contender.resume()
-        seconds = self.train(updates)
+        burst = self.train(end - len(self.losses))
         self.contender.stop()
-        return seconds, updates
+        return burst
 
 
 def _rows(
@@ -124,7 +131,7 @@ def _rows(
             began = time.perf_counter()
             runs[program.name] = Run(running.enter_context(session.start(program, **flags)), began)
         check_same_size({name: run.contender.about["parameters"] for name, run in runs.items()})
-        bursts: dict[str, list[tuple[float, int]]] = {name: [] for name in runs}
+        bursts: dict[str, list[Burst]] = {name: [] for name in runs}
         for end in range(updates, updates * rounds + 1, updates):
             for name, burst in alternate(1, {name: partial(run.burst, end) for name, run in runs.items()}).items():
                 bursts[name] += burst
@@ -133,11 +140,11 @@ def _rows(
     return [*rows, *_curves({name: run.losses for name, run in runs.items()})]
 
 
-def _row(name: str, run: Run, bursts: Mapping[str, Sequence[tuple[float, int]]], whole: Run | None) -> dict[str, Any]:
+def _row(name: str, run: Run, bursts: Mapping[str, Sequence[Burst]], whole: Run | None) -> dict[str, Any]:
     answer = wake_and_ask(run.contender)
     check_loss(run.contender, answer)
-    times = {other: [seconds / updates for seconds, updates in mine] for other, mine in bursts.items()}
-    train_s = sum(seconds for seconds, _ in bursts[name])
+    times = {other: [burst.seconds / burst.updates for burst in mine] for other, mine in bursts.items()}
+    train_s = sum(burst.seconds for burst in bursts[name])
     return {
         "part": "run",
         "contender": name,
@@ -148,6 +155,7 @@ def _row(name: str, run: Run, bursts: Mapping[str, Sequence[tuple[float, int]]],
         "difference_all": _difference(run, whole, len(run.losses)),
         **summary([seconds * 1000 for seconds in times[name]], "ms"),
         "ratio": ratio(times[name], times.get(WHOLE)),
+        "cpu_ms": statistics.median(burst.cpu_seconds / burst.updates * 1000 for burst in bursts[name]),
         "tokens_per_s": run.tokens / train_s,
         "train_s": train_s,
         "start_s": run.start_s,
@@ -170,7 +178,7 @@ def _curves(losses: Mapping[str, Sequence[float]]) -> Iterable[dict[str, Any]]:
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the losses over the updates, and the milliseconds of an update."""
+    """Draw the losses over the updates, and the time of an update."""
     runs, curves = part(rows, "run"), part(rows, "curve")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for row in runs:
@@ -180,4 +188,4 @@ def draw(figure: Any, rows: Sequence[dict]) -> None:
     left.set_xlabel("update")
     left.set_ylabel("training loss, mean of ten updates")
     left.legend()
-    plots.bars(right, runs, "contender", "ms", "ms per update of 12 rows (shorter is better)", "%.1f")
+    plots.bars(right, runs, "contender", "cpu_ms", "CPU ms per update of 12 rows (shorter is better)", "%.1f")

@@ -175,15 +175,16 @@ def _losses(rows: Rows) -> Lines:
 
 @markdown
 def _language(rows: Rows) -> Lines:
-    """Of the runs; a round is a burst of each contender."""
+    """Of the runs: medians over the bursts, and in brackets the least and the most."""
     runs = part(rows, "run")
     head = ["contender", "validation loss", "largest difference, 200 updates", f"{runs[0]['updates']:,} updates"]
-    yield [*head, "ms per update", "/ ms_accum-12", "tokens per s", "s", "s with the start"]
+    yield [*head, "ms per update", "/ ms_accum-12", "of the CPU, ms", "tokens per s", "s", "s with the start"]
     for row in runs:
         differences = [f"{row[name]:.1e}" for name in ("difference", "difference_all")]
         yield [
             *(row["contender"], f"{row['validation']:.4f}", *differences),
             *(f"{row['ms']:.1f} ({row['ms_min']:.1f}–{row['ms_max']:.1f})", f"{row['ratio']:.2f}"),
+            f"{row['cpu_ms']:.1f}",
             *(f"{row['tokens_per_s']:,.0f}", f"{row['train_s']:.0f}", f"{row['all_s']:.0f}"),
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Literal
 
@@ -151,9 +152,11 @@ def build(folder: str, rows: int = 12, rule: Literal["mindspore", "adamw"] = "mi
         """Train, or without updates evaluate."""
         if not updates:
             return {"loss": loss_of(network, start.test), "tokens": language_files.predicted(start.test[1])}
+        began = time.process_time()
         seconds, losses = timed(lambda: [next(coming) for _ in range(updates)])
+        cpu_seconds = time.process_time() - began
         tokens = sum(language_files.predicted(next(targets)) for _ in range(updates))
-        return {"seconds": seconds, "losses": losses, "tokens": tokens}
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "losses": losses, "tokens": tokens}
 
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return {"versions": {"torch": torch.__version__}, "parameters": parameters}, answer
