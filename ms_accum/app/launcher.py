@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._check import quantity
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
 from .flags import Parser, command_of, number, path, whole
@@ -127,12 +128,12 @@ class Job:
         slowest_beat, failed_done = heartbeats[slowest], heartbeats[failed].done
         if slowest_beat.done >= failed_done:
             return None
-        of_failed = f"{failed.name} had finished {failed_done:,}"
+        done, of_failed = quantity(slowest_beat.done, "micro-batch"), f"{failed.name} had finished {failed_done:,}"
         if not slowest.running():
-            return f"{slowest.name} had ended before, after {slowest_beat.done:,} micro-batches; {of_failed}"
+            return f"{slowest.name} had ended before, after {done}; {of_failed}"
         if slowest_beat.age < LATE_SECONDS:  # the failed rank had another reason
             return None
-        so_far = f"it had finished {slowest_beat.done:,} micro-batches, the last {slowest_beat.age:.0f} s ago"
+        so_far = f"it had finished {done}, the last {slowest_beat.age:.0f} s ago"
         return f"{slowest.name} was late: {so_far}; {of_failed}"
 
     def stranded(self) -> bool:
