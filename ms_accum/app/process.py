@@ -245,6 +245,7 @@ class MindSporeLog:
 
     path: str | None = None
     """Optional[str], the file to write it to, set when the run has a folder."""
+    _folder: str | None = None
 
     def divert(self) -> None:
         """Divert the log before MindSpore is imported, unless the user has set its variables or a launcher logs it."""
@@ -257,8 +258,28 @@ class MindSporeLog:
         except OSError:  # such as a full disk: then only critical messages are logged, on the terminal
             os.environ["GLOG_v"] = "4"
             return
+        self._folder = folder
         os.environ.update(GLOG_logtostderr="0", GLOG_stderrthreshold="4", GLOG_log_dir=folder)
         atexit.register(self._keep, folder, os.getpid())
+
+    @contextmanager
+    def with_stderr(self) -> Iterator[None]:
+        """Write stderr to the log instead inside the block: for calls whose failure the program prints in one line.
+
+        MindSpore prints critical messages on stderr as well, which are a dozen lines if a device is not available.
+        """
+        if self._folder is None:
+            yield
+            return
+        sys.stderr.flush()
+        terminal = os.dup(2)
+        try:
+            with contextlib.suppress(OSError), open(os.path.join(self._folder, "stderr.log.0"), "ab") as file:
+                os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
     def _keep(self, folder: str, owner: int) -> None:
         """Write what was logged to `path`, if anything, before the temporary folder is removed."""

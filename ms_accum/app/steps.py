@@ -68,7 +68,7 @@ def choose_device(target: str) -> str:
     default = ms.get_context("device_target")
     if target not in ("auto", default):
         try:
-            with quiet():
+            with quiet(), MINDSPORE_LOG.with_stderr():
                 ms.set_device(target)
         except Exception as error:
             message = f"argument --device_target: {target} is not available here, {default} is"
