@@ -37,6 +37,7 @@ from .processes import (
     Member,
     Relay,
     cluster,
+    failure_reason,
     heartbeat_of,
     print_error,
     print_line,
@@ -102,6 +103,14 @@ class Job:
         """Wait until all output of rank 0 is shown."""
         if self._relay:
             self._relay.drain(KILL_SECONDS)
+
+    def new_reason(self, failed: Member) -> str:
+        """Return why a process has failed; an empty text if rank 0, whose output is shown, has printed that."""
+        if failed.name == "rank 0":
+            self.drain()
+            return ""
+        reason = failure_reason(failed.log)
+        return reason if self._relay is None or self._relay.is_new(reason) else ""
 
     def running(self) -> list[Member]:
         """Return the ranks that have not ended."""
@@ -215,20 +224,17 @@ class Ending:
         # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
         if failed in self._job.workers:
             elsewhere = _ELSEWHERE if self._job.machine.nnodes > 1 and failed.process.returncode > 0 else None
-            reason = self._job.late(failed) or elsewhere
+            hint = self._job.late(failed) or elsewhere
         else:
-            reason = _NO_SCHEDULER
+            hint = _NO_SCHEDULER
         if not self._stopping:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
         self._gone_since = time.monotonic()
         self._deadline = min(self._deadline, self._gone_since + self._grace)
-        shown = failed.name == "rank 0"
-        if shown:
-            self._job.drain()
-        print_error(failed.end(shown))
-        if reason:
-            print_error(reason)
+        print_error(failed.end(self._job.new_reason(failed)))
+        if hint:
+            print_error(hint)
 
     def _end_lost(self) -> None:
         """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
