@@ -19,16 +19,22 @@ from ms_accum.zoo import MODELS
 def flags() -> Parser:
     """Return the flags and their defaults."""
     parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked_flags)
-    parser.add_program()
-    add = parser.add_argument
-    add("--data_path", metavar="PATH", help="the data that the model was trained on; none for embedded data")
-    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
-    text = "evaluate the averaged weights that train.py --ema has written beside it"
+    add = parser.group("model and data")
+    text = "the file of the model, default: %(default)s"
+    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help=text)
+    text = "the data that the model was trained on: a folder, or a text file; none if they are embedded"
+    add("--data_path", metavar="PATH", help=text)
+    text = "evaluate the averaged weights that train.py --ema has written beside the model"
     add("--use_ema", action="store_true", help=text)
-    add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
-    text = "also write DIR/report.html: accuracy by class, the confusion matrix, the most certain wrong answers"
+    text = "the network, for a file without a record, default: the one whose parameters fit"
+    add("--model", choices=tuple(MODELS), help=text)
+    add = parser.group("output")
+    text = (
+        "also write DIR/report.html: the accuracy by class and wrong answers, or samples and surprising lines of a text"
+    )
     add("--report", type=path, metavar="DIR", help=text)
     parser.add_sample()
+    parser.add_program()
     return parser
 
 
@@ -47,7 +53,8 @@ if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 from ms_accum import tune_cpu
-from ms_accum.app.plan import count, show, show_result, show_runtime
+from ms_accum._check import counted
+from ms_accum.app.plan import show, show_result, show_runtime
 from ms_accum.app.report_page import Subject, page, report_path, write_page
 from ms_accum.app.reported import answers_of
 from ms_accum.app.series import FILE, Metrics, read
@@ -66,7 +73,9 @@ def show_subject(trained: Trained, test: Any, *, is_given: bool) -> None:
         show("data", data_description(trained, test))
         show("record", "none: which data it was trained on is not known")
         return
-    show("model", f"{trained.model}, {count(record['updates'], 'update')}, {record['optimizer']}, lr {record['lr']:g}")
+    show(
+        "model", f"{trained.model}, {counted(record['updates'], 'update')}, {record['optimizer']}, lr {record['lr']:g}"
+    )
     if test is not None:
         show("data", data_description(trained, test))
     if trained.result is not None:
@@ -126,7 +135,7 @@ def write_sample(args: argparse.Namespace, trained: Trained) -> None:
     with exit_code(USAGE, ValueError):
         prompt = "\n" if args.prompt is None else args.prompt
         pieces = trained.task.sample(trained.network, prompt, args.sample, temperature=temperature, seed=args.seed)
-    show("sample", f"{count(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
+    show("sample", f"{counted(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
     try:
         print(prompt.lstrip("\n"), end="", flush=True)
         for piece in pieces:

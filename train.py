@@ -25,30 +25,40 @@ def flags() -> Parser:
         finish=lambda values: outputs.with_output_dir(Settings.from_flags(filled_in(values))),
         resumed=outputs.flags_of_resumed_run,
     )
-    parser.add_program()
-    add = parser.add_argument
-    text = "folder of MNIST or CIFAR-10, or a text file or a folder of .txt files; without it embedded data are used"
+    add = parser.group("data and network")
+    add("--dataset", choices=tuple(RECIPES), help="the data set, default: that of --model, or mnist with --data_path")
+    text = "the folder of MNIST or CIFAR-10, or a text file, or a folder of .txt files; default: embedded data"
     add("--data_path", metavar="PATH", help=text)
-    add("--download", nargs="?", const=True, metavar="URL", help="fetch the data set into --data_path first")
-    add("--dataset", choices=tuple(RECIPES), help="default: what --model takes: mnist with --data_path, digits without")
-    add("--model", choices=tuple(MODELS), help=f"default: {by_dataset('model')}")
-    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
-    add("--max_updates", type=whole(1), metavar="N", help="end after this number of updates, also inside an epoch")
-    parser.add_window(batch_size=by_dataset("batch_size"))
-    add("--optimizer", choices=OPTIMIZERS, help=f"default: {by_dataset('optimizer')}")
-    rates = f"{by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
-    add("--lr", type=number(0, above=True), metavar="X", help=f"default: {rates}")
-    add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
-    add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
-    text = "decay of the second moment of adam and adamw, default: 0.999"
-    add("--beta2", type=number(0, below=1), metavar="X", help=text)
-    add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
-    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
+    text = "download the data set into --data_path first, unless it is there"
+    add("--download", nargs="?", const=True, metavar="URL", help=text)
+    add("--model", choices=tuple(MODELS), help=f"the network, default: {by_dataset('model')}")
+    text = f"the number of passes over the data, default: {by_dataset('epochs')}"
+    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=text)
+    text = "end the run after this number of updates, also inside an epoch"
+    add("--max_updates", type=whole(1), metavar="N", help=text)
+    text = "the seed of weights, order and random crops, default: %(default)s"
+    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
     parser.add_text({name: by_dataset(name) for name in TextSizes._fields})
+    parser.add_window(batch_size=by_dataset("batch_size"))
+    add = parser.group("optimizer and learning rate")
+    add("--optimizer", choices=OPTIMIZERS, help=f"the optimizer, default: {by_dataset('optimizer')}")
+    text = (
+        f"the learning rate, default: {by_dataset('lr')}; {ADAPTIVE_LR} with adam and adamw instead of momentum or sgd"
+    )
+    add("--lr", type=number(0, above=True), metavar="X", help=text)
+    add("--momentum", type=number(0), metavar="X", help="the momentum of momentum and sgd, default: 0.9")
+    text = "the decay of the second moment of adam and adamw, default: 0.999"
+    add("--beta2", type=number(0, below=1), metavar="X", help=text)
+    text = f"the weight decay, default: {by_dataset('weight_decay')}; 0 with adam and adamw"
+    add("--weight_decay", type=number(0), metavar="X", help=text)
+    parser.add_rates()
+    text = "the ZeRO stage of several processes: 1 shards the state of the optimizer, 2 also the accumulators"
+    add("--zero", type=int, choices=(1, 2), help=text)
     parser.add_numerics()
     parser.add_evaluations()
     parser.add_output()
     parser.add_states()
+    parser.add_program()
     return parser
 
 

@@ -36,6 +36,11 @@ def visible(text: str, kept: str = "\n\t") -> str:
     return "".join(shown)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as text, such as ``1 micro-batch``."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
 def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """Return a value as one line of visible text, which is cut after `most` characters.
 

@@ -99,7 +99,8 @@ def test_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
     assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
     assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
-    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, "ms-accum-launch", "ms-accum-selftest"}
+    modules = {f"ms-accum-{name}" for name in ("inspect", "launch", "plot", "selftest")}
+    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, *modules}
     for place in PROJECT["scripts"].values():
         module, _, function = place.partition(":")
         modules = {"ms_accum.app.process": process, "ms_accum.launch": launch, "ms_accum.selftest": selftest}
@@ -164,7 +165,7 @@ def test_console_script_imports_no_user_modules(name, function, tmp_path):
     for theirs in ("train.py", "eval.py", "model_zoo.py", "mindspore.py"):
         (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
     done = python(RUN.format(name, "--help", function), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [-h] ")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [flags]")
     done = python(RUN.format(name, "--epoch_s=1", function), tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: unrecognized arguments: --epoch_s=1")
 

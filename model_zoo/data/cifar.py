@@ -83,6 +83,12 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             f"For 'create_dataset', 'data_path' must contain CIFAR-10's binary version, but got {quote(root)} with the "
             f"pickled version for Python. Download the binary version, {_FETCH}."
         )
+    above = root.resolve().parent
+    if holds_cifar10(above):
+        return (
+            f"For 'create_dataset', 'data_path' must be the folder with CIFAR-10's files, but got {quote(root)}. "
+            f"Give {quote(above)}."
+        )
     names = " or ".join(FILES[usage][0] for usage in wanted)
     return (
         f"For 'create_dataset', 'data_path' must contain CIFAR-10's {names} (in the folder itself or in {TOP}/), "

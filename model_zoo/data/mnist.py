@@ -89,6 +89,12 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             f"For 'create_dataset', 'data_path' must contain MNIST, but got {quote(root)} with CIFAR-10. "
             "Give dataset='cifar10', or '--dataset cifar10'."
         )
+    above = root.resolve().parent
+    if any(_find(folder, usage, "images-idx3") for usage in wanted for folder in _folders(above, usage)):
+        return (
+            f"For 'create_dataset', 'data_path' must be the folder that contains both splits of MNIST, but got "
+            f"{quote(root)}. Give {quote(above)}."
+        )
     names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
     return (
         f"For 'create_dataset', 'data_path' must contain MNIST's {names} (in the folder itself, in "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import metadata
 from typing import Any, Callable, NamedTuple, NoReturn
 
-from .. import _check
+from .. import __version__, _check
 from ..engine.ends import TAILS
 from .amounts import RULE, from_text
 from .process import CHECKPOINT, USAGE, Failure, exit_code
@@ -60,7 +62,8 @@ class Parser(argparse.ArgumentParser):
         prog: str | None = None,
         usage: str | None = None,
     ):
-        super().__init__(prog, usage, description, allow_abbrev=False)
+        super().__init__(prog, usage or "%(prog)s [flags]", description, allow_abbrev=False)
+        self.add_argument("--version", action=_Version, help="show the versions and exit")
         self._finish = finish
         self._load_resumed = resumed
         self._values: dict[str, Any] = {}
@@ -71,24 +74,127 @@ class Parser(argparse.ArgumentParser):
         hint = _hint(unknown.split()[0], self._option_string_actions) if unknown else ""
         raise Failure(f"{message}{hint}", USAGE)
 
+    def group(self, title: str) -> Callable[..., argparse.Action]:
+        """Return the method that adds a flag to the group with this title, which --help shows together."""
+        groups = {group.title: group for group in self._action_groups}
+        return (groups.get(title) or self.add_argument_group(title)).add_argument
+
     def add_program(self) -> None:
         """Add the flags of a program that trains or evaluates, and those for the device."""
-        add, shown = self.add_argument, "default: %(default)s"
-        add("--config", type=path, metavar="FILE", help="YAML file of flags; those on the command line win")
-        add("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
-        add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=shown)
-        add("--runtime", choices=("tuned", "default"), default="tuned", help=f"of MindSpore on CPU, {shown}")
+        add = self.group("program")
+        text = "read flags from a YAML file; flags on the command line override them"
+        add("--config", type=path, metavar="FILE", help=text)
+        text = "the device, default: %(default)s, which is MindSpore's own choice"
+        add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=text)
+        text = "the settings of MindSpore's CPU runtime: ours, which are faster, or MindSpore's, default: %(default)s"
+        add("--runtime", choices=("tuned", "default"), default="tuned", help=text)
+        add("--debug", action="store_true", help="show tracebacks, MindSpore's log and the settings of its runtime")
+
+    def add_states(self) -> None:
+        """Add the flags for training states."""
+        add = self.group("stopping and resuming")
+        text = "continue from a training state, or with auto or no value from the newest complete state; without "
+        text += "--output_dir that of the newest run"
+        add("--resume", nargs="?", const=AUTO, type=path, metavar="FILE|auto", help=text)
+        text = (
+            "save the training state after every N updates, or every X minutes; it is always saved when the run ends "
+        )
+        text += "or is stopped"
+        add("--save_every", type=interval, default={}, metavar="N|Xmin", help=text)
+        text = "the number of training states that are kept, default: %(default)s"
+        add("--keep", type=whole(1), default=1, metavar="N", help=text)
+        text = "resume although other flags differ from those of the saved run"
+        add("--allow_config_change", action="store_true", help=text)
+
+    def add_window(self, batch_size: str) -> None:
+        """Add the flags for the window and its gradient.
+
+        Args:
+            batch_size (str): the default rows of a micro-batch, as text.
+        """
+        add = self.group("window")
+        text = f"the number of rows in a micro-batch, default: {batch_size}; auto: the fastest that fits into memory"
+        add("--batch_size", type=or_word(AUTO, whole(1)), metavar="N|auto", help=text)
+        names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
+        text = f"the number of micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 is 1, and 4 from update 100"
+        add(*names, type=sizes, metavar="N", help=text)
+        text = "the number of rows in a window, instead of --mini_steps; its last micro-batch may be shorter"
+        add("--effective_batch", type=whole(1), metavar="N", help=text)
+        text = "the memory for --batch_size auto, such as 2GiB; on CPU that of the process, and it must be given"
+        add("--memory_budget", type=memory, metavar="SIZE", help=text)
+        text = "whether the gradient is the mean over the window, or the sum, default: %(default)s"
+        add("--reduction", choices=("mean", "sum"), default="mean", help=text)
+        text = "a short last window of an epoch makes an update, is carried over, or is dropped, default: %(default)s"
+        add("--tail", choices=TAILS, default="flush", help=text)
+        text = "the largest norm of the window's gradient, default: no limit"
+        add("--clip_norm", type=number(0, above=True), metavar="X", help=text)
+
+    def add_rates(self) -> None:
+        """Add the flags for the learning rate over the run."""
+        add = self.group("optimizer and learning rate")
+        text = "the number of updates during which the learning rate grows, default: %(default)s"
+        add("--warmup_updates", type=whole(0), default=0, metavar="N", help=text)
+        text = "how the learning rate falls after that, until the end of the run, default: %(default)s"
+        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
+        text = "the learning rate at the end of --lr_decay, default: 0"
+        add("--min_lr", type=number(0, above=True), metavar="X", help=text)
+        text = "multiply --lr by the rows of a window over --base_batch, or by the root of that, default: %(default)s"
+        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=text)
+        text = "the rows of a window for which --lr was chosen, for --lr_scaling"
+        add("--base_batch", type=whole(1), metavar="N", help=text)
+
+    def add_numerics(self) -> None:
+        """Add the flags for mixed precision, gradients that are not finite, averages and checks."""
+        add = self.group("numerics")
+        text = "MindSpore's mixed precision: O1 to O3 in float16, bf16 in bfloat16, default: %(default)s"
+        add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=text)
+        text = "the factor of the loss, default: 1; dynamic with O1 to O3: it is lowered after an overflow"
+        add("--loss_scale", type=or_word("dynamic", number(0, above=True)), metavar="X|dynamic", help=text)
+        text = (
+            "what happens if a gradient is not finite: the window or the micro-batch is skipped, or an error, default: "
+        )
+        text += "%(default)s"
+        add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=text)
+        text = "save micro-batches whose loss is not finite in this folder"
+        add("--save_bad_batches", type=path, metavar="DIR", help=text)
+        text = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
+        add("--ema", type=number(0, below=1), metavar="X", help=text)
+        text = "estimate the gradient noise scale, and print at the end how many rows a window should have"
+        add("--noise_scale", action="store_true", help=text)
+        text = "only compare the gradient of micro-batches with that of one large batch; exit code 1 if they differ"
+        add("--verify", action="store_true", help=text)
+
+    def add_evaluations(self) -> None:
+        """Add the flags for evaluations during the run."""
+        add = self.group("evaluation")
+        text = "evaluate after every N updates, after each epoch, or only at the end of the run, default: %(default)s"
+        every = or_word("epoch", or_word("end", whole(1)))
+        add("--eval_every", type=every, default="epoch", metavar="N|epoch|end", help=text)
+        text = "evaluate whenever --save_every saves, and keep the best state, and its model as *.best.ckpt"
+        add("--keep_best", action="store_true", help=text)
+
+    def add_output(self) -> None:
+        """Add the flags for the output files."""
+        add = self.group("output")
+        text = "the folder for all files of the run, default: a new one, runs/001 and so on"
+        add("--output_dir", type=path, metavar="DIR", help=text)
+        text = "the file of the model, .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
+        add("--ckpt_path", type=path, metavar="FILE", help=text)
+        add("--overwrite", action="store_true", help="replace the files of another run in --output_dir and --ckpt_path")
+        text = "print a line after every N updates where there is no terminal, default: about 20 lines per epoch"
+        add("--log_every", type=whole(1), metavar="N", help=text)
+        add("--tensorboard", action="store_true", help="also write the curves for TensorBoard")
 
     def add_text(self, defaults: Mapping[str, str]) -> None:
         """Add the flags for networks that predict the next token of a text, with their defaults as texts."""
-        add = self.add_argument_group("text").add_argument
-        text = f"the tokens of a text, default: {defaults['vocabulary']}"
+        add = self.group("text")
+        text = f"what the tokens of a text are, default: {defaults['vocabulary']}"
         add("--vocabulary", choices=("characters", "bytes"), help=text)
         meanings = {
-            "context": "tokens in a block: what is predicted depends on at most so many",
-            "layers": "layers of attention and a feed-forward network",
-            "width": "numbers in the vector of a token",
-            "heads": "attention heads in a layer",
+            "context": "the number of tokens in a block, on which a prediction can depend",
+            "layers": "the number of layers, each with attention and a feed-forward network",
+            "width": "the number of values in the vector of a token",
+            "heads": "the number of attention heads in a layer",
         }
         for name, meaning in meanings.items():
             add(f"--{name}", type=whole(1), metavar="N", help=f"{meaning}, default: {defaults[name]}")
@@ -97,87 +203,16 @@ class Parser(argparse.ArgumentParser):
 
     def add_sample(self) -> None:
         """Add the flags for text that a network writes."""
-        add = self.add_argument_group("a model of text").add_argument
-        text = "write a text of N tokens; without --data_path nothing is evaluated"
+        add = self.group("text")
+        text = "write N tokens of text; without --data_path the model is not evaluated"
         add("--sample", type=whole(1), metavar="N", help=text)
         add("--prompt", metavar="TEXT", help="the beginning of the text, default: a line break")
-        text = "1: as probable as for the model, less: more of the probable, 0: only the most probable, default: 0.8"
-        add("--temperature", type=number(0), metavar="X", help=text)
-        add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of the text, default: %(default)s")
-
-    def add_evaluations(self) -> None:
-        """Add the flag for evaluations during the run."""
-        text = "evaluate after every N updates, after each epoch, or only at the end of the run, default: %(default)s"
-        every = or_word("epoch", or_word("end", whole(1)))
-        self.add_argument("--eval_every", type=every, default="epoch", metavar="N|epoch|end", help=text)
-
-    def add_states(self) -> None:
-        """Add the flags for training states."""
-        add = self.add_argument
-        text = "continue from a training state; auto, or no value: the newest complete one, of the newest run without "
-        text += "--output_dir"
-        add("--resume", nargs="?", const=AUTO, type=path, metavar="FILE|auto", help=text)
-        text = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
-        add("--save_every", type=interval, default={}, metavar="N|Xmin", help=text)
-        add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
-        text = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
-        add("--keep_best", action="store_true", help=text)
-        add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
-
-    def add_window(self, batch_size: str) -> None:
-        """Add the flags for the window and its gradient.
-
-        Args:
-            batch_size (str): the default rows of a micro-batch, as text.
-        """
-        add = self.add_argument
-        text = f"rows of a micro-batch, default: {batch_size}; auto: the fastest that fit into memory"
-        add("--batch_size", type=or_word(AUTO, whole(1)), metavar="N|auto", help=text)
-        names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
-        text = f"micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 changes it at update 100"
-        add(*names, type=sizes, metavar="N", help=text)
-        text = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
-        add("--effective_batch", type=whole(1), metavar="N", help=text)
-        text = "for --batch_size auto: what the process may take, such as 2GiB; on CPU it is required"
-        add("--memory_budget", type=memory, metavar="SIZE", help=text)
-        add("--reduction", choices=("mean", "sum"), default="mean", help="of the gradients, default: %(default)s")
-        add("--tail", choices=TAILS, default="flush", help="of a last, shorter window, default: %(default)s")
-        add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the gradient, default: none")
-
-    def add_numerics(self) -> None:
-        """Add the flags for mixed precision, gradients that are not finite, averages and learning rates."""
-        add = self.add_argument
-        text = "mixed precision of MindSpore, O1 to O3 in float16, bf16 in bfloat16, default: %(default)s"
-        add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=text)
-        text = "what the loss is multiplied by, default: 1, with O1 to O3 dynamic: it is lowered where it overflows"
-        add("--loss_scale", type=or_word("dynamic", number(0, above=True)), metavar="X|dynamic", help=text)
-        text = "what happens to gradients that are not finite, default: %(default)s"
-        add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=text)
-        add("--save_bad_batches", type=path, metavar="DIR", help="a folder for micro-batches that are not finite")
-        text = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
-        add("--ema", type=number(0, below=1), metavar="X", help=text)
-        add("--noise_scale", action="store_true", help="at the end print how many rows a window should have")
-        text = "compare the gradient of micro-batches with that of one large batch, and end; 1 if they differ"
-        add("--verify", action="store_true", help=text)
-        text = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
-        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=text)
-        add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")
-        add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
-        text = "how the rate falls to 0 over the updates after that, default: %(default)s"
-        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
-        add("--min_lr", type=number(0, above=True), metavar="X", help="for --lr_decay: the rate at the end, default: 0")
-
-    def add_output(self) -> None:
-        """Add the flags for the output files."""
-        add = self.add_argument
-        text = "for what is written, default: a new one, runs/001 and so on"
-        add("--output_dir", type=path, metavar="DIR", help=text)
-        text = "off a terminal, updates from one line to the next, default: about 20 lines an epoch"
-        add("--log_every", type=whole(1), metavar="N", help=text)
-        add("--tensorboard", action="store_true", help="also write the curves for TensorBoard, to a folder tensorboard")
-        text = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
-        add("--ckpt_path", type=path, metavar="FILE", help=text)
-        add("--overwrite", action="store_true", help="replace what another run has written there")
+        text = (
+            "1 chooses tokens with the model's probabilities, less prefers probable ones, 0 takes the most probable, "
+        )
+        add("--temperature", type=number(0), metavar="X", help=f"{text}default: 0.8")
+        text = "the seed of the text, default: %(default)s"
+        add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
 
     def parse(self, argv: Sequence[str]) -> Any:
         """Parse the flags; those of the run that is resumed come first, then those of a --config file."""
@@ -215,7 +250,7 @@ class Parser(argparse.ArgumentParser):
     def _flags(self) -> dict[str, argparse.Action]:
         """Return the flags by all their names, without dashes, except --help and --config."""
         names = {name[2:]: action for name, action in self._option_string_actions.items() if name.startswith("--")}
-        return {name: action for name, action in names.items() if action.dest not in ("help", "config")}
+        return {name: action for name, action in names.items() if action.dest not in ("help", "version", "config")}
 
     def _texts(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the flags that were given by name: their texts, empty for those without a value."""
@@ -250,6 +285,21 @@ class Parser(argparse.ArgumentParser):
         if argument == "batch_size" and self._values.get("effective_batch"):
             name = "effective_batch"
         return f"--{name}" if name in self._flags() else None
+
+
+class _Version(argparse.Action):
+    """Prints the versions of this package and of MindSpore, which is not imported, and ends the program."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None):
+        super().__init__(option_strings, dest=dest, default=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        try:
+            mindspore = metadata.version("mindspore")
+        except metadata.PackageNotFoundError:
+            mindspore = "is not installed"
+        print(f"ms_accum {__version__}, MindSpore {mindspore}, Python {platform.python_version()}")
+        parser.exit()
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

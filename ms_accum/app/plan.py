@@ -11,6 +11,7 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
+from .._check import counted
 from ..engine.ends import updates_per_epoch
 from ..engine.noise_scale import NoiseScale
 from ..ranks.reduction import Part
@@ -106,13 +107,8 @@ def show_plan(
 
 
 def _length_of(settings: Settings) -> str:
-    updates = count(settings.updates, "update")
-    return updates if settings.max_updates else f"{count(settings.epochs, 'epoch')}, {updates}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things, as text."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    updates = counted(settings.updates, "update")
+    return updates if settings.max_updates else f"{counted(settings.epochs, 'epoch')}, {updates}"
 
 
 def _rate(settings: Settings) -> str:
@@ -139,18 +135,18 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
         steps = [f"{window} from update {update:,}" for update, window in settings.mini_steps.items()]
         sizes = [window * rows * ranks for window in settings.mini_steps.values()]
         effective_batch = f"{min(sizes)} to {max(sizes)} = {rows} rows x {', '.join(steps)}{times}"
-        return effective_batch, f"{batches:,} micro-batches", max(settings.mini_steps.values())
+        return effective_batch, counted(batches, "micro-batch"), max(settings.mini_steps.values())
     if settings.mini_steps is not None:
         window = settings.mini_steps
-        epoch = f"{batches:,} micro-batches"
+        epoch = counted(batches, "micro-batch")
         if window > batches:
             epoch += ", fewer than a window has (see --mini_steps)"
         elif batches % window:
             epoch += f", {batches % window} of them in {_TAIL_DESCRIPTIONS[settings.tail]}"
-        return f"{rows * window * ranks} = {rows} rows x {window} micro-batches{times}", epoch, window
+        return f"{rows * window * ranks} = {rows} rows x {counted(window, 'micro-batch')}{times}", epoch, window
     window = updates_per_epoch(settings.window_rows, rows)
     full, rest = divmod(settings.window_rows, rows)
-    split = f"{rows} rows x {full} micro-batches"
+    split = f"{rows} rows x {counted(full, 'micro-batch')}"
     if rest:
         split += f" + {rest} rows"
     if rest and times:
@@ -180,7 +176,7 @@ def _done(settings: Settings, states: Checkpointer) -> str:
     if states.epochs_done() == settings.epochs:
         return f"{settings.epochs} of {settings.epochs} epochs are done (see --epochs)"
     if settings.max_updates is not None and states.updates_done() >= settings.max_updates:
-        return f"{count(states.updates_done(), 'update')} are done (see --max_updates)"
+        return f"{counted(states.updates_done(), 'update')} are done (see --max_updates)"
     return ""
 
 

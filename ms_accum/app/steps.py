@@ -33,7 +33,7 @@ from . import outputs
 from .evaluations import Evaluations
 from .metrics import MetricsFile
 from .plan import print_line, reporters, search_lines
-from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
+from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet, without_native_log
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
 from .tasks import Result, Task
@@ -67,7 +67,7 @@ def choose_device(target: str) -> str:
     default = ms.get_context("device_target")
     if target not in ("auto", default):
         try:
-            with quiet():
+            with quiet(), without_native_log():
                 ms.set_device(target)
         except Exception as error:
             message = f"argument --device_target: {target} is not available here, {default} is"

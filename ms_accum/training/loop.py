@@ -222,9 +222,10 @@ class ResumableLoop:
         micro_batches = found.state.facts["window"]["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
         if micro_batches and (self._group is not None or not has_sums):
+            held = _check.counted(micro_batches, "micro-batch")
             raise CheckpointError(
-                f"The state holds {micro_batches} micro-batches of an open window, which windows of 1 and several "
-                "ranks can't continue. Resume with the settings it was saved with, or from a state between two windows."
+                f"The state holds {held} of an open window, which windows of 1 and several ranks can't "
+                "continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         at = Position(**found.state.facts["at"])
         if at.total != self._at.total:

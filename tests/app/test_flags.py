@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
+import eval as evaluation
+import ms_accum
+import train as training
 from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import TRAINING, USAGE, Failure, run
 from programs import raising, refused
@@ -236,3 +240,36 @@ def test_batch_size_error_names_the_flag_that_was_given(capfd):
         assert run(raising(ValueError("For 'f', 'batch_size' must be <= 5, but got 9.")), flags, argv) == TRAINING
         named.append(capfd.readouterr().err)
     assert [line.split(":")[1] for line in named] == [" argument --batch_size", " argument --effective_batch"]
+
+
+# Help and versions
+
+
+@pytest.mark.parametrize("program", [training, evaluation])
+def test_help_has_groups_and_whole_phrases(program, capsys, monkeypatch):
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            program.flags().parse(["--help"])
+        text = capsys.readouterr().out
+        assert ended.value.code == 0 and columns - 20 < max(map(len, text.splitlines())) <= columns
+    groups = [line for line in text.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
+    assert groups[0] == "options:" and groups[-1] == "program:" and len(groups) >= 4
+    texts = [action.help for action in program.flags()._actions]
+    assert all(len(text.split()) >= 3 and not text.startswith(("default", "of ", "for ")) for text in texts)
+    assert all(text.count("default:") <= 1 for text in texts)
+
+
+@pytest.mark.parametrize("program", [training, evaluation])
+def test_version_needs_no_other_flag(program, capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.flags().parse(["--version"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert re.fullmatch(rf"ms_accum {ms_accum.__version__}, MindSpore [\d.]+, Python [\d.]+\n", text)
+
+
+def test_version_is_no_key_of_a_config_file(tmp_path, capfd):
+    (tmp_path / "c.yaml").write_text("version: true\n")
+    code, message = refused(training.flags(), [f"--config={tmp_path / 'c.yaml'}"], capfd)
+    assert code == 2 and "has the unknown key 'version'" in message

@@ -278,6 +278,23 @@ def test_output_of_rank_0_comes_before_its_error(tmp_path):
     assert (code, err) == (2, ["[0] error: so", error])
 
 
+SAME = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while rank == 0 and not os.path.exists("ended"):
+    time.sleep(0.01)
+open("ended", "w").close()
+print(f"error: {['so', sys.argv[1]][rank]}", file=sys.stderr)
+sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("so", ""), ("other", ": other")])
+def test_reason_that_rank_0_shows_is_not_repeated(tmp_path, reason, shown):
+    code, _, err = launch(tmp_path, SAME, reason)
+    error = f"error: rank 1 ended with exit code 2{shown}; its log is log/worker_1.log"
+    assert code == 2 and sorted(err) == ["[0] error: so", error]
+
+
 def test_failure_of_last_running_rank_fails_the_job(tmp_path):
     assert launch(tmp_path, "time.sleep(rank); sys.exit(7 * rank)")[0] == 7
 

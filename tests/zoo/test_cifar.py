@@ -193,3 +193,9 @@ def test_explicit_default_dataset_changes_nothing(tmp_path):
     write_mnist(tmp_path)
     assert rows_of(create_dataset(tmp_path, 8, dataset="mnist")) == rows_of(create_dataset(tmp_path, 8))
     assert rows_of(create_dataset(dataset="digits")) == rows_of(create_dataset())
+
+
+def test_folder_below_that_of_the_files_leads_to_its_parent(tmp_path):
+    (write_cifar10(tmp_path / "data") / "inner").mkdir()
+    with pytest.raises(FileNotFoundError, match=rf"Give '{tmp_path}/data'\.$"):
+        load_cifar10(tmp_path / "data" / "inner", "train")

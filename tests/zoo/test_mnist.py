@@ -169,3 +169,16 @@ def test_file_in_place_of_folder_is_rejected(tmp_path, name, reason):
     (tmp_path / name).write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{reason}"):
         create_dataset(tmp_path / name)
+
+
+@pytest.mark.parametrize("inner", ["train", "test"])
+def test_folder_of_one_split_leads_to_its_parent(tmp_path, inner):
+    """The tutorial's folder has both; a path that is one level too deep is a common mistake."""
+    write_mnist(tmp_path / "data")
+    with pytest.raises(
+        FileNotFoundError, match=rf"must be the folder that contains .* '{tmp_path}/data/{inner}'\. Give"
+    ):
+        load_mnist(tmp_path / "data" / inner, "test" if inner == "train" else "train")
+    (tmp_path / "data" / "other").mkdir()
+    with pytest.raises(FileNotFoundError, match=rf"Give '{tmp_path}/data'\.$"):
+        load_mnist(tmp_path / "data" / "other", "train")
