@@ -18,20 +18,21 @@ from ms_accum.zoo import MODELS
 
 def flags() -> Parser:
     """Return the flags and their defaults."""
-    parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked_flags)
-    add = parser.group("model and data")
-    text = "the file of the model, default: %(default)s"
-    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help=text)
-    text = "the data that the model was trained on: a folder, or a text file; none if they are embedded"
-    add("--data_path", metavar="PATH", help=text)
-    text = "evaluate the averaged weights that train.py --ema has written beside the model"
-    add("--use_ema", action="store_true", help=text)
-    text = "the network, for a file without a record, default: the one whose parameters fit"
-    add("--model", choices=tuple(MODELS), help=text)
-    add = parser.group("output")
-    text = (
-        "also write DIR/report.html: the accuracy by class and wrong answers, or samples and surprising lines of a text"
+    parser = Parser(
+        "Evaluate a checkpoint of train.py on the test split.",
+        finish=checked_flags,
+        usage="%(prog)s [--data_path PATH] [--ckpt_path FILE] [flags]",
     )
+    add = parser.add_argument_group("model and data").add_argument
+    text = "the model that train.py has written (default: %(default)s)"
+    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help=text)
+    text = "evaluate the averaged weights that train.py --ema has written beside it"
+    add("--use_ema", action="store_true", help=text)
+    text = "the network (default: the one in the model's record; without a record, the one that fits the parameters)"
+    add("--model", choices=tuple(MODELS), help=text)
+    add("--data_path", metavar="PATH", help="the data that the model was trained on; not for embedded data")
+    add = parser.add_argument_group("output").add_argument
+    text = "also write DIR/report.html: the results in detail, wrong answers or surprising lines, and the curves"
     add("--report", type=path, metavar="DIR", help=text)
     parser.add_sample()
     parser.add_program()

@@ -15,7 +15,7 @@ from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
-from ms_accum.zoo.recipes import ADAPTIVE_LR, TextSizes, by_dataset, filled_in
+from ms_accum.zoo.recipes import ADAPTIVE_LR, SGD_LR, TextSizes, by_dataset, filled_in
 
 
 def flags() -> Parser:
@@ -24,36 +24,36 @@ def flags() -> Parser:
         "Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.",
         finish=lambda values: outputs.with_output_dir(Settings.from_flags(filled_in(values))),
         resumed=outputs.flags_of_resumed_run,
+        usage="%(prog)s [--data_path PATH] [flags]",
     )
-    add = parser.group("data and network")
-    add("--dataset", choices=tuple(RECIPES), help="the data set, default: that of --model, or mnist with --data_path")
-    text = "the folder of MNIST or CIFAR-10, or a text file, or a folder of .txt files; default: embedded data"
+    add = parser.add_argument_group("data and model").add_argument
+    text = "folder of MNIST or CIFAR-10, or a text file or a folder of .txt files; without it embedded data are used"
     add("--data_path", metavar="PATH", help=text)
-    text = "download the data set into --data_path first, unless it is there"
+    text = "download the data set into --data_path first, from URL if it is given"
     add("--download", nargs="?", const=True, metavar="URL", help=text)
-    add("--model", choices=tuple(MODELS), help=f"the network, default: {by_dataset('model')}")
-    text = f"the number of passes over the data, default: {by_dataset('epochs')}"
+    text = "the data set (default: what --model takes; without --model mnist with --data_path, else digits)"
+    add("--dataset", choices=tuple(RECIPES), help=text)
+    add("--model", choices=tuple(MODELS), help=f"the network (default: {by_dataset('model')})")
+    text = f"passes over the training data (default: {by_dataset('epochs')})"
     add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=text)
-    text = "end the run after this number of updates, also inside an epoch"
-    add("--max_updates", type=whole(1), metavar="N", help=text)
-    text = "the seed of weights, order and random crops, default: %(default)s"
+    add("--max_updates", type=whole(1), metavar="N", help="end after this number of updates, also inside an epoch")
+    text = "seed of the weights, the order of the rows and the random crops (default: 1)"
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
     parser.add_text({name: by_dataset(name) for name in TextSizes._fields})
     parser.add_window(batch_size=by_dataset("batch_size"))
-    add = parser.group("optimizer and learning rate")
-    add("--optimizer", choices=OPTIMIZERS, help=f"the optimizer, default: {by_dataset('optimizer')}")
-    text = (
-        f"the learning rate, default: {by_dataset('lr')}; {ADAPTIVE_LR} with adam and adamw instead of momentum or sgd"
-    )
+    add = parser.add_argument_group("optimizer").add_argument
+    add("--optimizer", choices=OPTIMIZERS, help=f"the optimizer (default: {by_dataset('optimizer')})")
+    other = f"{ADAPTIVE_LR} for adam and adamw, {SGD_LR} for momentum and sgd"
+    text = f"learning rate (default: {by_dataset('lr')}; with another kind of optimizer {other})"
     add("--lr", type=number(0, above=True), metavar="X", help=text)
-    add("--momentum", type=number(0), metavar="X", help="the momentum of momentum and sgd, default: 0.9")
-    text = "the decay of the second moment of adam and adamw, default: 0.999"
-    add("--beta2", type=number(0, below=1), metavar="X", help=text)
-    text = f"the weight decay, default: {by_dataset('weight_decay')}; 0 with adam and adamw"
+    add("--momentum", type=number(0), metavar="X", help="momentum of momentum and sgd (default: 0.9)")
+    text = f"weight decay (default: {by_dataset('weight_decay')}; with adam and adamw 0)"
     add("--weight_decay", type=number(0), metavar="X", help=text)
-    parser.add_rates()
-    text = "the ZeRO stage of several processes: 1 shards the state of the optimizer, 2 also the accumulators"
+    text = "decay of the second moment of adam and adamw (default: 0.999)"
+    add("--beta2", type=number(0, below=1), metavar="X", help=text)
+    text = "ZeRO stage with several processes: 1 shards the state of the optimizer, 2 also the accumulators"
     add("--zero", type=int, choices=(1, 2), help=text)
+    parser.add_rates()
     parser.add_numerics()
     parser.add_evaluations()
     parser.add_output()

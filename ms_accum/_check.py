@@ -38,7 +38,8 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number of things as text, such as ``1 micro-batch``."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+    plural = "es" if noun.endswith("batch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def one_line(value: object, most: int = _MAX_LENGTH) -> str:

@@ -7,7 +7,7 @@ from .app.process import run
 
 
 def main() -> int:
-    """Run the program with the arguments of this process, and return its exit code."""
+    """Show it, and return the exit code."""
     return run(inspection.main, inspection.flags())
 
 

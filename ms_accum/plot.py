@@ -10,7 +10,7 @@ from .app.process import run
 
 
 def main() -> int:
-    """Run the program with the arguments of this process, and return its exit code."""
+    """Draw, and return the exit code."""
     return run(plots.main, plots.flags())
 
 

@@ -178,6 +178,14 @@ def test_command_shows_its_version(installed, name):
 FEW_CHECKS = "from ms_accum import selftest; from ms_accum.app import checks; checks.CHECKS = checks.CHECKS[:1]; "
 
 
+def test_installed_commands_show_their_name_and_versions(installed):
+    programs, home = installed
+    for name in ("train", "eval", "launch", "selftest", "inspect", "plot"):
+        assert run(programs / f"ms-accum-{name}", "--help", cwd=home).startswith(f"usage: ms-accum-{name} ")
+        shown = run(programs / f"ms-accum-{name}", "--version", cwd=home)
+        assert shown.startswith(f"ms_accum {ms_accum.__version__}, MindSpore 2.")
+
+
 def test_self_test_runs_from_installed_package(installed):
     programs, home = installed
     printed = run(programs / "ms-accum-selftest", "--help", cwd=home)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._check import DataError, check_folder, locate, quote
+from .._check import DataError, check_folder, folder_nearby, locate, quote
 from .images import Split
 
 SIDE, CHANNELS, CLASSES = 32, 3, 10
@@ -83,16 +83,12 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             f"For 'create_dataset', 'data_path' must contain CIFAR-10's binary version, but got {quote(root)} with the "
             f"pickled version for Python. Download the binary version, {_FETCH}."
         )
-    above = root.resolve().parent
-    if holds_cifar10(above):
-        return (
-            f"For 'create_dataset', 'data_path' must be the folder with CIFAR-10's files, but got {quote(root)}. "
-            f"Give {quote(above)}."
-        )
     names = " or ".join(FILES[usage][0] for usage in wanted)
+    nearby = folder_nearby(root, lambda folder: all(find_split(folder, usage) for usage in FILES))
+    remedy = f"Download CIFAR-10, {_FETCH}." if nearby is None else f"Give {quote(nearby)}, which contains CIFAR-10."
     return (
         f"For 'create_dataset', 'data_path' must contain CIFAR-10's {names} (in the folder itself or in {TOP}/), "
-        f"but got {quote(root)} without it. Download CIFAR-10, {_FETCH}."
+        f"but got {quote(root)} without it. {remedy}"
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._check import DataError, check_folder, locate, quote
+from .._check import DataError, check_folder, folder_nearby, locate, quote
 from .cifar import holds_cifar10
 from .images import Split
 
@@ -89,17 +89,13 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             f"For 'create_dataset', 'data_path' must contain MNIST, but got {quote(root)} with CIFAR-10. "
             "Give dataset='cifar10', or '--dataset cifar10'."
         )
-    above = root.resolve().parent
-    if any(_find(folder, usage, "images-idx3") for usage in wanted for folder in _folders(above, usage)):
-        return (
-            f"For 'create_dataset', 'data_path' must be the folder that contains both splits of MNIST, but got "
-            f"{quote(root)}. Give {quote(above)}."
-        )
     names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
+    nearby = folder_nearby(root, lambda folder: all(find_split(folder, usage) for usage in _PREFIX))
+    remedy = f"Download MNIST, {_FETCH}." if nearby is None else f"Give {quote(nearby)}, which contains MNIST."
     return (
         f"For 'create_dataset', 'data_path' must contain MNIST's {names} (in the folder itself, in "
         f"train/ and test/, or in MNIST/raw/), but got {quote(root)} without it. "
-        f"Download MNIST, {_FETCH}."
+        f"{remedy}"
     )
 
 

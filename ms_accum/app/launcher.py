@@ -29,7 +29,7 @@ from pathlib import Path
 from .._check import counted
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
-from .flags import Parser, number, path, whole
+from .flags import Parser, command_of, number, path, whole
 from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
     SCHEDULER,
@@ -311,26 +311,27 @@ def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -
 def flags() -> Parser:
     """Return the launcher's flags; everything after the program's name belongs to the program."""
     usage = (
-        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
+        f"{command_of('launch')} [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
         "           [--nnodes M --node_rank K --master_addr HOST [--master_port PORT]]\n"
         "           (script.py | -m module) [its flags]"
     )
     parser = Parser("Run several processes (ranks) of one program.", usage=usage)
-    add = parser.add_argument
-    text = "number of processes on this machine, default: %(default)s"
+    add = parser.add_argument_group("processes").add_argument
+    text = "number of processes on this machine (default: %(default)s)"
     add("--nproc", type=whole(1), metavar="N", default=1, help=text)
-    text = "number of machines, each with a launcher and the same --nproc, default: %(default)s"
+    text = "folder for the logs of the ranks (default: a new folder in logs/)"
+    add("--log_dir", type=path, metavar="DIR", help=text)
+    text = "seconds in which the other ranks must end after a rank has failed (default: 20)"
+    add("--grace", type=number(0), metavar="SECONDS", default=20.0, help=text)
+    add("-m", dest="module", action="store_true", help="run the program as a module")
+    add = parser.add_argument_group("several machines, each with a launcher").add_argument
+    text = "number of machines, all with the same --nproc (default: %(default)s)"
     add("--nnodes", type=whole(1), metavar="M", default=1, help=text)
     add("--node_rank", type=whole(0), metavar="K", help="number of this machine, from 0")
     add("--master_addr", metavar="HOST", help="name or IPv4 address of machine 0, which the others must reach")
-    text = f"port on machine 0 for the scheduler, default: {_PORT}; a free one on a single machine"
+    text = f"port on machine 0 for the scheduler (default: {_PORT}; on a single machine a free one)"
     add("--master_port", type=whole(1), metavar="PORT", help=text)
-    text = "folder for the logs of the ranks, default: a new folder in 'logs'"
-    add("--log_dir", type=path, metavar="DIR", help=text)
-    text = "time for the other ranks to end after a rank has failed, default: 20"
-    add("--grace", type=number(0), metavar="SECONDS", default=20.0, help=text)
-    add("-m", dest="module", action="store_true", help="run the program as a module")
-    add("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
     return parser
 
 

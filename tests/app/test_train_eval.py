@@ -565,7 +565,7 @@ def test_tails(tail, capfd):
     ("rows", "line", "accumulators"),
     [
         ("--batch_size=96", "256 = 96 rows x 2 micro-batches + 64 rows", "2.55 MiB"),
-        ("--batch_size=256", "256 = 256 rows x 1 micro-batches", "0.00 MiB"),
+        ("--batch_size=256", "256 = 256 rows x 1 micro-batch", "0.00 MiB"),
         ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
     ],
 )

@@ -153,6 +153,36 @@ def test_missing_split_is_rejected(folder):
         create_dataset(folder / "train", usage="test")
 
 
+@pytest.mark.parametrize(
+    ("data", "given", "named"),
+    [
+        ("MNIST_Data", "MNIST_Data/train", "MNIST_Data"),
+        ("data/mnist", "data", "data/mnist"),
+        ("MNIST_Data", "MNIST_Data/notes", "MNIST_Data"),
+        (".", "train", "."),
+    ],
+)
+def test_folder_that_was_probably_meant_is_named(tmp_path, monkeypatch, data, given, named):
+    monkeypatch.chdir(tmp_path)
+    write_mnist(data)
+    os.makedirs(given, exist_ok=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        create_dataset(given, usage="test")
+    assert str(caught.value).endswith(f"without it. Give '{named}', which contains MNIST.")
+
+
+def test_folder_above_current_folder_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder / "train")
+    with pytest.raises(FileNotFoundError, match=r"Give '\.\.', which contains MNIST\.$"):
+        create_dataset(".", usage="test")
+
+
+def test_folder_nearby_with_one_split_is_not_named(tmp_path):
+    write_mnist(tmp_path / "data", train=0)
+    with pytest.raises(FileNotFoundError, match=r"Download MNIST, for example"):
+        create_dataset(tmp_path)
+
+
 def test_only_compressed_files_are_rejected(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(GOOD_IMAGES))
     with pytest.raises(FileNotFoundError, match="must be unpacked.*gunzip"):
@@ -169,16 +199,3 @@ def test_file_in_place_of_folder_is_rejected(tmp_path, name, reason):
     (tmp_path / name).write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match=f"must be a folder, but got the file .*{reason}"):
         create_dataset(tmp_path / name)
-
-
-@pytest.mark.parametrize("inner", ["train", "test"])
-def test_folder_of_one_split_leads_to_its_parent(tmp_path, inner):
-    """The tutorial's folder has both; a path that is one level too deep is a common mistake."""
-    write_mnist(tmp_path / "data")
-    with pytest.raises(
-        FileNotFoundError, match=rf"must be the folder that contains .* '{tmp_path}/data/{inner}'\. Give"
-    ):
-        load_mnist(tmp_path / "data" / inner, "test" if inner == "train" else "train")
-    (tmp_path / "data" / "other").mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"Give '{tmp_path}/data'\.$"):
-        load_mnist(tmp_path / "data" / "other", "train")
