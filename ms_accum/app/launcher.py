@@ -32,6 +32,7 @@ from ..saving.files import check_inside
 from .flags import Parser, command_of, number, path, whole
 from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
+    NO_REASON,
     SCHEDULER,
     Machine,
     Member,
@@ -52,7 +53,7 @@ _PORT, _LAST_PORT = 8118, 65535  # the first is msrun's
 _ELSEWHERE = "the reason may be on another machine: see the launcher's output there"
 _NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
-SAME_REASON_SECONDS = 3.0
+SAME_REASON_SECONDS = 1.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
 which an exchange is lost that a failed rank takes no part in.
 
@@ -289,8 +290,9 @@ class Ending:
 
 
 def _same_reason(failed: Member, other: Member) -> bool:
-    """Return whether another process has ended, and its output ends with the same reason."""
-    return not other.running() and failure_reason(failed.log) == failure_reason(other.log)
+    """Return whether another process has ended in the same way, and its output ends with the same reason."""
+    is_same = not other.running() and failed.process.returncode == other.process.returncode
+    return is_same and failure_reason(failed.log) == failure_reason(other.log) != NO_REASON
 
 
 def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -> int:

@@ -160,6 +160,9 @@ def start(name: str, command: Sequence[str], environment: dict[str, str], log: P
     return Member(name, process, log)
 
 
+NO_REASON = "it printed nothing"
+
+
 def failure_reason(log: Path) -> str:
     """Return the line of a log that best explains why its process ended."""
     text = ""
@@ -173,7 +176,7 @@ def failure_reason(log: Path) -> str:
             if reason.endswith(":"):
                 reason = f"{reason} {_check.first_words(text[matches[-1].end() :])}".strip()
             return _check.one_line(reason, _LONGEST_REASON)
-    return "it printed nothing"
+    return NO_REASON
 
 
 def terminal_variables() -> dict[str, str]:

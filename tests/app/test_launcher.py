@@ -283,14 +283,14 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 while rank == 0 and not os.path.exists("ended"):
     time.sleep(0.01)
 open("ended", "w").close()
-print(f"error: {['so', sys.argv[1]][rank]}", file=sys.stderr)
+print(f"error: {['so', REASON][rank]}", file=sys.stderr)
 sys.exit(2)
 """
 
 
 @pytest.mark.parametrize(("reason", "shown"), [("so", ""), ("other", ": other")])
 def test_reason_that_rank_0_shows_is_not_repeated(tmp_path, reason, shown):
-    code, _, err = launch(tmp_path, SAME, reason)
+    code, _, err = launch(tmp_path, SAME.replace("REASON", repr(reason)))
     error = f"error: rank 1 ended with exit code 2{shown}; its log is log/worker_1.log"
     assert code == 2 and sorted(err) == ["[0] error: so", error]
 
