@@ -53,7 +53,7 @@ _PORT, _LAST_PORT = 8118, 65535  # the first is msrun's
 _ELSEWHERE = "the reason may be on another machine: see the launcher's output there"
 _NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
-SAME_REASON_SECONDS = 1.0
+SAME_REASON_SECONDS = 2.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
 which an exchange is lost that a failed rank takes no part in.
 
