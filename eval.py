@@ -54,7 +54,7 @@ if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 from ms_accum import tune_cpu
-from ms_accum._check import counted
+from ms_accum._check import quantity
 from ms_accum.app.plan import show, show_result, show_runtime
 from ms_accum.app.report_page import Subject, page, report_path, write_page
 from ms_accum.app.reported import answers_of
@@ -74,9 +74,8 @@ def show_subject(trained: Trained, test: Any, *, is_given: bool) -> None:
         show("data", data_description(trained, test))
         show("record", "none: which data it was trained on is not known")
         return
-    show(
-        "model", f"{trained.model}, {counted(record['updates'], 'update')}, {record['optimizer']}, lr {record['lr']:g}"
-    )
+    updates = quantity(record["updates"], "update")
+    show("model", f"{trained.model}, {updates}, {record['optimizer']}, lr {record['lr']:g}")
     if test is not None:
         show("data", data_description(trained, test))
     if trained.result is not None:
@@ -136,7 +135,7 @@ def write_sample(args: argparse.Namespace, trained: Trained) -> None:
     with exit_code(USAGE, ValueError):
         prompt = "\n" if args.prompt is None else args.prompt
         pieces = trained.task.sample(trained.network, prompt, args.sample, temperature=temperature, seed=args.seed)
-    show("sample", f"{counted(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
+    show("sample", f"{quantity(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
     try:
         print(prompt.lstrip("\n"), end="", flush=True)
         for piece in pieces:

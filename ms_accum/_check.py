@@ -36,12 +36,6 @@ def visible(text: str, kept: str = "\n\t") -> str:
     return "".join(shown)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things as text, such as ``1 micro-batch``."""
-    plural = "es" if noun.endswith("batch") else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
 def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """Return a value as one line of visible text, which is cut after `most` characters.
 
@@ -51,6 +45,12 @@ def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """
     text = str(value)
     return visible(text[:most], kept="") + ("..." if len(text) > most else "")
+
+
+def quantity(number: int, noun: str) -> str:
+    """Return a number of things as text: "1 micro-batch", "2,000 micro-batches"."""
+    ending = "" if number == 1 else "es" if noun.endswith(("tch", "ss")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def first_words(text: str) -> str:

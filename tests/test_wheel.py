@@ -190,7 +190,7 @@ def test_self_test_runs_from_installed_package(installed):
     programs, home = installed
     printed = run(programs / "ms-accum-selftest", "--help", cwd=home)
     assert "--device_target" in printed and "--json" in printed
-    assert "1 checks in " in run(programs / "python", "-c", FEW_CHECKS + "exit(selftest.main())", cwd=home)
+    assert "1 check in " in run(programs / "python", "-c", FEW_CHECKS + "exit(selftest.main())", cwd=home)
 
 
 PROGRAM = """

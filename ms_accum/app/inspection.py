@@ -49,7 +49,7 @@ def lines(path: str, all_parameters: bool) -> Iterator[str]:
     yield f"{'size':20} {os.path.getsize(path):,} bytes"
     for name, value in facts.items():
         yield f"{_plain(name):20} {_plain(value)}"
-    yield f"{'parameters':20} {len(tensors):,} with {elements:,} elements"
+    yield f"{'parameters':20} {len(tensors):,} with {_check.quantity(elements, 'element')}"
     shown = tensors if all_parameters else tensors[:_SHOWN]
     width = max((len(_plain(name)) for name, *_ in shown), default=0)
     for name, shape, dtype in shown:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._check import counted
+from .._check import quantity
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
 from .flags import Parser, command_of, number, path, whole
@@ -133,10 +133,10 @@ class Job:
             return None
         of_failed = f"{failed.name} had finished {failed_done:,}"
         if not slowest.running():
-            return f"{slowest.name} had ended before, after {counted(slowest_beat.done, 'micro-batch')}; {of_failed}"
+            return f"{slowest.name} had ended before, after {quantity(slowest_beat.done, 'micro-batch')}; {of_failed}"
         if slowest_beat.age < LATE_SECONDS:  # the failed rank had another reason
             return None
-        so_far = f"it had finished {counted(slowest_beat.done, 'micro-batch')}, the last {slowest_beat.age:.0f} s ago"
+        so_far = f"it had finished {quantity(slowest_beat.done, 'micro-batch')}, the last {slowest_beat.age:.0f} s ago"
         return f"{slowest.name} was late: {so_far}; {of_failed}"
 
     def stranded(self) -> bool:

@@ -11,7 +11,7 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
-from .._check import counted
+from .._check import quantity
 from ..engine.ends import updates_per_epoch
 from ..engine.noise_scale import NoiseScale
 from ..ranks.reduction import Part
@@ -61,7 +61,7 @@ def search_lines(micro_batch: MicroBatch, budget: int | None) -> list[str]:
     """Return the lines about the micro-batch that was found, the trials, and whether accumulation is needed."""
     split = f"of {micro_batch.effective_batch}, {micro_batch.mini_steps} in a window"
     of_budget = f" of {short(budget)}" if budget else ""
-    lines = [f"{micro_batch.micro_batch_size} rows ({split})"]
+    lines = [f"{quantity(micro_batch.micro_batch_size, 'row')} ({split})"]
     lines += [f"the fastest of those that fit, {short(micro_batch.peak)}{of_budget}"]
     lines += micro_batch.table.splitlines()
     return [*lines, micro_batch.advice] if micro_batch.advice else lines
@@ -87,7 +87,7 @@ def show_plan(
     momentum = f", momentum {settings.momentum:g}" if settings.optimizer in ("momentum", "sgd") else ""
     decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
     clip = f", clip_norm {settings.clip_norm:g}" if settings.clip_norm else ""
-    show("model", f"{settings.model}, {parameters:,} parameters, on {device}")
+    show("model", f"{settings.model}, {quantity(parameters, 'parameter')}, on {device}")
     path = settings.data_path or f"embedded {settings.dataset}"
     show("data", ", ".join(filter(None, (path, data, f"seed {settings.seed}"))))
     show("effective batch", effective_batch)
@@ -107,8 +107,8 @@ def show_plan(
 
 
 def _length_of(settings: Settings) -> str:
-    updates = counted(settings.updates, "update")
-    return updates if settings.max_updates else f"{counted(settings.epochs, 'epoch')}, {updates}"
+    updates = quantity(settings.updates, "update")
+    return updates if settings.max_updates else f"{quantity(settings.epochs, 'epoch')}, {updates}"
 
 
 def _rate(settings: Settings) -> str:
@@ -134,24 +134,25 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
     if isinstance(settings.mini_steps, Mapping):
         steps = [f"{window} from update {update:,}" for update, window in settings.mini_steps.items()]
         sizes = [window * rows * ranks for window in settings.mini_steps.values()]
-        effective_batch = f"{min(sizes)} to {max(sizes)} = {rows} rows x {', '.join(steps)}{times}"
-        return effective_batch, counted(batches, "micro-batch"), max(settings.mini_steps.values())
+        effective_batch = f"{min(sizes):,} to {max(sizes):,} = {quantity(rows, 'row')} x {', '.join(steps)}{times}"
+        return effective_batch, quantity(batches, "micro-batch"), max(settings.mini_steps.values())
     if settings.mini_steps is not None:
         window = settings.mini_steps
-        epoch = counted(batches, "micro-batch")
+        epoch = quantity(batches, "micro-batch")
         if window > batches:
             epoch += ", fewer than a window has (see --mini_steps)"
         elif batches % window:
             epoch += f", {batches % window} of them in {_TAIL_DESCRIPTIONS[settings.tail]}"
-        return f"{rows * window * ranks} = {rows} rows x {counted(window, 'micro-batch')}{times}", epoch, window
+        split = f"{quantity(rows, 'row')} x {quantity(window, 'micro-batch')}"
+        return f"{rows * window * ranks:,} = {split}{times}", epoch, window
     window = updates_per_epoch(settings.window_rows, rows)
     full, rest = divmod(settings.window_rows, rows)
-    split = f"{rows} rows x {counted(full, 'micro-batch')}"
+    split = f"{quantity(rows, 'row')} x {quantity(full, 'micro-batch')}"
     if rest:
-        split += f" + {rest} rows"
+        split += f" + {quantity(rest, 'row')}"
     if rest and times:
         split = f"({split})"
-    return f"{settings.effective_batch} = {split}{times}", f"{batches:,} windows", window
+    return f"{settings.effective_batch:,} = {split}{times}", quantity(batches, "window"), window
 
 
 # During the run
@@ -174,9 +175,9 @@ def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Callback]
 def _done(settings: Settings, states: Checkpointer) -> str:
     """Return what is done of a run that is resumed, if it is complete; else an empty text."""
     if states.epochs_done() == settings.epochs:
-        return f"{settings.epochs} of {settings.epochs} epochs are done (see --epochs)"
+        return f"{settings.epochs} of {quantity(settings.epochs, 'epoch')} done (see --epochs)"
     if settings.max_updates is not None and states.updates_done() >= settings.max_updates:
-        return f"{counted(states.updates_done(), 'update')} are done (see --max_updates)"
+        return f"{quantity(states.updates_done(), 'update')} done (see --max_updates)"
     return ""
 
 
@@ -187,7 +188,7 @@ def _fewer_epochs(settings: Settings, states: Checkpointer) -> list[str]:
     epochs_before = states.settings().get("notes", {}).get("epochs")
     if type(epochs_before) is not int or epochs_before <= settings.epochs:
         return []
-    return [f"with {settings.epochs} epochs, not {epochs_before} as it began (see --epochs)"]
+    return [f"with {quantity(settings.epochs, 'epoch')}, not {epochs_before} as it began (see --epochs)"]
 
 
 class Opening(Callback):

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn
 
+from .._check import quantity
 from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
 from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
@@ -130,7 +131,7 @@ def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version:
     with exit_code(CHECKPOINT, CheckpointError):
         rows = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
     if type(rows) is int and rows > 0 and not settings.allow_config_change:
-        return settings.with_micro_batches_of(rows), [f"{rows} rows, as in the run that is resumed"]
+        return settings.with_micro_batches_of(rows), [f"{quantity(rows, 'row')}, as in the run that is resumed"]
     keys = {name: getattr(settings, name) for name in _SEARCH_SETTINGS}
     cache = SearchCache(settings.findings, ms_accum=version, **keys)
     micro_batch = cache.get()
@@ -330,7 +331,7 @@ def train(model: Any, settings: Settings, data: Any, *, models: Models, evaluate
         if result.score > (-math.inf if states.best is None else states.best):
             with averaged(model.ema):
                 models.write(best_of(settings.model_path), result)
-            print_line(f"the best so far: {result.name} {result.text} after {model.updates:,} updates")
+            print_line(f"the best so far: {result.name} {result.text} after {quantity(model.updates, 'update')}")
         return result.score
 
     flags = outputs.flags_to_save(settings.flag_texts, dataset=settings.dataset, model=settings.model)

@@ -351,7 +351,7 @@ class GraphWindow:
         owner, argument = self._size_argument
         micro_batches = int(self.micro_batches.asnumpy())
         if micro_batches:
-            held = _check.counted(micro_batches, "micro-batch")
+            held = _check.quantity(micro_batches, "micro-batch")
             raise RuntimeError(
                 f"For '{owner}', '{argument}' can't change inside a window, which holds {held}. "
                 "Call 'flush()' or 'clear()' first."

@@ -373,8 +373,8 @@ def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
     os.unlink(f"runs/001/{DEFAULT}")  # lost, for example because the disk was full
     assert train(*RUN, "--resume") == OK
     out = capfd.readouterr().out
-    assert "resumed          runs/001/states/state-00000001.safetensors: 1 updates, 1 epoch done\n" in out
-    assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epochs are done (see --epochs)"
+    assert "resumed          runs/001/states/state-00000001.safetensors: 1 update, 1 epoch done\n" in out
+    assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epoch done (see --epochs)"
     assert closing(out)[2] == 360 and contents_of("runs/001") == before
     assert train(*RUN, "--resume", "--lr=0.5") == CHECKPOINT
     out, err = capfd.readouterr()

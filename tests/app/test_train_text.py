@@ -120,7 +120,7 @@ def test_completed_run_continues_with_more_updates(here, capfd):
     assert train(*TINY, "--max_updates=2") == OK
     capfd.readouterr()
     assert train("--resume", "--output_dir=out") == OK
-    assert plan(capfd.readouterr().out)["resumed"] == "nothing left to train: 2 updates are done (see --max_updates)"
+    assert plan(capfd.readouterr().out)["resumed"] == "nothing left to train: 2 updates done (see --max_updates)"
     assert train("--resume", "--output_dir=out", "--max_updates=3") == OK
     assert read_record(MODEL)["updates"] == 3
 
