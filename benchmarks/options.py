@@ -24,11 +24,11 @@ class Settings(NamedTuple):
     """Names; None: all."""
 
 
-def data_of(benchmark: str, variable: str, data: str) -> Path:
+def data_of(benchmark: str, variable: str, data: str, fetch: str = "train.py --download fetches it") -> Path:
     """Return the path that an environment variable has."""
     path = Path(os.environ.get(variable) or "/nowhere")
     if not path.exists():
-        where = f"set {variable} to where it is (train.py --download fetches it)"
+        where = f"set {variable} to where it is ({fetch})"
         raise NotAvailable(f"{benchmark} needs the real {data}: {where}")
     return path
 

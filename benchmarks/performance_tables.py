@@ -174,6 +174,21 @@ def _losses(rows: Rows) -> Lines:
 
 
 @markdown
+def _language(rows: Rows) -> Lines:
+    """Of the runs; a round is a burst of each contender."""
+    runs = part(rows, "run")
+    head = ["contender", "validation loss", "largest difference, 200 updates", f"{runs[0]['updates']:,} updates"]
+    yield [*head, "ms per update", "/ ms_accum-12", "tokens per s", "s", "s with the start"]
+    for row in runs:
+        differences = [f"{row[name]:.1e}" for name in ("difference", "difference_all")]
+        yield [
+            *(row["contender"], f"{row['validation']:.4f}", *differences),
+            *(f"{row['ms']:.1f} ({row['ms_min']:.1f}–{row['ms_max']:.1f})", f"{row['ratio']:.2f}"),
+            *(f"{row['tokens_per_s']:,.0f}", f"{row['train_s']:.0f}", f"{row['all_s']:.0f}"),
+        ]
+
+
+@markdown
 def _operators(rows: Rows) -> Lines:
     yield ["network", "contender", "kernels, share of the time in all"]
     for (network, contender), mine in groups(rows, "network", "contender").items():
@@ -422,6 +437,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "accuracy": ("accuracy", _accuracy),
     "cifar10": ("cifar10", _accuracy),
     "losses": ("losses", _losses),
+    "language": ("language", _language),
     "operators": ("operators", _operators),
     "forms": ("forms", _forms),
 }

@@ -1,10 +1,6 @@
 """Train LeNet5 on the embedded digits with the driver: windows of 4 micro-batches of 32 rows."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

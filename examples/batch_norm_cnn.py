@@ -1,10 +1,6 @@
 """Train a CNN with BatchNorm on the embedded digits; evaluate it after each epoch, and keep the best weights."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

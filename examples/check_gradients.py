@@ -1,10 +1,6 @@
 """Like basic.py, but first compare the gradient of 4 micro-batches with that of one large batch."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

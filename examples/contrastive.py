@@ -1,10 +1,6 @@
 """Train two towers, for the even and the odd columns of digits, to find the matching halves within a window."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 import numpy as np

@@ -1,10 +1,6 @@
 """Train a small GPT in float16 to count, with growing windows, weights by tokens, and averaged parameters (EMA)."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 import numpy as np

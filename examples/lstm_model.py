@@ -1,10 +1,6 @@
 """Train an LSTM on the embedded digits with mindspore.train.Model: fit, callbacks, early stopping."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 import numpy as np

@@ -1,10 +1,6 @@
 """Like basic.py, but in float16 with a dynamic loss scale, which changes only between windows."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

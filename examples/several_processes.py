@@ -4,10 +4,6 @@ python -m ms_accum.launch --nproc 2 examples/several_processes.py     (alone: py
 """
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

@@ -1,10 +1,5 @@
 """Train on a cross entropy per token, a divergence per row and a balance of the window: one weight against terms."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
-
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops

@@ -1,10 +1,6 @@
 """MindSpore's r1.0 tutorial, LeNet5 and `GradientAccumulation`, on the embedded digits."""
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs in a clone without an installation
 
 import mindspore as ms
 from mindspore import nn

@@ -168,6 +168,13 @@ def test_wrong_flags_fail_before_mindspore_is_imported(installed):
     assert printed.startswith("error: unrecognized arguments: --epoch_s=1") and printed.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["inspect", "plot", "train", "eval"])
+def test_command_shows_its_version(installed, name):
+    programs, home = installed
+    shown = run(programs / f"ms-accum-{name}", "--version", cwd=home)
+    assert shown.startswith(f"ms_accum {ms_accum.__version__}, MindSpore ")
+
+
 FEW_CHECKS = "from ms_accum import selftest; from ms_accum.app import checks; checks.CHECKS = checks.CHECKS[:1]; "
 
 

@@ -6,6 +6,7 @@ All three take the same batches.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -17,21 +18,23 @@ from typing import Any, Callable, Literal
 
 from protocol import by_epoch, flags_of, serve
 
-from ms_accum.app.settings import part_of_rate
-
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"
 # Its recipe.
 BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 16, 100
 LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.2, 400, 0.9, 5e-4
 
-_ACCURACY = re.compile(r"accuracy: ([\d.]+) after ")
+_ACCURACY = re.compile(r"(?:epoch: \d+ evaluation: )?accuracy +[\d.]+ % \(([\d,]+)/([\d,]+)\)")
 
 
 def rates(updates: int) -> list[float]:
-    """Return the learning rates of a run."""
-    warm_up = min(WARM_UP, updates // 4)
-    return [LR * part_of_rate(update, updates, warm_up, "cosine") for update in range(updates)]
+    """Return the learning rates of a run: a linear warm-up, then a cosine to 0.
+
+    Written again, because the environment of PyTorch lacks what train.py's settings import.
+    """
+    falls = updates - WARM_UP
+    decay = [(1 + math.cos(math.pi * update / falls)) / 2 for update in range(falls)]
+    return [LR * part for part in (*((update + 1) / WARM_UP for update in range(min(WARM_UP, updates))), *decay)]
 
 
 def program(data: str, seed: int) -> Iterator:
@@ -53,7 +56,8 @@ def program(data: str, seed: int) -> Iterator:
         match = next(matches, None)
         if match is None:
             raise RuntimeError(f"train.py ended before its last epoch, with exit code {process.wait()}")
-        return float(match[1])
+        correct, total = (int(number.replace(",", "")) for number in match.groups())
+        return correct / total
 
     yield epoch
 
@@ -94,12 +98,13 @@ def torch(data: str, seed: int) -> Iterator:
 
     from model_zoo.data.batches import Batches, Order
     from model_zoo.data.cifar import load_cifar10
+    from model_zoo.data.images import ImageRows
 
     yield {"torch": torch.__version__}
     torch.manual_seed(seed)
     train, test = (load_cifar10(Path(data), usage) for usage in ("train", "test"))
-    batches = Batches(train, Order(len(train.labels), seed), batch_size=BATCH, moves_seed=seed)
-    tested = Batches(test, Order(len(test.labels), None), batch_size=TEST_BATCH)
+    batches = Batches(ImageRows(train, seed), Order(len(train.labels), seed), batch_size=BATCH)
+    tested = Batches(ImageRows(test), Order(len(test.labels), None), batch_size=TEST_BATCH)
     network = SmallResNet()
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     by_update = iter(rates(EPOCHS * -(-len(batches) // WINDOW)))

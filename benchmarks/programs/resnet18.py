@@ -11,6 +11,7 @@ from protocol import flags_of, serve, timed
 
 from model_zoo.data.batches import Batches, Order
 from model_zoo.data.cifar import load_cifar10
+from model_zoo.data.images import ImageRows
 
 WINDOW, SEED = 4, 1
 RECIPE = {"momentum": 0.9, "weight_decay": 5e-4}
@@ -22,7 +23,7 @@ Window = list[tuple[np.ndarray, np.ndarray]]
 def windows(data: str, rows: int) -> Iterator[Window]:
     """Yield the windows of the first epoch."""
     train = load_cifar10(Path(data), "train")
-    batches = Batches(train, Order(len(train.labels), SEED), batch_size=rows, moves_seed=SEED)
+    batches = Batches(ImageRows(train, SEED), Order(len(train.labels), SEED), batch_size=rows)
     for first in range(0, len(batches) - WINDOW + 1, WINDOW):
         yield [batches[first + place] for place in range(WINDOW)]
 

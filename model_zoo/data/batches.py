@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from mindspore.dataset import GeneratorDataset
 
 from .._check import check_int
+
+if TYPE_CHECKING:
+    from mindspore.dataset import GeneratorDataset
 
 
 class Rows(Protocol):
@@ -176,6 +178,8 @@ class Epochs:
 
 def dataset_of(source: Batches, names: Sequence[str], batch_size: int) -> GeneratorDataset:
     """Return the dataset of batches, whose columns have these names."""
+    from mindspore.dataset import GeneratorDataset  # here, because the order of batches is of use without MindSpore
+
     batches = GeneratorDataset(source, list(names), sampler=Epochs(source), num_parallel_workers=1)
     # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
     batches.copy_batch_size(batch_size)

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -160,6 +161,25 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def without_native_log() -> Iterator[None]:
+    """Hold back what the block writes to stderr from C++, as MindSpore does before some errors; lost if it raises one.
+
+    Otherwise it is written after the block.
+    """
+    with tempfile.TemporaryFile() as held:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        held.seek(0)
+        os.write(2, held.read())
+
+
+@contextmanager
 def plain_warnings() -> Iterator[None]:
     """Print each warning as one line, without its place in the code."""
     formatwarning = warnings.formatwarning
@@ -245,7 +265,6 @@ class MindSporeLog:
 
     path: str | None = None
     """Optional[str], the file to write it to, set when the run has a folder."""
-    _folder: str | None = None
 
     def divert(self) -> None:
         """Divert the log before MindSpore is imported, unless the user has set its variables or a launcher logs it."""
@@ -258,28 +277,8 @@ class MindSporeLog:
         except OSError:  # such as a full disk: then only critical messages are logged, on the terminal
             os.environ["GLOG_v"] = "4"
             return
-        self._folder = folder
         os.environ.update(GLOG_logtostderr="0", GLOG_stderrthreshold="4", GLOG_log_dir=folder)
         atexit.register(self._keep, folder, os.getpid())
-
-    @contextmanager
-    def with_stderr(self) -> Iterator[None]:
-        """Write stderr to the log instead inside the block: for calls whose failure the program prints in one line.
-
-        MindSpore prints critical messages on stderr as well, which are a dozen lines if a device is not available.
-        """
-        if self._folder is None:
-            yield
-            return
-        sys.stderr.flush()
-        terminal = os.dup(2)
-        try:
-            with contextlib.suppress(OSError), open(os.path.join(self._folder, "stderr.log.0"), "ab") as file:
-                os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
 
     def _keep(self, folder: str, owner: int) -> None:
         """Write what was logged to `path`, if anything, before the temporary folder is removed."""

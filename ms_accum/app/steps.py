@@ -34,7 +34,7 @@ from . import outputs
 from .evaluations import Evaluations
 from .metrics import MetricsFile
 from .plan import print_line, reporters, search_lines
-from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
+from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet, without_native_log
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
 from .tasks import Result, Task
@@ -68,7 +68,7 @@ def choose_device(target: str) -> str:
     default = ms.get_context("device_target")
     if target not in ("auto", default):
         try:
-            with quiet(), MINDSPORE_LOG.with_stderr():
+            with quiet(), without_native_log():
                 ms.set_device(target)
         except Exception as error:
             message = f"argument --device_target: {target} is not available here, {default} is"
@@ -101,6 +101,7 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
+        settings = settings.with_schedule(batches)
         plan = partial(planned_windows, "train_process", batches, settings.mini_steps, settings.tail)
         epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
         updates = plan(epochs)

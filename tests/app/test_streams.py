@@ -12,7 +12,7 @@ import pytest
 
 from ms_accum.app.process import MindSporeLog
 from ms_accum.ranks import lifetime
-from programs import ROOT, process
+from programs import process
 
 FOLDER = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
@@ -86,30 +86,6 @@ def test_mindspore_log_is_kept_in_file(tmp_path, monkeypatch, logged):
 def test_unwritable_log_does_not_end_program(tmp_path, monkeypatch, path):
     diverted(tmp_path / "temporary", monkeypatch, "a warning\n", path)
     assert path is None or not os.path.exists(path)
-
-
-CRITICAL = """
-import os, sys
-from ms_accum.app.process import MINDSPORE_LOG
-MINDSPORE_LOG.divert() if sys.argv[1] == "diverted" else None
-try:
-    with MINDSPORE_LOG.with_stderr():
-        os.write(2, b"inside\\n")
-        raise ValueError
-except ValueError:
-    os.write(2, b"after\\n")
-MINDSPORE_LOG.path = "kept.log"
-"""
-
-
-@pytest.mark.parametrize(("log", "shown", "kept"), [("diverted", "after\n", "inside\n"), ("", "inside\nafter\n", None)])
-def test_stderr_is_in_log_inside_block_only(log, shown, kept, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}
-    command = [sys.executable, "-c", CRITICAL, log]
-    environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    file = tmp_path / "kept.log"
-    assert (done.returncode, done.stderr) == (0, shown) and (file.read_text() if file.exists() else None) == kept
 
 
 def test_full_temporary_folder_limits_log_to_critical(monkeypatch):
