@@ -32,6 +32,10 @@ from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
 from .saving.model_file import CheckpointError as CheckpointError
+from .schedules import BatchSchedule as BatchSchedule
+from .schedules import scale_adam as scale_adam
+from .schedules import seesaw as seesaw
+from .schedules import windows_by_samples as windows_by_samples
 from .training.evaluation import evaluate as evaluate
 from .training.loop import ResumableLoop as ResumableLoop
 from .training.loop import SaveStates as SaveStates

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
     "AccumulatedTrainStep",
     "Accumulator",
+    "BatchSchedule",
     "CheckpointError",
     "Checkpointer",
     "CountedDropout",
@@ -52,17 +53,20 @@ PUBLIC = [
     "pool_batch_norm",
     "ramp_up",
     "replace_dropout",
+    "scale_adam",
     "scale_learning_rate",
+    "seesaw",
     "split_batch",
     "total",
     "tune_cpu",
     "updates_per_epoch",
     "verify",
+    "windows_by_samples",
 ]
 # Functions on the host, for which no platform is named.
-ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
+ON_THE_HOST = ("ramp_up", "scale_adam", "seesaw", "split_batch", "updates_per_epoch", "windows_by_samples")
 # Users do not construct these; their fields are documented one by one.
-RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
+RECORDS = ("BatchSchedule", "Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
 # Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
@@ -137,6 +141,12 @@ SIGNATURES = {
         "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, coefficients=None, "
         "rtol=0.001, compile=True)"
     ),
+    ms_accum.windows_by_samples: "(sizes, *, micro_batch_size, micro_batches=None)",
+    ms_accum.seesaw: (
+        "(learning_rate, micro_batches, mini_steps=1, *, epochs=1, decay='cosine', warmup_updates=0, factor=2, "
+        "max_mini_steps=None)"
+    ),
+    ms_accum.scale_adam: "(beta2, base_batch, batch)",
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",

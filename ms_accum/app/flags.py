@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, NoReturn
 from .. import __version__, _check
 from ..engine.ends import TAILS
 from .amounts import RULE, from_text
+from .batch_schedule import schedule
 from .process import CHECKPOINT, USAGE, Failure, exit_code
 
 AUTO = "auto"
@@ -185,6 +186,9 @@ class Parser(argparse.ArgumentParser):
         add(*names, type=sizes, metavar="N", help=text)
         text = "rows of a window, instead of --mini_steps; the last micro-batch of each window may be shorter"
         add("--effective_batch", type=whole(1), metavar="N", help=text)
+        text = "windows that grow during the run: seesaw or seesaw:MAX (where --lr_decay would halve the rate), "
+        text += "warmup:1-8:20000, samples:0:1,20000:4 or tokens:0:1,1000000:4"
+        add("--batch_schedule", type=schedule, metavar="SCHEDULE", help=text)
         text = "memory that the process may use with --batch_size auto, such as 2GiB; must be given on CPU"
         add("--memory_budget", type=memory, metavar="SIZE", help=text)
         text = "whether a window's gradient is the mean over its rows, or the sum over its micro-batches "

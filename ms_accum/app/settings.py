@@ -11,6 +11,7 @@ from typing import Any
 
 from ..engine.ends import share
 from ..saving.model_file import DEFAULT
+from .batch_schedule import ScheduleText
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, FlagsOfRun
 from .process import USAGE, Failure
@@ -53,6 +54,8 @@ class Settings:
     mini_steps: int | Mapping[int, int] | None
     """Union[None, int, dict], micro-batches in a window, by update; None if `effective_batch` sets the window."""
     effective_batch: int | None
+    batch_schedule: ScheduleText | None
+    """Optional[ScheduleText], sets `mini_steps` when the number of micro-batches is known."""
     memory_budget: int | None
     reduction: str
     tail: str
@@ -101,6 +104,8 @@ class Settings:
     """int, the number of processes that train together; set by the launcher, not by a flag."""
     updates: int = 0
     """int, the updates of the run; 0 until they are known, because they follow from the data."""
+    scheduled_rates: tuple[float, ...] = ()
+    """tuple[float, ...], the learning rates of a --batch_schedule that has its own."""
     is_latest: bool = False
     """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag said where to write."""
 
@@ -131,6 +136,18 @@ class Settings:
         if values["keep_best"] and not values["save_every"]:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
         return cls(**values, is_latest=values["output_dir"] is None and values["ckpt_path"] is None)
+
+    def with_schedule(self, micro_batches: int) -> Settings:
+        """Return the same settings with the window sizes of --batch_schedule, for epochs of so many micro-batches."""
+        chosen = self.batch_schedule
+        if chosen is None:
+            return self
+        if chosen.sets_rates:
+            flags = (self.lr, self.window_sizes[0] or 1, self.lr_decay, self.warmup_updates)
+            made = chosen.with_rates(*flags, micro_batches=micro_batches, epochs=self.epochs)
+            return replace(self, mini_steps=made.mini_steps, scheduled_rates=tuple(made.learning_rates))
+        rows = int(self.batch_size) * self.ranks
+        return replace(self, mini_steps=chosen.windows(rows, self.context or 1, micro_batches))
 
     def in_folder(self, folder: str | None) -> Settings:
         """Return the same settings with a folder for the output files."""
@@ -199,6 +216,8 @@ class Settings:
     @property
     def rates(self) -> list[float]:
         """list[float], the learning rates of the first updates; the last one is that of all others."""
+        if self.scheduled_rates:
+            return list(self.scheduled_rates)
         count = self.updates
         if self.lr_decay == "none":
             count = max(*self.window_sizes, self.warmup_updates) + 1
@@ -300,9 +319,31 @@ def ema_of(model: str) -> str:
     return "{}.ema{}".format(*os.path.splitext(model))
 
 
+def _check_schedule(values: Mapping[str, Any]) -> None:
+    """Reject flags that contradict --batch_schedule."""
+    chosen = values["batch_schedule"]
+    if chosen is None:
+        return
+    flag = "argument --batch_schedule:"
+    if values["effective_batch"] is not None:
+        raise Failure(f"{flag} changes --mini_steps, so --effective_batch can't be given", USAGE)
+    if isinstance(values["mini_steps"], Mapping):
+        raise Failure(f"{flag} sets the windows, so --mini_steps must be one number", USAGE)
+    if not chosen.sets_rates:
+        if values["mini_steps"] is not None:
+            raise Failure(f"{flag} sets the windows; leave --mini_steps out", USAGE)
+        return
+    if values["lr_decay"] == "none":
+        raise Failure(f"{flag} {chosen.kind} needs --lr_decay, where it grows the window instead", USAGE)
+    for name, default in (("max_updates", None), ("min_lr", None), ("lr_scaling", "none"), ("tail", "flush")):
+        if values[name] != default:
+            raise Failure(f"{flag} {chosen.kind} can't be combined with --{name}", USAGE)
+
+
 def _check_window(values: Mapping[str, Any]) -> None:
     """Reject flags that define the window twice: by micro-batches and their number, and by its rows."""
     window_rows = values["effective_batch"]
+    _check_schedule(values)
     if values["batch_size"] == AUTO and window_rows is None:
         raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
     if values["memory_budget"] is not None and values["batch_size"] != AUTO:
