@@ -32,7 +32,6 @@ from ..saving.files import check_inside
 from .flags import Parser, command_of, number, path, whole
 from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
-    NO_REASON,
     SCHEDULER,
     Machine,
     Member,
@@ -53,7 +52,6 @@ _PORT, _LAST_PORT = 8118, 65535  # the first is msrun's
 _ELSEWHERE = "the reason may be on another machine: see the launcher's output there"
 _NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
-SAME_REASON_SECONDS = 2.0
 """float, seconds: between two checks of the ranks, allowed after a second signal, after which a rank is late, and after
 which an exchange is lost that a failed rank takes no part in.
 
@@ -106,6 +104,13 @@ class Job:
         if self._relay:
             self._relay.drain(KILL_SECONDS)
 
+    def new_reason(self, failed: Member) -> str:
+        """Return why a process has failed; an empty text if rank 0, whose output is shown, has printed that."""
+        if failed.name == "rank 0":
+            return ""
+        reason = failure_reason(failed.log)
+        return reason if self._relay is None or self._relay.is_new(reason) else ""
+
     def running(self) -> list[Member]:
         """Return the ranks that have not ended."""
         return [worker for worker in self.workers if worker.running()]
@@ -131,12 +136,12 @@ class Job:
         slowest_beat, failed_done = heartbeats[slowest], heartbeats[failed].done
         if slowest_beat.done >= failed_done:
             return None
-        of_failed = f"{failed.name} had finished {failed_done:,}"
+        done, of_failed = quantity(slowest_beat.done, "micro-batch"), f"{failed.name} had finished {failed_done:,}"
         if not slowest.running():
-            return f"{slowest.name} had ended before, after {quantity(slowest_beat.done, 'micro-batch')}; {of_failed}"
+            return f"{slowest.name} had ended before, after {done}; {of_failed}"
         if slowest_beat.age < LATE_SECONDS:  # the failed rank had another reason
             return None
-        so_far = f"it had finished {quantity(slowest_beat.done, 'micro-batch')}, the last {slowest_beat.age:.0f} s ago"
+        so_far = f"it had finished {done}, the last {slowest_beat.age:.0f} s ago"
         return f"{slowest.name} was late: {so_far}; {of_failed}"
 
     def stranded(self) -> bool:
@@ -188,7 +193,6 @@ class Ending:
         self._job = job
         self._grace = grace
         self._failed: Member | None = None
-        self._unannounced: str | None = None  # more about the failure, until it is printed
         self._signal: StopRequest | None = None
         self._ended: list[Member] = []  # by the launcher
         self._deadline = math.inf
@@ -207,7 +211,6 @@ class Ending:
         """Check whether a rank has failed. The first failure is the job's; the other ranks are sent SIGTERM."""
         self._end_lost()
         if self._failed is not None:
-            self._announce()
             return
         failed = self._job.failed(self._stopping, self._ended)
         if failed is None:
@@ -217,38 +220,24 @@ class Ending:
             self._signal = StopRequest(next(number for number, code in CODES.items() if code == failed.code()))
             self._gone_since = time.monotonic()
             return
-        # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
+        # Both are read before ranks get a signal: an ending rank writes to its file, and would then no longer be late,
+        # and rank 0 may print the same error.
         if failed in self._job.workers:
             elsewhere = _ELSEWHERE if self._job.machine.nnodes > 1 and failed.process.returncode > 0 else None
-            reason = self._job.late(failed) or elsewhere
+            hint = self._job.late(failed) or elsewhere
         else:
-            reason = _NO_SCHEDULER
+            hint = _NO_SCHEDULER
+        reason = self._job.new_reason(failed)
         if not self._stopping:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
-        self._unannounced = reason or ""
         self._gone_since = time.monotonic()
         self._deadline = min(self._deadline, self._gone_since + self._grace)
-        self._announce()
-
-    def _announce(self, *, at_once: bool = False) -> None:
-        """Print which process has failed, and why, unless rank 0, whose output is shown, has ended with that reason.
-
-        Ranks often fail for the same reason, such as a wrong path: for a moment it is waited for rank 0.
-        """
-        failed, first = self._failed, self._job.workers[0]
-        if failed is None or self._unannounced is None:
-            return
-        is_early = time.monotonic() - self._gone_since < SAME_REASON_SECONDS
-        if failed is not first and first.running() and is_early and not at_once:
-            return
-        shown = first.name == "rank 0" and (failed is first or _same_reason(failed, first))
-        if shown:
+        if failed.name == "rank 0":
             self._job.drain()
-        print_error(failed.end(shown))
-        if self._unannounced:
-            print_error(self._unannounced)
-        self._unannounced = None
+        print_error(failed.end(reason))
+        if hint:
+            print_error(hint)
 
     def _end_lost(self) -> None:
         """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
@@ -275,11 +264,9 @@ class Ending:
 
     def code(self) -> int:
         """Print the final messages, and return the exit code: that of the failed rank, else that of the signal."""
-        self._announce(at_once=True)
         for worker in self._job.running() if not self._job.stranded() else ():
             print_error(f"{worker.name} did not end within {self._grace:g} s and was killed")
         self.check_ranks()
-        self._announce(at_once=True)
         if self._failed is not None:
             return self._failed.code()
         if self._signal is None:
@@ -287,12 +274,6 @@ class Ending:
         self._job.drain()
         print_error(SIGNAL_MESSAGES[self._signal.code])
         return self._signal.code
-
-
-def _same_reason(failed: Member, other: Member) -> bool:
-    """Return whether another process has ended in the same way, and its output ends with the same reason."""
-    is_same = not other.running() and failed.process.returncode == other.process.returncode
-    return is_same and failure_reason(failed.log) == failure_reason(other.log) != NO_REASON
 
 
 def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -> int:

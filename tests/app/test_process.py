@@ -134,6 +134,7 @@ def test_native_log_is_lost_with_an_error_and_kept_without(capfd):
 
 
 def test_missing_device_is_one_line_on_stderr(tmp_path):
-    done = program("train.py", "--device_target=Ascend", cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}  # as a user's
+    done = program("train.py", "--device_target=Ascend", cwd=tmp_path, env=environment)
     assert done.returncode == 2 and done.stdout == ""
     assert one_line(done.stderr) == "argument --device_target: Ascend is not available here, CPU is"
