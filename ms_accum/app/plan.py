@@ -242,7 +242,9 @@ def show_end(settings: Settings, seconds: float, previous: str | None, noise_sca
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:
-        show("copied to", DEFAULT + (f" (previous file: {previous})" if previous else ""))
+        show("copied to", DEFAULT)
+        if previous is not None:
+            show("kept", f"{previous}, the former file")
     show("states", settings.states)
     show("metrics", settings.metrics)
     if settings.tensorboard:

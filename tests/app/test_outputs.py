@@ -224,7 +224,8 @@ def test_model_of_no_run_is_kept(here, capfd):
     Path(DEFAULT).write_bytes(b"precious")
     assert train(*RUN) == OK
     kept = "gradient_accumulation.previous.ckpt"
-    assert plan(capfd.readouterr().out)["copied to"] == f"{DEFAULT} (previous file: {kept})"
+    shown = plan(capfd.readouterr().out)
+    assert (shown["copied to"], shown["kept"]) == (DEFAULT, f"{kept}, the former file")
     assert Path(kept).read_bytes() == b"precious" and read_record(DEFAULT)["updates"] == 1
 
 

@@ -37,7 +37,7 @@ def test_plan_lines_fit_80_columns(argv, capsys):
     plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
     settings = settings_of(*argv).in_folder("runs/001")
     plan.show_plan(settings.with_updates(settings.epochs, 23_440), "Ascend", MLP(), "", 18_750, "")
-    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
+    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, "gradient_accumulation.previous.ckpt")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
 
@@ -130,7 +130,8 @@ def test_duration_units(seconds, text, capsys):
     plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
     shown = capsys.readouterr().out
     assert shown.startswith(f"time             {text}\n")
-    assert "copied to        gradient_accumulation.ckpt (previous file: previous.ckpt)\n" in shown
+    kept = "kept             previous.ckpt, the former file\n"
+    assert f"copied to        gradient_accumulation.ckpt\n{kept}" in shown
 
 
 def test_closing_lines(capsys):
