@@ -101,7 +101,7 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
-        settings = settings.with_schedule(batches)
+        settings = settings.with_schedule(batches, train.source.rows)
         plan = partial(planned_windows, "train_process", batches, settings.mini_steps, settings.tail)
         epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
         updates = plan(epochs)
