@@ -260,4 +260,6 @@ def _duration(seconds: float) -> str:
 def show_result(result: Result) -> None:
     """Print the result of an evaluation, for people, and as the tutorial's last line, for programs."""
     show(result.name, result.text)
+    if result.more:
+        show("", result.more)
     print(f"============== {result.printed} ==============")
