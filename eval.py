@@ -6,7 +6,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ms_accum import __version__
@@ -44,8 +44,10 @@ def checked_flags(values: dict[str, Any]) -> argparse.Namespace:
     sizes = ("MS_WORKER_NUM", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")  # of a launcher, a rank table, mpirun
     if values["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
         raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
-    for name in ("prompt", "temperature"):
-        if values[name] is not None and values["sample"] is None:
+    for name, default in (("prompt", "\n"), ("temperature", 0.8)):
+        if values[name] is None:
+            values[name] = default
+        elif values["sample"] is None:
             raise Failure(f"argument --{name}: needs --sample", USAGE)
     return argparse.Namespace(**values)
 
@@ -127,17 +129,21 @@ def write_report(path: str, subject: Subject, sections: Mapping[str, str]) -> No
     show("report", path)
 
 
-def write_sample(args: argparse.Namespace, trained: Trained) -> None:
-    """Write a text as it comes."""
+def sample_of(args: argparse.Namespace, trained: Trained) -> Iterator[str]:
+    """Return the text that the model adds to the prompt, which is made while it is read."""
     if not isinstance(trained.task, Text):
         raise Failure(f"argument --sample: is for models of text; {trained.model} classifies images", USAGE)
-    temperature = 0.8 if args.temperature is None else args.temperature
     with exit_code(USAGE, ValueError):
-        prompt = "\n" if args.prompt is None else args.prompt
-        pieces = trained.task.sample(trained.network, prompt, args.sample, temperature=temperature, seed=args.seed)
-    show("sample", f"{quantity(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
+        return trained.task.sample(
+            trained.network, args.prompt, args.sample, temperature=args.temperature, seed=args.seed
+        )
+
+
+def write_sample(args: argparse.Namespace, pieces: Iterator[str]) -> None:
+    """Write a text as it comes."""
+    show("sample", f"{quantity(args.sample, 'token')}, temperature {args.temperature:g}, seed {args.seed}")
     try:
-        print(prompt.lstrip("\n"), end="", flush=True)
+        print(args.prompt.lstrip("\n"), end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
     finally:
@@ -152,15 +158,17 @@ def main(args: argparse.Namespace) -> None:
             fault = f"there is no '{args.ckpt_path}'; train.py --ema 0.999 writes it"
             raise Failure(f"argument --use_ema: {fault}", CHECKPOINT)
     choose_device(args.device_target)
-    trained = load(args.ckpt_path, model=args.model, data_path=args.data_path, needs_data=args.sample is None)
-    test = None if args.sample is not None and not trained.has_data else trained.test_data()
+    needs_data = args.sample is None or args.report is not None
+    trained = load(args.ckpt_path, model=args.model, data_path=args.data_path, needs_data=needs_data)
+    sample = None if args.sample is None else sample_of(args, trained)
+    test = trained.test_data() if needs_data or trained.has_data else None
     report = None if args.report is None else checked_report_path(args.report)
     show_subject(trained, test, is_given=args.model is not None)
     runtime = tune_cpu(trained.network) if args.runtime == "tuned" else keep_cpu_defaults()
     if args.debug:
         show_runtime(runtime)
-    if args.sample is not None:
-        write_sample(args, trained)
+    if sample is not None:
+        write_sample(args, sample)
     if test is None:
         return
     answers = answers_of(trained, test)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import train as training
-from model_zoo import RECIPES
+from model_zoo import RECIPES, LeNet5
 from ms_accum.app import tasks
 from ms_accum.app.process import CHECKPOINT, DATA, INTERRUPTED, OK, TERMINATED, USAGE
 from ms_accum.app.tasks import TextLoss
-from ms_accum.saving.model_file import load_parameters, read_record, sidecar, write_record
+from ms_accum.saving.model_file import load_parameters, read_record, save_model, sidecar, write_record
 from programs import evaluate, lines_of, one_line, plan, process, settings_of, train, train_in
 
 WORDS = "the cat sat on the mat and the dog sat on the log, so the cat and the dog sat.\n"
@@ -262,8 +262,17 @@ def test_unusable_samples_are_rejected(model, capfd):
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--prompt=Ω", code=USAGE)
     assert message == "a character is not in the vocabulary of 16: 'Ω'"
     assert rejected(capfd, evaluate, *argv, "--prompt=x", code=USAGE) == "argument --prompt: needs --sample"
+    message = rejected(capfd, evaluate, *argv, "--sample=5", "--report=x", code=USAGE)
+    assert message == "argument --data_path: must be given, the text: the model was trained on it"
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--temperature=-1", code=USAGE)
     assert "must be a number >= 0" in message
+
+
+def test_model_of_images_writes_no_text(here, capfd):
+    save_model(LeNet5(), "plain.ckpt")
+    assert evaluate("--ckpt_path=plain.ckpt", "--sample=5") == USAGE
+    out, err = capfd.readouterr()
+    assert (out, one_line(err)) == ("", "argument --sample: is for models of text; lenet5 classifies images")
 
 
 def test_text_with_other_characters_is_rejected(model, capfd):
