@@ -145,7 +145,7 @@ def test_gradients_are_verified(here, capfd):
     "argv",
     [
         ("--amp=O2",),
-        ("--amp=bf16",),
+        ("--amp=O3",),
         ("--ema=0.5", "--keep_best", "--save_every=2"),
         ("--vocabulary=bytes", "--untied_head", "--noise_scale", "--clip_norm=0.5"),
         ("--optimizer=sgd", "--lr_decay=cosine", "--min_lr=0.001", "--warmup_updates=2", "--zero=1", "--tensorboard"),
@@ -156,7 +156,7 @@ def test_gradients_are_verified(here, capfd):
 def test_flags_of_images_work_for_text(here, argv, capfd):
     assert train(*TINY, *argv) == OK
     result = result_of(capfd.readouterr().out)
-    assert result["Loss"] < 3.0
+    assert result["Loss"] < (6.0 if "--vocabulary=bytes" in argv else 3.0)
     flags = ("--use_ema",) if "--ema=0.5" in argv else ()
     assert evaluate(f"--ckpt_path={MODEL}", "--data_path=text.txt", *flags) == OK
     loss = result_of(capfd.readouterr().out)["Loss"]
