@@ -116,6 +116,7 @@ def test_stopped_run_resumes_to_same_bytes(trained, here, capfd, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_completed_run_continues_with_more_updates(here, capfd):
     assert train(*TINY, "--max_updates=2") == OK
     capfd.readouterr()
@@ -125,6 +126,7 @@ def test_completed_run_continues_with_more_updates(here, capfd):
     assert read_record(MODEL)["updates"] == 3
 
 
+@pytest.mark.slow
 def test_windows_of_any_split_have_the_same_loss(here):
     """Sequences are padded: the first window has the last block of the text, of 3 tokens."""
     losses = []
@@ -135,6 +137,7 @@ def test_windows_of_any_split_have_the_same_loss(here):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_are_verified(here, capfd):
     assert train(*FLAGS, "--verify") == OK
     assert capfd.readouterr().out.endswith("The gradients agree.\n")
@@ -194,6 +197,7 @@ def process_of(command, program, *flags, cwd):
 # Evaluation and samples
 
 
+@pytest.mark.slow
 def test_result_does_not_depend_on_the_batches(model, monkeypatch):
     sizes = settings_of(*FLAGS)
     task = tasks.task_of(sizes)
@@ -230,16 +234,16 @@ def test_result_that_is_not_finite_is_recorded_and_never_the_best():
 def test_sample_continues_the_prompt(model, capfd):
     argv = (f"--ckpt_path={MODEL}", "--sample=40", "--prompt=the cat")
     texts = []
-    for flags in ((), ("--seed=1",), ("--seed=2",), ("--temperature=0",)):
+    for flags in (("--seed=1",), ("--seed=2",)):
         assert evaluate(*argv, *flags) == OK
-        out = capfd.readouterr().out
-        head, _, text = out.partition("seed 2\n" if flags == ("--seed=2",) else "seed 1\n")
+        head, _, text = capfd.readouterr().out.partition(f"temperature 0.8, {flags[0][2:].replace('=', ' ')}\n")
         texts.append(text)
         assert text.startswith("the cat") and len(text) == len("the cat") + 40 + 1 and set(text) <= set(WORDS)
-        assert "sample           40 tokens, temperature" in head
-    assert texts[0] == texts[1] and len(set(texts[1:])) == 3
+        assert head.endswith("sample           40 tokens, ")
+    assert texts[0] != texts[1]
 
 
+@pytest.mark.slow
 def test_text_is_evaluated_and_sampled(model, capfd):
     assert evaluate(f"--ckpt_path={MODEL}", "--sample=5", "--data_path=text.txt") == OK
     out = capfd.readouterr().out
