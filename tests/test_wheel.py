@@ -273,7 +273,11 @@ rows: int = found.micro_batch_size + found.trials[0].rows
 chosen: dict[str, str] = tune_cpu(network)
 pieces: Iterator[tuple[object, ...]] = split_batch((Tensor(1.0), Tensor(2.0)), 32)
 windows: int = updates_per_epoch(45, 4, "drop")
-rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt")
+rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt") * scale_adam(0.99, 32, 128)
+schedule: BatchSchedule = seesaw(0.1, 1000, first=2, most=8)
+sizes: dict[int, int] = windows_by({{0: 1, 640: 4}}, 32) | schedule.mini_steps
+warm: list[float] = batch_warmup(0.1, 1, 4, 100, over=50).learning_rates
+rates: list[float] = batch_schedule(0.1, sizes, 1000, rule="sqrt").learning_rates + warm
 sharded = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.001), network.trainable_params())
 divisors = {{"ce": "elements", "balance": WindowStatistic(balance)}}
 factor = {{"balance": 0.01}}
@@ -291,6 +295,8 @@ try:
     image_size: int = MODELS["mlp"].image_size + RECIPES["mnist"].epochs
     folder: str = download_mnist("data", DEFAULT_URL) + download_cifar10("data") + DOWNLOADS["mnist"]("data")
     made: object = make_optimizer(OPTIMIZERS[0], network.trainable_params(), lr=0.1, momentum=0.9, weight_decay=0.0)
+    text = create_text_dataset("book.txt", 8, context=32, level="bytes")
+    counted: int = NextTokenLoss().weight(text, text)
     networks: tuple[object, ...] = (MLP(), ResNet18(num_class=10), SmallResNet(norm="batch"))
 except (Stopped, CheckpointError, DataError) as error:
     print(error)
