@@ -6,7 +6,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ms_accum import __version__
@@ -18,17 +18,24 @@ from ms_accum.zoo import MODELS
 
 def flags() -> Parser:
     """Return the flags and their defaults."""
-    parser = Parser("Evaluate a checkpoint of train.py on the test split.", finish=checked_flags)
-    parser.add_program()
-    add = parser.add_argument
-    add("--data_path", metavar="PATH", help="the data that the model was trained on; none for embedded data")
-    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help="default: %(default)s")
+    parser = Parser(
+        "Evaluate a checkpoint of train.py on the test split.",
+        finish=checked_flags,
+        usage="%(prog)s [--data_path PATH] [--ckpt_path FILE] [flags]",
+    )
+    add = parser.add_argument_group("model and data").add_argument
+    text = "the model that train.py has written (default: %(default)s)"
+    add("--ckpt_path", type=path, metavar="FILE", default="./gradient_accumulation.ckpt", help=text)
     text = "evaluate the averaged weights that train.py --ema has written beside it"
     add("--use_ema", action="store_true", help=text)
-    add("--model", choices=tuple(MODELS), help="default: the one that the checkpoint names, or fits")
-    text = "also write DIR/report.html: accuracy by class, the confusion matrix, the most certain wrong answers"
+    text = "the network (default: the one in the model's record; without a record, the one that fits the parameters)"
+    add("--model", choices=tuple(MODELS), help=text)
+    add("--data_path", metavar="PATH", help="the data that the model was trained on; not for embedded data")
+    add = parser.add_argument_group("output").add_argument
+    text = "also write DIR/report.html: the results in detail, wrong answers or surprising lines, and the curves"
     add("--report", type=path, metavar="DIR", help=text)
     parser.add_sample()
+    parser.add_program()
     return parser
 
 
@@ -37,8 +44,10 @@ def checked_flags(values: dict[str, Any]) -> argparse.Namespace:
     sizes = ("MS_WORKER_NUM", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")  # of a launcher, a rank table, mpirun
     if values["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
         raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
-    for name in ("prompt", "temperature"):
-        if values[name] is not None and values["sample"] is None:
+    for name, default in (("prompt", "\n"), ("temperature", 0.8)):
+        if values[name] is None:
+            values[name] = default
+        elif values["sample"] is None:
             raise Failure(f"argument --{name}: needs --sample", USAGE)
     return argparse.Namespace(**values)
 
@@ -47,7 +56,8 @@ if __name__ == "__main__":
     begin(flags(), __version__)  # wrong flags end the program here: importing MindSpore takes seconds
 
 from ms_accum import tune_cpu
-from ms_accum.app.plan import count, show, show_result, show_runtime
+from ms_accum._check import quantity
+from ms_accum.app.plan import show, show_result, show_runtime
 from ms_accum.app.report_page import Subject, page, report_path, write_page
 from ms_accum.app.reported import answers_of
 from ms_accum.app.series import FILE, Metrics, read
@@ -66,7 +76,8 @@ def show_subject(trained: Trained, test: Any, *, is_given: bool) -> None:
         show("data", data_description(trained, test))
         show("record", "none: which data it was trained on is not known")
         return
-    show("model", f"{trained.model}, {count(record['updates'], 'update')}, {record['optimizer']}, lr {record['lr']:g}")
+    updates = quantity(record["updates"], "update")
+    show("model", f"{trained.model}, {updates}, {record['optimizer']}, lr {record['lr']:g}")
     if test is not None:
         show("data", data_description(trained, test))
     if trained.result is not None:
@@ -118,17 +129,21 @@ def write_report(path: str, subject: Subject, sections: Mapping[str, str]) -> No
     show("report", path)
 
 
-def write_sample(args: argparse.Namespace, trained: Trained) -> None:
-    """Write a text as it comes."""
+def sample_of(args: argparse.Namespace, trained: Trained) -> Iterator[str]:
+    """Return the text that the model adds to the prompt, which is made while it is read."""
     if not isinstance(trained.task, Text):
         raise Failure(f"argument --sample: is for models of text; {trained.model} classifies images", USAGE)
-    temperature = 0.8 if args.temperature is None else args.temperature
     with exit_code(USAGE, ValueError):
-        prompt = "\n" if args.prompt is None else args.prompt
-        pieces = trained.task.sample(trained.network, prompt, args.sample, temperature=temperature, seed=args.seed)
-    show("sample", f"{count(args.sample, 'token')}, temperature {temperature:g}, seed {args.seed}")
+        return trained.task.sample(
+            trained.network, args.prompt, args.sample, temperature=args.temperature, seed=args.seed
+        )
+
+
+def write_sample(args: argparse.Namespace, pieces: Iterator[str]) -> None:
+    """Write a text as it comes."""
+    show("sample", f"{quantity(args.sample, 'token')}, temperature {args.temperature:g}, seed {args.seed}")
     try:
-        print(prompt.lstrip("\n"), end="", flush=True)
+        print(args.prompt.lstrip("\n"), end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
     finally:
@@ -143,15 +158,17 @@ def main(args: argparse.Namespace) -> None:
             fault = f"there is no '{args.ckpt_path}'; train.py --ema 0.999 writes it"
             raise Failure(f"argument --use_ema: {fault}", CHECKPOINT)
     choose_device(args.device_target)
-    trained = load(args.ckpt_path, model=args.model, data_path=args.data_path, needs_data=args.sample is None)
-    test = None if args.sample is not None and not trained.has_data else trained.test_data()
+    needs_data = args.sample is None or args.report is not None
+    trained = load(args.ckpt_path, model=args.model, data_path=args.data_path, needs_data=needs_data)
+    sample = None if args.sample is None else sample_of(args, trained)
+    test = trained.test_data() if needs_data or trained.has_data else None
     report = None if args.report is None else checked_report_path(args.report)
     show_subject(trained, test, is_given=args.model is not None)
     runtime = tune_cpu(trained.network) if args.runtime == "tuned" else keep_cpu_defaults()
     if args.debug:
         show_runtime(runtime)
-    if args.sample is not None:
-        write_sample(args, trained)
+    if sample is not None:
+        write_sample(args, sample)
     if test is None:
         return
     answers = answers_of(trained, test)

@@ -11,11 +11,12 @@ from typing import Any, Callable
 
 from ms_accum import __version__
 from ms_accum.app import outputs
+from ms_accum.app.batch_schedule import batch_schedule
 from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import Settings
 from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
-from ms_accum.zoo.recipes import ADAPTIVE_LR, TextSizes, by_dataset, filled_in
+from ms_accum.zoo.recipes import ADAPTIVE_LR, SGD_LR, TextSizes, by_dataset, filled_in
 
 
 def flags() -> Parser:
@@ -24,31 +25,41 @@ def flags() -> Parser:
         "Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.",
         finish=lambda values: outputs.with_output_dir(Settings.from_flags(filled_in(values))),
         resumed=outputs.flags_of_resumed_run,
+        usage="%(prog)s [--data_path PATH] [flags]",
     )
-    parser.add_program()
-    add = parser.add_argument
+    add = parser.add_argument_group("data and model").add_argument
     text = "folder of MNIST or CIFAR-10, or a text file or a folder of .txt files; without it embedded data are used"
     add("--data_path", metavar="PATH", help=text)
-    add("--download", nargs="?", const=True, metavar="URL", help="fetch the data set into --data_path first")
-    add("--dataset", choices=tuple(RECIPES), help="default: what --model takes: mnist with --data_path, digits without")
-    add("--model", choices=tuple(MODELS), help=f"default: {by_dataset('model')}")
-    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=f"default: {by_dataset('epochs')}")
+    text = "download the data set into --data_path first, from URL if it is given"
+    add("--download", nargs="?", const=True, metavar="URL", help=text)
+    text = "the data set (default: what --model takes; without --model mnist with --data_path, else digits)"
+    add("--dataset", choices=tuple(RECIPES), help=text)
+    add("--model", choices=tuple(MODELS), help=f"the network (default: {by_dataset('model')})")
+    text = f"passes over the training data (default: {by_dataset('epochs')})"
+    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help=text)
     add("--max_updates", type=whole(1), metavar="N", help="end after this number of updates, also inside an epoch")
-    parser.add_window(batch_size=by_dataset("batch_size"))
-    add("--optimizer", choices=OPTIMIZERS, help=f"default: {by_dataset('optimizer')}")
-    rates = f"{by_dataset('lr')}, {ADAPTIVE_LR} with adam and adamw"
-    add("--lr", type=number(0, above=True), metavar="X", help=f"default: {rates}")
-    add("--momentum", type=number(0), metavar="X", help="default: 0.9, for momentum and sgd")
-    add("--weight_decay", type=number(0), metavar="X", help=f"default: {by_dataset('weight_decay')}; with adam 0")
-    text = "decay of the second moment of adam and adamw, default: 0.999"
-    add("--beta2", type=number(0, below=1), metavar="X", help=text)
-    add("--zero", type=int, choices=(1, 2), help="ZeRO stage: 1 shards optimizer state, 2 also accumulators")
-    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of weights, order and crops, default: 1")
+    text = "seed of the weights, the order of the rows and the random crops (default: 1)"
+    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
     parser.add_text({name: by_dataset(name) for name in TextSizes._fields})
+    parser.add_window(by_dataset("batch_size"), batch_schedule)
+    add = parser.add_argument_group("optimizer").add_argument
+    add("--optimizer", choices=OPTIMIZERS, help=f"the optimizer (default: {by_dataset('optimizer')})")
+    other = f"{ADAPTIVE_LR} for adam and adamw, {SGD_LR} for momentum and sgd"
+    text = f"learning rate (default: {by_dataset('lr')}; with another kind of optimizer {other})"
+    add("--lr", type=number(0, above=True), metavar="X", help=text)
+    add("--momentum", type=number(0), metavar="X", help="momentum of momentum and sgd (default: 0.9)")
+    text = f"weight decay (default: {by_dataset('weight_decay')}; with adam and adamw 0)"
+    add("--weight_decay", type=number(0), metavar="X", help=text)
+    text = "decay of the second moment of adam and adamw (default: 0.999)"
+    add("--beta2", type=number(0, below=1), metavar="X", help=text)
+    text = "ZeRO stage with several processes: 1 shards the state of the optimizer, 2 also the accumulators"
+    add("--zero", type=int, choices=(1, 2), help=text)
+    parser.add_rates()
     parser.add_numerics()
     parser.add_evaluations()
     parser.add_output()
     parser.add_states()
+    parser.add_program()
     return parser
 
 

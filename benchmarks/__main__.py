@@ -23,6 +23,7 @@ MODULES = {
     "cifar10": ("accuracy", "seconds to an accuracy of a small ResNet on CIFAR-10, by train.py"),
     "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, beside PyTorch's"),
     "language": ("language", "a GPT by nanoGPT's recipe for a CPU: losses and seconds, beside PyTorch"),
+    "schedules": ("schedules", "validation losses of a GPT with batch schedules, from several seeds"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
     "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),
     "forms": ("forms", "ways to write a block of a network, and what each takes on CPU"),

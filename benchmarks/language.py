@@ -62,18 +62,18 @@ def run(arguments: Namespace) -> None:
         )
     session = Session("language", arguments, {"updates": updates, "rounds": rounds, "short": arguments.short})
     with tempfile.TemporaryDirectory() as folder:
-        text = _text(folder, arguments.short)
+        text = text_in(folder, "language", arguments.short)
         with session.start(WRITER, folder=folder, text=text, updates=updates * rounds):
             pass  # what is written when it is ready
         session.rows = _rows(session, available(PROGRAMS, arguments.contenders), folder, text, updates, rounds)
     session.finish(TABLES, draw, size=(11.0, 5.0))
 
 
-def _text(folder: str, short: bool) -> Path:
-    """Return the path of the text, or of made sentences."""
+def text_in(folder: str, benchmark: str, short: bool) -> Path:
+    """Return the path of the text, or of made sentences, which are written to the folder."""
     if not short:
         fetch = "data/shakespeare_char/prepare.py of nanoGPT fetches it"
-        return data_of("language", "SHAKESPEARE_DATA", "tinyshakespeare", fetch)
+        return data_of(benchmark, "SHAKESPEARE_DATA", "tinyshakespeare", fetch)
     path = Path(folder, "sentences.txt")
     path.write_text(sentences(), encoding="utf-8")
     return path

@@ -1,6 +1,6 @@
 """Print a parameter and its accumulator: the parameter changes only at the end of a window, equally on all ranks.
 
-python -m ms_accum.launch --nproc 2 -m examples.no_sync     (alone: python -m examples.no_sync)
+python -m ms_accum.launch --nproc 2 examples/no_sync.py     (alone: python examples/no_sync.py)
 """
 
 import mindspore as ms

@@ -1,6 +1,6 @@
 """Like basic.py, but in several processes, each of which trains on its shard of the data.
 
-python -m ms_accum.launch --nproc 2 -m examples.several_processes     (alone: python -m examples.several_processes)
+python -m ms_accum.launch --nproc 2 examples/several_processes.py     (alone: python examples/several_processes.py)
 """
 
 import argparse

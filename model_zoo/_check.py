@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 
 _LONGEST = 300
+_SUBFOLDERS = 100  # in which data are looked for: a home folder may have thousands
 
 
 class DataError(ValueError):
@@ -74,6 +76,17 @@ def check_folder(function: str, root: Path, *, fetch: str) -> None:
     if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
         remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
     raise DataError(f"For '{function}', 'data_path' must be a folder, but got the file {quote(root)}. {remedy}")
+
+
+def folder_nearby(root: Path, holds: Callable[[Path], object]) -> Path | None:
+    """Return the parent folder or a subfolder, if one of them holds what a folder lacks: a usual mistake in a path."""
+    parent = Path(os.path.normpath(root / ".."))  # also of '.', whose own `parent` is itself
+    try:
+        with os.scandir(root) as entries:
+            subfolders = sorted(Path(root, entry.name) for entry in islice(entries, _SUBFOLDERS) if entry.is_dir())
+        return next((folder for folder in (parent, *subfolders) if holds(folder)), None)
+    except OSError:
+        return None
 
 
 def locate(

@@ -11,7 +11,6 @@ from .engine.cells import TrainForwardBackward as TrainForwardBackward
 from .engine.cells import TrainOptim as TrainOptim
 from .engine.coupled import CoupledLoss as CoupledLoss
 from .engine.ema import Ema as Ema
-from .engine.ends import ramp_up as ramp_up
 from .engine.ends import split_batch as split_batch
 from .engine.ends import updates_per_epoch as updates_per_epoch
 from .engine.noise_scale import NoiseScale as NoiseScale
@@ -32,6 +31,13 @@ from .ranks.zero import ZeroOptimizer as ZeroOptimizer
 from .saving.checkpointer import Checkpointer as Checkpointer
 from .saving.checkpointer import Stopped as Stopped
 from .saving.model_file import CheckpointError as CheckpointError
+from .schedules import BatchSchedule as BatchSchedule
+from .schedules import batch_schedule as batch_schedule
+from .schedules import batch_warmup as batch_warmup
+from .schedules import ramp_up as ramp_up
+from .schedules import scale_adam as scale_adam
+from .schedules import seesaw as seesaw
+from .schedules import windows_by as windows_by
 from .training.evaluation import evaluate as evaluate
 from .training.loop import ResumableLoop as ResumableLoop
 from .training.loop import SaveStates as SaveStates

@@ -47,6 +47,12 @@ def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     return visible(text[:most], kept="") + ("..." if len(text) > most else "")
 
 
+def quantity(number: int, noun: str) -> str:
+    """Return a number of things as text: "1 micro-batch", "2,000 micro-batches"."""
+    ending = "" if number == 1 else "es" if noun.endswith(("tch", "ss")) else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def first_words(text: str) -> str:
     """Return the first line of an error message that says something.
 

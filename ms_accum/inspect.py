@@ -2,8 +2,14 @@
 
 import sys
 
-from .app.inspection import flags, main
+from .app import inspection
 from .app.process import run
 
+
+def main() -> int:
+    """Show it, and return the exit code."""
+    return run(inspection.main, inspection.flags())
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, flags()))
+    sys.exit(main())

@@ -676,7 +676,8 @@ class FlushTail(Callback):
         if skipped > 0 and at_once:
             raise FloatingPointError(f"{prefix}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
         if skipped > 0:
-            _check.warn(f"{prefix}, {skipped} windows of epoch {epoch} were skipped: their gradients were not finite.")
+            windows = _check.quantity(skipped, "window")
+            _check.warn(f"{prefix}, {windows} skipped in epoch {epoch}: gradients were not finite.")
         if skipped >= SKIPPED_IN_A_ROW and not updated:
             raise RuntimeError(
                 f"{prefix}, the gradients of all {skipped} windows of an epoch were not finite. "

@@ -5,8 +5,14 @@ python -m ms_accum.plot out/ [other/ ...] [--output DIR]
 
 import sys
 
-from .app.plots import flags, main
+from .app import plots
 from .app.process import run
 
+
+def main() -> int:
+    """Draw, and return the exit code."""
+    return run(plots.main, plots.flags())
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, flags()))
+    sys.exit(main())

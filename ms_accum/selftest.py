@@ -3,18 +3,17 @@
 import sys
 
 from . import __version__
-from .app.flags import Parser, path
+from .app.flags import Parser, command_of, path
 from .app.process import begin, run
 
 
 def flags() -> Parser:
     """Return the flags."""
-    parser = Parser(
-        "Check on this device what ms_accum promises, in about two minutes.", prog="python -m ms_accum.selftest"
-    )
+    parser = Parser("Check on this device what ms_accum promises, in about two minutes.", prog=command_of("selftest"))
     add = parser.add_argument
-    add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help="default: %(default)s")
-    add("--full", action="store_true", help="more checks and more optimizers, which takes twice the time")
+    text = "the device; auto is the default of this MindSpore (default: auto)"
+    add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=text)
+    add("--full", action="store_true", help="run more checks, with more optimizers, which takes twice the time")
     add("--json", type=path, metavar="FILE", help="also write the results to this file")
     add("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
     return parser

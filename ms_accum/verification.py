@@ -71,7 +71,7 @@ class Verification(NamedTuple):
         lines = [f"{name:{width}}  {norm:10.4g}  {difference:10.2g}" for name, norm, difference in worst]
         header = f"{'parameter':{width}}  {'norm':>10}  {'difference':>10}"
         not_shown = len(self.table) - len(worst)
-        remainder = [f"... and {not_shown} parameters with smaller differences"] if not_shown else []
+        remainder = [f"... and {_check.quantity(not_shown, 'parameter')} with smaller differences"] if not_shown else []
         return "\n".join([header, *lines, *remainder, self.diagnosis])
 
 

@@ -417,7 +417,7 @@ def test_window_size_change_does_not_recompile(compiles):
 def test_window_size_change_inside_window_is_rejected():
     fed = Fed(3)
     fed.feed(1)
-    with pytest.raises(RuntimeError, match="can't change inside a window, which holds 1 micro-batches. Call 'flush"):
+    with pytest.raises(RuntimeError, match="can't change inside a window, which holds 1 micro-batch. Call 'flush"):
         fed.accumulator.accumulate_step = 2
     assert fed.accumulator.accumulate_step == 3
     fed.accumulator.clear()

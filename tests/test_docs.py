@@ -181,8 +181,16 @@ def faults(name, result):
     return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
-def test_readme_python_runs(tmp_path):
-    assert faults("README.md", of_documents(["README.md"], tmp_path)["README.md"]) == []
+def test_readme_python_runs_and_learns(tmp_path):
+    result = of_documents(["README.md"], tmp_path)["README.md"]
+    assert faults("README.md", result) == []
+    losses = [float(loss) for loss in re.findall(r"^epoch: .* loss is ([\d.]+)", result["printed"], re.MULTILINE)]
+    assert losses[-1] < losses[0] / 2  # with random labels it falls by a tenth
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_first_program_is_that_of_readme(name):
+    assert blocks(TEXTS[name], "python")[0] == blocks(TEXTS["README_CN.md"], "python")[0]
 
 
 @pytest.mark.slow

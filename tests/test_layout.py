@@ -56,6 +56,7 @@ BASES = {
     "dict": "MindSpore's RunContext takes nothing else",
     "Protocol": "an interface, nothing is inherited",
     "NamedTuple": "a record, nothing is inherited",
+    "argparse.Action": "what a flag does can only be inherited",
     "argparse.ArgumentParser": "its errors can be changed by overriding `error` only",
     "Exception": "what is raised must be one",
     "ValueError": "callers may catch the kind of error that it is",

@@ -145,7 +145,7 @@ def test_without_flush_tail_the_tail_is_carried_to_next_epoch():
     assert trained.step.flush() and trained.step.updates == 5
 
 
-@pytest.mark.filterwarnings("ignore:.*1 windows of epoch 1 were skipped")
+@pytest.mark.filterwarnings("ignore:.*1 window skipped in epoch 1")
 def test_nonfinite_window_is_skipped():
     micro_batches = make_micro_batches([8] * 6)
     bad = Tensor(np.full((8, 6), np.nan, np.float32))
@@ -685,7 +685,7 @@ def test_direct_call_of_step_trains():
 @pytest.mark.host
 def test_skipped_windows_warn_and_too_many_end_run():
     bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in make_micro_batches([8] * 30)]
-    with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped"):
+    with pytest.warns(RuntimeWarning, match="1 window skipped in epoch 1"):
         Trained().train(micro_batches=[*make_micro_batches([8] * 3), *bad[:3]], epochs=1)
     message = "the gradients of all 10 windows of an epoch were not finite"
     with pytest.raises(RuntimeError, match=message), pytest.warns(RuntimeWarning):

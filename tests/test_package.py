@@ -17,12 +17,13 @@ except ImportError:  # before Python 3.11; pytest brings it
     import tomli as tomllib
 
 import ms_accum
-from ms_accum import launch, selftest
+from ms_accum import inspect, launch, plot, selftest
 from ms_accum.app import launcher, process
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, SETUPTOOLS = CONFIG["project"], CONFIG["tool"]["setuptools"]
+COMMANDS = (inspect, launch, plot, selftest)
 EXTRAS = PROJECT["optional-dependencies"]
 # Requirements by what is imported, where the names differ.
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
@@ -99,10 +100,11 @@ def test_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
     assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
     assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
-    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, "ms-accum-launch", "ms-accum-selftest"}
+    commands = {f"ms-accum-{module.__name__.rpartition('.')[2]}" for module in COMMANDS}
+    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, *commands}
     for place in PROJECT["scripts"].values():
         module, _, function = place.partition(":")
-        modules = {"ms_accum.app.process": process, "ms_accum.launch": launch, "ms_accum.selftest": selftest}
+        modules = {module.__name__: module for module in (process, *COMMANDS)}
         assert callable(getattr(modules[module], function))
 
 
@@ -164,7 +166,7 @@ def test_console_script_imports_no_user_modules(name, function, tmp_path):
     for theirs in ("train.py", "eval.py", "model_zoo.py", "mindspore.py"):
         (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
     done = python(RUN.format(name, "--help", function), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [-h] ")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [--")
     done = python(RUN.format(name, "--epoch_s=1", function), tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: unrecognized arguments: --epoch_s=1")
 

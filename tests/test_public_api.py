@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
     "AccumulatedTrainStep",
     "Accumulator",
+    "BatchSchedule",
     "CheckpointError",
     "Checkpointer",
     "CountedDropout",
@@ -43,7 +44,9 @@ PUBLIC = [
     "Verification",
     "WindowStatistic",
     "ZeroOptimizer",
+    "batch_schedule",
     "batch_to_group_norm",
+    "batch_warmup",
     "evaluate",
     "find_micro_batch_size",
     "freeze_batch_norm",
@@ -52,17 +55,29 @@ PUBLIC = [
     "pool_batch_norm",
     "ramp_up",
     "replace_dropout",
+    "scale_adam",
     "scale_learning_rate",
+    "seesaw",
     "split_batch",
     "total",
     "tune_cpu",
     "updates_per_epoch",
     "verify",
+    "windows_by",
 ]
 # Functions on the host, for which no platform is named.
-ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
+ON_THE_HOST = (
+    "batch_schedule",
+    "batch_warmup",
+    "ramp_up",
+    "scale_adam",
+    "seesaw",
+    "split_batch",
+    "updates_per_epoch",
+    "windows_by",
+)
 # Users do not construct these; their fields are documented one by one.
-RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
+RECORDS = ("BatchSchedule", "Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
 # Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
@@ -138,6 +153,20 @@ SIGNATURES = {
         "rtol=0.001, compile=True)"
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
+    ms_accum.windows_by: "(sizes, per_micro_batch, *, per_epoch=None, tail='flush')",
+    ms_accum.batch_schedule: (
+        "(lr, mini_steps, micro_batches, *, per_epoch=None, tail='flush', warmup_updates=0, decay='cosine', "
+        "min_lr=0.0, rule='sqrt')"
+    ),
+    ms_accum.batch_warmup: (
+        "(lr, first, last, micro_batches, *, over, factor=2, per_epoch=None, tail='flush', warmup_updates=0, "
+        "decay='cosine', min_lr=0.0, rule='sqrt')"
+    ),
+    ms_accum.seesaw: (
+        "(lr, micro_batches, *, first=1, most=None, factor=2, smooth=False, per_epoch=None, tail='flush', "
+        "warmup_updates=0, decay='cosine', min_lr=0.0, rule='sqrt')"
+    ),
+    ms_accum.scale_adam: "(beta2, base_batch, batch)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",
     ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",

@@ -168,14 +168,29 @@ def test_wrong_flags_fail_before_mindspore_is_imported(installed):
     assert printed.startswith("error: unrecognized arguments: --epoch_s=1") and printed.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["inspect", "plot", "train", "eval"])
+def test_command_shows_its_version(installed, name):
+    programs, home = installed
+    shown = run(programs / f"ms-accum-{name}", "--version", cwd=home)
+    assert shown.startswith(f"ms_accum {ms_accum.__version__}, MindSpore ")
+
+
 FEW_CHECKS = "from ms_accum import selftest; from ms_accum.app import checks; checks.CHECKS = checks.CHECKS[:1]; "
+
+
+def test_installed_commands_show_their_name_and_versions(installed):
+    programs, home = installed
+    for name in ("train", "eval", "launch", "selftest", "inspect", "plot"):
+        assert run(programs / f"ms-accum-{name}", "--help", cwd=home).startswith(f"usage: ms-accum-{name} ")
+        shown = run(programs / f"ms-accum-{name}", "--version", cwd=home)
+        assert shown.startswith(f"ms_accum {ms_accum.__version__}, MindSpore 2.")
 
 
 def test_self_test_runs_from_installed_package(installed):
     programs, home = installed
     printed = run(programs / "ms-accum-selftest", "--help", cwd=home)
     assert "--device_target" in printed and "--json" in printed
-    assert "1 checks in " in run(programs / "python", "-c", FEW_CHECKS + "exit(selftest.main())", cwd=home)
+    assert "1 check in " in run(programs / "python", "-c", FEW_CHECKS + "exit(selftest.main())", cwd=home)
 
 
 PROGRAM = """
@@ -258,7 +273,11 @@ rows: int = found.micro_batch_size + found.trials[0].rows
 chosen: dict[str, str] = tune_cpu(network)
 pieces: Iterator[tuple[object, ...]] = split_batch((Tensor(1.0), Tensor(2.0)), 32)
 windows: int = updates_per_epoch(45, 4, "drop")
-rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt")
+rate: float = scale_learning_rate(0.1, 32, 128, rule="sqrt") * scale_adam(0.99, 32, 128)
+schedule: BatchSchedule = seesaw(0.1, 1000, first=2, most=8)
+sizes: dict[int, int] = windows_by({{0: 1, 640: 4}}, 32) | schedule.mini_steps
+warm: list[float] = batch_warmup(0.1, 1, 4, 100, over=50).learning_rates
+rates: list[float] = batch_schedule(0.1, sizes, 1000, rule="sqrt").learning_rates + warm
 sharded = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.001), network.trainable_params())
 divisors = {{"ce": "elements", "balance": WindowStatistic(balance)}}
 factor = {{"balance": 0.01}}
@@ -276,6 +295,8 @@ try:
     image_size: int = MODELS["mlp"].image_size + RECIPES["mnist"].epochs
     folder: str = download_mnist("data", DEFAULT_URL) + download_cifar10("data") + DOWNLOADS["mnist"]("data")
     made: object = make_optimizer(OPTIMIZERS[0], network.trainable_params(), lr=0.1, momentum=0.9, weight_decay=0.0)
+    text = create_text_dataset("book.txt", 8, context=32, level="bytes")
+    counted: int = NextTokenLoss().weight(text, text)
     networks: tuple[object, ...] = (MLP(), ResNet18(num_class=10), SmallResNet(norm="batch"))
 except (Stopped, CheckpointError, DataError) as error:
     print(error)

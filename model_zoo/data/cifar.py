@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._check import DataError, check_folder, locate, quote
+from .._check import DataError, check_folder, folder_nearby, locate, quote
 from .images import Split
 
 SIDE, CHANNELS, CLASSES = 32, 3, 10
@@ -84,9 +84,11 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             f"pickled version for Python. Download the binary version, {_FETCH}."
         )
     names = " or ".join(FILES[usage][0] for usage in wanted)
+    nearby = folder_nearby(root, lambda folder: all(find_split(folder, usage) for usage in FILES))
+    remedy = f"Download CIFAR-10, {_FETCH}." if nearby is None else f"Give {quote(nearby)}, which contains CIFAR-10."
     return (
         f"For 'create_dataset', 'data_path' must contain CIFAR-10's {names} (in the folder itself or in {TOP}/), "
-        f"but got {quote(root)} without it. Download CIFAR-10, {_FETCH}."
+        f"but got {quote(root)} without it. {remedy}"
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._check import DataError, check_folder, locate, quote
+from .._check import DataError, check_folder, folder_nearby, locate, quote
 from .cifar import holds_cifar10
 from .images import Split
 
@@ -90,10 +90,12 @@ def _missing(root: Path, wanted: tuple[str, ...]) -> str:
             "Give dataset='cifar10', or '--dataset cifar10'."
         )
     names = " or ".join(f"{_PREFIX[usage]}-images-idx3-ubyte" for usage in wanted)
+    nearby = folder_nearby(root, lambda folder: all(find_split(folder, usage) for usage in _PREFIX))
+    remedy = f"Download MNIST, {_FETCH}." if nearby is None else f"Give {quote(nearby)}, which contains MNIST."
     return (
         f"For 'create_dataset', 'data_path' must contain MNIST's {names} (in the folder itself, in "
         f"train/ and test/, or in MNIST/raw/), but got {quote(root)} without it. "
-        f"Download MNIST, {_FETCH}."
+        f"{remedy}"
     )
 
 

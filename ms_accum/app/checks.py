@@ -458,7 +458,7 @@ def check_loss_scale() -> Measured:
     counts = {"overflows": (1 <= overflows <= 4, True), "updates": (model.updates, 5 - overflows)}
     counts["loss scale"] = (model.loss_scale, 2.0 ** (18 - overflows))
     result = _compare_slope(network.w, np.multiply([-2.0, -1.0], max(5 - overflows, 1)), counts, HALF)
-    return result._replace(note=result.note or f"{overflows} overflows, then 2^{18 - overflows}")
+    return result._replace(note=result.note or f"{_check.quantity(overflows, 'overflow')}, then 2^{18 - overflows}")
 
 
 def check_resume(**options: Any) -> Measured:

@@ -7,9 +7,10 @@ from typing import Any, Callable
 
 from mindspore.train import Callback, RunContext
 
+from .._check import quantity
 from ..engine.ema import averaged
 from ..saving.checkpointer import Stopped
-from .plan import count, print_line
+from .plan import print_line
 from .tasks import Result
 
 EPOCH, END = "epoch", "end"
@@ -92,4 +93,4 @@ class Evaluations(Callback):
             result = self.result(self._stop)
         except Stopped:
             return
-        print_line(f"{moment} evaluation: {result.name} {result.text} after {count(updates, 'update')}")
+        print_line(f"{moment} evaluation: {result.name} {result.text} after {quantity(updates, 'update')}")

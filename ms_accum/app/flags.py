@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import platform
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Callable, NamedTuple, NoReturn
 
-from .. import _check
+from .. import __version__, _check
 from ..engine.ends import TAILS
 from .amounts import RULE, from_text
 from .process import CHECKPOINT, USAGE, Failure, exit_code
@@ -38,6 +40,37 @@ class FlagsOfRun(NamedTuple):
         return [f"--{name}={text}" if text else f"--{name}" for name, text in self.flags.items()]
 
 
+class ShowVersions(argparse.Action):
+    """Show the versions, and end the program. MindSpore is not imported for that: it takes seconds."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        del namespace, values, option_string
+        print(f"ms_accum {__version__}, MindSpore {version_of('mindspore')}, Python {platform.python_version()}")
+        parser.exit()
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package without importing it."""
+    from importlib import metadata  # takes longer than all other imports of this module
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "is not installed"
+
+
+def command_of(module: str) -> str:
+    """Return how a program of the package was started: as a module, or by its console script."""
+    script = os.path.basename(sys.argv[0])
+    return script if script == f"ms-accum-{module}" else f"python -m ms_accum.{module}"
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, whose errors are a `Failure` of one line.
 
@@ -61,6 +94,8 @@ class Parser(argparse.ArgumentParser):
         usage: str | None = None,
     ):
         super().__init__(prog, usage, description, allow_abbrev=False)
+        text = "show the versions of ms_accum, MindSpore and Python, and exit"
+        self.add_argument("--version", action=ShowVersions, nargs=0, dest=argparse.SUPPRESS, help=text)
         self._finish = finish
         self._load_resumed = resumed
         self._values: dict[str, Any] = {}
@@ -73,111 +108,147 @@ class Parser(argparse.ArgumentParser):
 
     def add_program(self) -> None:
         """Add the flags of a program that trains or evaluates, and those for the device."""
-        add, shown = self.add_argument, "default: %(default)s"
-        add("--config", type=path, metavar="FILE", help="YAML file of flags; those on the command line win")
-        add("--debug", action="store_true", help="show tracebacks, and MindSpore's log")
-        add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=shown)
-        add("--runtime", choices=("tuned", "default"), default="tuned", help=f"of MindSpore on CPU, {shown}")
+        add = self.add_argument_group("program").add_argument
+        text = "read flags from a YAML file, a line 'flag: value' for each; those on the command line override them"
+        add("--config", type=path, metavar="FILE", help=text)
+        text = "the device; auto is the default of this MindSpore (default: auto)"
+        add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=text)
+        text = "environment variables of MindSpore on CPU: tuned for speed, or its own defaults (default: tuned)"
+        add("--runtime", choices=("tuned", "default"), default="tuned", help=text)
+        text = "show tracebacks, MindSpore's log, and the environment variables that are set"
+        add("--debug", action="store_true", help=text)
 
     def add_text(self, defaults: Mapping[str, str]) -> None:
         """Add the flags for networks that predict the next token of a text, with their defaults as texts."""
         add = self.add_argument_group("text").add_argument
-        text = f"the tokens of a text, default: {defaults['vocabulary']}"
+        text = f"what the tokens of a text are (default: {defaults['vocabulary']})"
         add("--vocabulary", choices=("characters", "bytes"), help=text)
         meanings = {
-            "context": "tokens in a block: what is predicted depends on at most so many",
-            "layers": "layers of attention and a feed-forward network",
-            "width": "numbers in the vector of a token",
-            "heads": "attention heads in a layer",
+            "context": "number of tokens in a block; a prediction depends on this many tokens at most",
+            "layers": "number of layers, each with attention and a feed-forward network",
+            "width": "size of the vector of a token",
+            "heads": "number of attention heads in a layer",
         }
         for name, meaning in meanings.items():
-            add(f"--{name}", type=whole(1), metavar="N", help=f"{meaning}, default: {defaults[name]}")
-        text = "give the output layer weights of its own, instead of the vectors of the tokens"
+            add(f"--{name}", type=whole(1), metavar="N", help=f"{meaning} (default: {defaults[name]})")
+        text = "give the output layer its own weights, instead of those of the vectors of the tokens"
         add("--untied_head", action="store_true", help=text)
 
     def add_sample(self) -> None:
         """Add the flags for text that a network writes."""
         add = self.add_argument_group("a model of text").add_argument
-        text = "write a text of N tokens; without --data_path nothing is evaluated"
+        text = "write a text of N tokens; without --data_path the model is not evaluated"
         add("--sample", type=whole(1), metavar="N", help=text)
-        add("--prompt", metavar="TEXT", help="the beginning of the text, default: a line break")
-        text = "1: as probable as for the model, less: more of the probable, 0: only the most probable, default: 0.8"
+        add("--prompt", metavar="TEXT", help="the beginning of the text (default: a line break)")
+        text = "how random the text is: with 0 each token is the most probable one, with 1 tokens are drawn with the "
+        text += "model's probabilities (default: 0.8)"
         add("--temperature", type=number(0), metavar="X", help=text)
-        add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help="of the text, default: %(default)s")
+        text = "seed of the text (default: %(default)s)"
+        add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
 
     def add_evaluations(self) -> None:
-        """Add the flag for evaluations during the run."""
-        text = "evaluate after every N updates, after each epoch, or only at the end of the run, default: %(default)s"
+        """Add the flags for evaluations during the run."""
+        add = self.add_argument_group("evaluation").add_argument
+        text = "evaluate after every N updates, after each epoch, or only at the end of the run (default: %(default)s)"
         every = or_word("epoch", or_word("end", whole(1)))
-        self.add_argument("--eval_every", type=every, default="epoch", metavar="N|epoch|end", help=text)
+        add("--eval_every", type=every, default="epoch", metavar="N|epoch|end", help=text)
+        text = "evaluate each time that --save_every saves the training state, and keep the best state, and its model "
+        text += "as *.best.ckpt"
+        add("--keep_best", action="store_true", help=text)
 
     def add_states(self) -> None:
         """Add the flags for training states."""
-        add = self.add_argument
-        text = "continue from a training state; auto, or no value: the newest complete one, of the newest run without "
-        text += "--output_dir"
+        add = self.add_argument_group("stop and resume").add_argument
+        text = "continue from a training state, with the flags of its run; auto, or no value, takes the newest "
+        text += "complete state in --output_dir, or of the newest run in runs/"
         add("--resume", nargs="?", const=AUTO, type=path, metavar="FILE|auto", help=text)
-        text = "save the training state so often, beside the end and whatever stops the run: 100 (updates) or 5min"
+        text = "save the training state every N updates or every X minutes, such as 100 or 5min; it is also saved at "
+        text += "the end, and when a signal or an error stops the run"
         add("--save_every", type=interval, default={}, metavar="N|Xmin", help=text)
-        add("--keep", type=whole(1), default=1, metavar="N", help="training states that are kept, default: %(default)s")
-        text = "evaluate at each of these moments, keep the best state too, and its model as *.best.ckpt"
-        add("--keep_best", action="store_true", help=text)
-        add("--allow_config_change", action="store_true", help="resume with other flags than the state was saved with")
+        text = "number of training states to keep (default: %(default)s)"
+        add("--keep", type=whole(1), default=1, metavar="N", help=text)
+        text = "resume although flags or data differ from those of the saved state"
+        add("--allow_config_change", action="store_true", help=text)
 
-    def add_window(self, batch_size: str) -> None:
+    def add_window(self, batch_size: str, batch_schedule: Callable[[str], Any]) -> None:
         """Add the flags for the window and its gradient.
 
         Args:
             batch_size (str): the default rows of a micro-batch, as text.
+            batch_schedule (Callable): converts the text of --batch_schedule.
         """
-        add = self.add_argument
-        text = f"rows of a micro-batch, default: {batch_size}; auto: the fastest that fit into memory"
+        add = self.add_argument_group("window").add_argument
+        text = f"rows of a micro-batch; auto finds the fastest number that fits into memory (default: {batch_size})"
         add("--batch_size", type=or_word(AUTO, whole(1)), metavar="N|auto", help=text)
         names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
-        text = f"micro-batches in a window, default: {MINI_STEPS}; 0:1,100:4 changes it at update 100"
+        text = "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100 "
+        text += f"(default: {MINI_STEPS})"
         add(*names, type=sizes, metavar="N", help=text)
-        text = "rows of a window, instead of --mini_steps; its last micro-batch may be shorter"
+        text = "rows of a window, instead of --mini_steps; the last micro-batch of each window may be shorter"
         add("--effective_batch", type=whole(1), metavar="N", help=text)
-        text = "for --batch_size auto: what the process may take, such as 2GiB; on CPU it is required"
+        text = "windows that change during the run, and the rates that go with them, such as seesaw, seesaw:max=64, "
+        text += "warmup:1-8:20000, samples:0:1,20000:4 or tokens:0:1,1000000:4"
+        add("--batch_schedule", type=batch_schedule, metavar="SCHEDULE", help=text)
+        text = "memory that the process may use with --batch_size auto, such as 2GiB; must be given on CPU"
         add("--memory_budget", type=memory, metavar="SIZE", help=text)
-        add("--reduction", choices=("mean", "sum"), default="mean", help="of the gradients, default: %(default)s")
-        add("--tail", choices=TAILS, default="flush", help="of a last, shorter window, default: %(default)s")
-        add("--clip_norm", type=number(0, above=True), metavar="X", help="bound of the gradient, default: none")
+        text = "whether a window's gradient is the mean over its rows, or the sum over its micro-batches "
+        text += "(default: %(default)s)"
+        add("--reduction", choices=("mean", "sum"), default="mean", help=text)
+        text = "what happens to a last, shorter window: flush makes an update of it, carry continues it in the next "
+        text += "epoch, drop discards it (default: %(default)s)"
+        add("--tail", choices=TAILS, default="flush", help=text)
+        text = "largest norm of a window's gradient; a larger one is scaled down (default: no limit)"
+        add("--clip_norm", type=number(0, above=True), metavar="X", help=text)
+
+    def add_rates(self) -> None:
+        """Add the flags for how the learning rate depends on the window, and changes during the run."""
+        add = self.add_argument_group("learning rate").add_argument
+        text = "multiply --lr by the rows of a window divided by --base_batch, or by the square root of that "
+        text += "(default: %(default)s)"
+        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=text)
+        text = "the rows of a window for which --lr is right; must be given with --lr_scaling"
+        add("--base_batch", type=whole(1), metavar="N", help=text)
+        text = "number of updates in which the rate rises from 0 (default: %(default)s)"
+        add("--warmup_updates", type=whole(0), default=0, metavar="N", help=text)
+        text = "how the rate falls after the warm-up, until the end of the run (default: %(default)s)"
+        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
+        text = "the rate at the end of --lr_decay (default: 0)"
+        add("--min_lr", type=number(0, above=True), metavar="X", help=text)
 
     def add_numerics(self) -> None:
-        """Add the flags for mixed precision, gradients that are not finite, averages and learning rates."""
-        add = self.add_argument
-        text = "mixed precision of MindSpore, O1 to O3 in float16, bf16 in bfloat16, default: %(default)s"
+        """Add the flags for mixed precision, gradients that are not finite, averages and checks."""
+        add = self.add_argument_group("numerics").add_argument
+        text = "mixed precision: a level of MindSpore in float16, O1 to O3, or bfloat16 (default: %(default)s)"
         add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=text)
-        text = "what the loss is multiplied by, default: 1, with O1 to O3 dynamic: it is lowered where it overflows"
+        text = "multiply the loss by X before the gradients are computed; a dynamic scale is lowered where gradients "
+        text += "overflow (default: 1, with O1 to O3 dynamic)"
         add("--loss_scale", type=or_word("dynamic", number(0, above=True)), metavar="X|dynamic", help=text)
-        text = "what happens to gradients that are not finite, default: %(default)s"
+        text = "what happens if gradients are not finite: the window or the micro-batch is skipped, or the run stops "
+        text += "with an error (default: %(default)s)"
         add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=text)
-        add("--save_bad_batches", type=path, metavar="DIR", help="a folder for micro-batches that are not finite")
-        text = "average the weights over the updates with this decay, such as 0.999, and evaluate the average"
+        text = "write micro-batches whose gradients are not finite to this folder"
+        add("--save_bad_batches", type=path, metavar="DIR", help=text)
+        text = "average the weights over the updates with the decay X, such as 0.999, and evaluate the average"
         add("--ema", type=number(0, below=1), metavar="X", help=text)
-        add("--noise_scale", action="store_true", help="at the end print how many rows a window should have")
-        text = "compare the gradient of micro-batches with that of one large batch, and end; 1 if they differ"
+        text = "measure the noise of the gradients, and print at the end how many rows a window should have"
+        add("--noise_scale", action="store_true", help=text)
+        text = "do not train, but compare the gradient of micro-batches with that of one large batch; the exit code is "
+        text += "1 if they differ"
         add("--verify", action="store_true", help=text)
-        text = "multiply --lr by window/--base_batch, or its root, default: %(default)s"
-        add("--lr_scaling", choices=("none", "linear", "sqrt"), default="none", help=text)
-        add("--base_batch", type=whole(1), metavar="N", help="for --lr_scaling: the rows of a window that --lr is for")
-        add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates over which the rate grows from 0")
-        text = "how the rate falls to 0 over the updates after that, default: %(default)s"
-        add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
-        add("--min_lr", type=number(0, above=True), metavar="X", help="for --lr_decay: the rate at the end, default: 0")
 
     def add_output(self) -> None:
         """Add the flags for the output files."""
-        add = self.add_argument
-        text = "for what is written, default: a new one, runs/001 and so on"
+        add = self.add_argument_group("output").add_argument
+        text = "folder of the files that the run writes (default: a new one, runs/001, runs/002 and so on)"
         add("--output_dir", type=path, metavar="DIR", help=text)
-        text = "off a terminal, updates from one line to the next, default: about 20 lines an epoch"
-        add("--log_every", type=whole(1), metavar="N", help=text)
-        add("--tensorboard", action="store_true", help="also write the curves for TensorBoard, to a folder tensorboard")
-        text = "the model: .ckpt or .safetensors, default: gradient_accumulation.ckpt in --output_dir"
+        text = "path of the model, a .ckpt or .safetensors file (default: gradient_accumulation.ckpt in --output_dir)"
         add("--ckpt_path", type=path, metavar="FILE", help=text)
-        add("--overwrite", action="store_true", help="replace what another run has written there")
+        text = "replace the files that another run has written there"
+        add("--overwrite", action="store_true", help=text)
+        text = "if the output is not a terminal, print a line every N updates (default: about 20 lines per epoch)"
+        add("--log_every", type=whole(1), metavar="N", help=text)
+        text = "also write the curves for TensorBoard, to the folder tensorboard in --output_dir"
+        add("--tensorboard", action="store_true", help=text)
 
     def parse(self, argv: Sequence[str]) -> Any:
         """Parse the flags; those of the run that is resumed come first, then those of a --config file."""
@@ -213,9 +284,10 @@ class Parser(argparse.ArgumentParser):
         return vars(self.parse_args([*resumed.arguments, *argv]))
 
     def _flags(self) -> dict[str, argparse.Action]:
-        """Return the flags by all their names, without dashes, except --help and --config."""
+        """Return the flags by all their names, without dashes, except --help, --version and --config."""
         names = {name[2:]: action for name, action in self._option_string_actions.items() if name.startswith("--")}
-        return {name: action for name, action in names.items() if action.dest not in ("help", "config")}
+        own = ("help", "version", "config")
+        return {name: action for name, action in names.items() if name not in own}
 
     def _texts(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the flags that were given by name: their texts, empty for those without a value."""

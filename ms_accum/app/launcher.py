@@ -26,9 +26,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._check import quantity
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
-from .flags import Parser, number, path, whole
+from .flags import Parser, command_of, number, path, whole
 from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
     SCHEDULER,
@@ -36,6 +37,7 @@ from .processes import (
     Member,
     Relay,
     cluster,
+    failure_reason,
     heartbeat_of,
     print_error,
     print_line,
@@ -102,6 +104,13 @@ class Job:
         if self._relay:
             self._relay.drain(KILL_SECONDS)
 
+    def new_reason(self, failed: Member) -> str:
+        """Return why a process has failed; an empty text if rank 0, whose output is shown, has printed that."""
+        if failed.name == "rank 0":
+            return ""
+        reason = failure_reason(failed.log)
+        return reason if self._relay is None or self._relay.is_new(reason) else ""
+
     def running(self) -> list[Member]:
         """Return the ranks that have not ended."""
         return [worker for worker in self.workers if worker.running()]
@@ -127,12 +136,12 @@ class Job:
         slowest_beat, failed_done = heartbeats[slowest], heartbeats[failed].done
         if slowest_beat.done >= failed_done:
             return None
-        of_failed = f"{failed.name} had finished {failed_done:,}"
+        done, of_failed = quantity(slowest_beat.done, "micro-batch"), f"{failed.name} had finished {failed_done:,}"
         if not slowest.running():
-            return f"{slowest.name} had ended before, after {slowest_beat.done:,} micro-batches; {of_failed}"
+            return f"{slowest.name} had ended before, after {done}; {of_failed}"
         if slowest_beat.age < LATE_SECONDS:  # the failed rank had another reason
             return None
-        so_far = f"it had finished {slowest_beat.done:,} micro-batches, the last {slowest_beat.age:.0f} s ago"
+        so_far = f"it had finished {done}, the last {slowest_beat.age:.0f} s ago"
         return f"{slowest.name} was late: {so_far}; {of_failed}"
 
     def stranded(self) -> bool:
@@ -211,23 +220,24 @@ class Ending:
             self._signal = StopRequest(next(number for number, code in CODES.items() if code == failed.code()))
             self._gone_since = time.monotonic()
             return
-        # Read before ranks get a signal: an ending rank writes to its file, and would then no longer be late.
+        # Both are read before ranks get a signal: an ending rank writes to its file, and would then no longer be late,
+        # and rank 0 may print the same error.
         if failed in self._job.workers:
             elsewhere = _ELSEWHERE if self._job.machine.nnodes > 1 and failed.process.returncode > 0 else None
-            reason = self._job.late(failed) or elsewhere
+            hint = self._job.late(failed) or elsewhere
         else:
-            reason = _NO_SCHEDULER
+            hint = _NO_SCHEDULER
+        reason = self._job.new_reason(failed)
         if not self._stopping:  # a second signal would end our programs before they have saved their state
             self._job.send(signal.SIGTERM)
         self._failed = failed
         self._gone_since = time.monotonic()
         self._deadline = min(self._deadline, self._gone_since + self._grace)
-        shown = failed.name == "rank 0"
-        if shown:
+        if failed.name == "rank 0":
             self._job.drain()
-        print_error(failed.end(shown))
-        if reason:
-            print_error(reason)
+        print_error(failed.end(reason))
+        if hint:
+            print_error(hint)
 
     def _end_lost(self) -> None:
         """Kill ranks that wait for one that is gone: they can't save, and MindSpore ends them late.
@@ -284,26 +294,27 @@ def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -
 def flags() -> Parser:
     """Return the launcher's flags; everything after the program's name belongs to the program."""
     usage = (
-        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
+        f"{command_of('launch')} [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
         "           [--nnodes M --node_rank K --master_addr HOST [--master_port PORT]]\n"
         "           (script.py | -m module) [its flags]"
     )
     parser = Parser("Run several processes (ranks) of one program.", usage=usage)
-    add = parser.add_argument
-    text = "number of processes on this machine, default: %(default)s"
+    add = parser.add_argument_group("processes").add_argument
+    text = "number of processes on this machine (default: %(default)s)"
     add("--nproc", type=whole(1), metavar="N", default=1, help=text)
-    text = "number of machines, each with a launcher and the same --nproc, default: %(default)s"
+    text = "folder for the logs of the ranks (default: a new folder in logs/)"
+    add("--log_dir", type=path, metavar="DIR", help=text)
+    text = "seconds in which the other ranks must end after a rank has failed (default: 20)"
+    add("--grace", type=number(0), metavar="SECONDS", default=20.0, help=text)
+    add("-m", dest="module", action="store_true", help="run the program as a module")
+    add = parser.add_argument_group("several machines, each with a launcher").add_argument
+    text = "number of machines, all with the same --nproc (default: %(default)s)"
     add("--nnodes", type=whole(1), metavar="M", default=1, help=text)
     add("--node_rank", type=whole(0), metavar="K", help="number of this machine, from 0")
     add("--master_addr", metavar="HOST", help="name or IPv4 address of machine 0, which the others must reach")
-    text = f"port on machine 0 for the scheduler, default: {_PORT}; a free one on a single machine"
+    text = f"port on machine 0 for the scheduler (default: {_PORT}; on a single machine a free one)"
     add("--master_port", type=whole(1), metavar="PORT", help=text)
-    text = "folder for the logs of the ranks, default: a new folder in 'logs'"
-    add("--log_dir", type=path, metavar="DIR", help=text)
-    text = "time for the other ranks to end after a rank has failed, default: 20"
-    add("--grace", type=number(0), metavar="SECONDS", default=20.0, help=text)
-    add("-m", dest="module", action="store_true", help="run the program as a module")
-    add("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
     return parser
 
 

@@ -25,13 +25,17 @@ LOG = "mindspore.log"
 FLAGS = "flags"
 """str, the name of the flags among the notes of a state."""
 # Flags that apply to one start only.
-_ONE_START_ONLY = set("help config debug resume allow_config_change overwrite verify download output_dir".split())
+_ONE_START_ONLY = {"help", "version", "config", "debug", "resume", "allow_config_change", "overwrite", "verify"}
+_ONE_START_ONLY |= {"download", "output_dir"}
 # Flags of paths to write to: a state's are used only if they are inside the folder that is resumed.
 _WRITE_PATHS = ("ckpt_path", "save_bad_batches")
 # What a flag replaces besides itself if it differs: flags that would contradict it, or belong to the former value.
 _REPLACES = {
     "mini_steps": ("effective_batch", "memory_budget"),
-    "effective_batch": ("mini_steps",),
+    "effective_batch": ("mini_steps", "batch_schedule"),
+    "batch_schedule": ("mini_steps", "effective_batch"),
+    "max_updates": ("epochs",),
+    "epochs": ("max_updates",),
     "dataset": ("model", "data_path"),
     "optimizer": ("lr", "momentum", "weight_decay"),
     "lr_scaling": ("base_batch",),

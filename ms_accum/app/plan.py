@@ -11,6 +11,7 @@ from mindspore.train import Callback, RunContext
 from tqdm import tqdm
 
 from .. import _check
+from .._check import quantity
 from ..engine.ends import updates_per_epoch
 from ..engine.noise_scale import NoiseScale
 from ..ranks.reduction import Part
@@ -60,7 +61,7 @@ def search_lines(micro_batch: MicroBatch, budget: int | None) -> list[str]:
     """Return the lines about the micro-batch that was found, the trials, and whether accumulation is needed."""
     split = f"of {micro_batch.effective_batch}, {micro_batch.mini_steps} in a window"
     of_budget = f" of {short(budget)}" if budget else ""
-    lines = [f"{micro_batch.micro_batch_size} rows ({split})"]
+    lines = [f"{quantity(micro_batch.micro_batch_size, 'row')} ({split})"]
     lines += [f"the fastest of those that fit, {short(micro_batch.peak)}{of_budget}"]
     lines += micro_batch.table.splitlines()
     return [*lines, micro_batch.advice] if micro_batch.advice else lines
@@ -86,7 +87,7 @@ def show_plan(
     momentum = f", momentum {settings.momentum:g}" if settings.optimizer in ("momentum", "sgd") else ""
     decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
     clip = f", clip_norm {settings.clip_norm:g}" if settings.clip_norm else ""
-    show("model", f"{settings.model}, {parameters:,} parameters, on {device}")
+    show("model", f"{settings.model}, {quantity(parameters, 'parameter')}, on {device}")
     path = settings.data_path or f"embedded {settings.dataset}"
     show("data", ", ".join(filter(None, (path, data, f"seed {settings.seed}"))))
     show("effective batch", effective_batch)
@@ -106,13 +107,8 @@ def show_plan(
 
 
 def _length_of(settings: Settings) -> str:
-    updates = count(settings.updates, "update")
-    return updates if settings.max_updates else f"{count(settings.epochs, 'epoch')}, {updates}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things, as text."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    updates = quantity(settings.updates, "update")
+    return updates if settings.max_updates else f"{quantity(settings.epochs, 'epoch')}, {updates}"
 
 
 def _rate(settings: Settings) -> str:
@@ -138,24 +134,25 @@ def _windows_of(settings: Settings, batches: int) -> tuple[str, str, int]:
     if isinstance(settings.mini_steps, Mapping):
         steps = [f"{window} from update {update:,}" for update, window in settings.mini_steps.items()]
         sizes = [window * rows * ranks for window in settings.mini_steps.values()]
-        effective_batch = f"{min(sizes)} to {max(sizes)} = {rows} rows x {', '.join(steps)}{times}"
-        return effective_batch, f"{batches:,} micro-batches", max(settings.mini_steps.values())
+        effective_batch = f"{min(sizes):,} to {max(sizes):,} = {quantity(rows, 'row')} x {', '.join(steps)}{times}"
+        return effective_batch, quantity(batches, "micro-batch"), max(settings.mini_steps.values())
     if settings.mini_steps is not None:
         window = settings.mini_steps
-        epoch = f"{batches:,} micro-batches"
+        epoch = quantity(batches, "micro-batch")
         if window > batches:
             epoch += ", fewer than a window has (see --mini_steps)"
         elif batches % window:
             epoch += f", {batches % window} of them in {_TAIL_DESCRIPTIONS[settings.tail]}"
-        return f"{rows * window * ranks} = {rows} rows x {window} micro-batches{times}", epoch, window
+        split = f"{quantity(rows, 'row')} x {quantity(window, 'micro-batch')}"
+        return f"{rows * window * ranks:,} = {split}{times}", epoch, window
     window = updates_per_epoch(settings.window_rows, rows)
     full, rest = divmod(settings.window_rows, rows)
-    split = f"{rows} rows x {full} micro-batches"
+    split = f"{quantity(rows, 'row')} x {quantity(full, 'micro-batch')}"
     if rest:
-        split += f" + {rest} rows"
+        split += f" + {quantity(rest, 'row')}"
     if rest and times:
         split = f"({split})"
-    return f"{settings.effective_batch} = {split}{times}", f"{batches:,} windows", window
+    return f"{settings.effective_batch:,} = {split}{times}", quantity(batches, "window"), window
 
 
 # During the run
@@ -178,9 +175,9 @@ def reporters(settings: Settings, states: Checkpointer, logs: Sequence[Callback]
 def _done(settings: Settings, states: Checkpointer) -> str:
     """Return what is done of a run that is resumed, if it is complete; else an empty text."""
     if states.epochs_done() == settings.epochs:
-        return f"{settings.epochs} of {settings.epochs} epochs are done (see --epochs)"
+        return f"{settings.epochs} of {quantity(settings.epochs, 'epoch')} done (see --epochs)"
     if settings.max_updates is not None and states.updates_done() >= settings.max_updates:
-        return f"{count(states.updates_done(), 'update')} are done (see --max_updates)"
+        return f"{quantity(states.updates_done(), 'update')} done (see --max_updates)"
     return ""
 
 
@@ -191,7 +188,7 @@ def _fewer_epochs(settings: Settings, states: Checkpointer) -> list[str]:
     epochs_before = states.settings().get("notes", {}).get("epochs")
     if type(epochs_before) is not int or epochs_before <= settings.epochs:
         return []
-    return [f"with {settings.epochs} epochs, not {epochs_before} as it began (see --epochs)"]
+    return [f"with {quantity(settings.epochs, 'epoch')}, not {epochs_before} as it began (see --epochs)"]
 
 
 class Opening(Callback):
@@ -245,7 +242,9 @@ def show_end(settings: Settings, seconds: float, previous: str | None, noise_sca
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:
-        show("copied to", DEFAULT + (f" (previous file: {previous})" if previous else ""))
+        show("copied to", DEFAULT)
+        if previous is not None:
+            show("kept", f"{previous}, the former file")
     show("states", settings.states)
     show("metrics", settings.metrics)
     if settings.tensorboard:
@@ -261,4 +260,6 @@ def _duration(seconds: float) -> str:
 def show_result(result: Result) -> None:
     """Print the result of an evaluation, for people, and as the tutorial's last line, for programs."""
     show(result.name, result.text)
+    if result.more:
+        show("", result.more)
     print(f"============== {result.printed} ==============")

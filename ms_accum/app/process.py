@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -157,6 +158,25 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def without_native_log() -> Iterator[None]:
+    """Hold back what the block writes to stderr from C++, as MindSpore does before some errors; lost if it raises one.
+
+    Otherwise it is written after the block.
+    """
+    with tempfile.TemporaryFile() as held:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        held.seek(0)
+        os.write(2, held.read())
 
 
 @contextmanager

@@ -34,6 +34,7 @@ DEFAULTS = {
 _REASONS = (r"^error: (.+)$", r"^((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", r"^(?!\[[A-Z]+\] )(.*\S.*)$")
 _TAIL_BYTES = 65536
 _LONGEST_REASON = 300
+_ERROR_LINE = re.compile(rb"error: (.+)$")
 # How the output of rank 0 is shown.
 _PREFIX = b"[0] "
 _CHUNK = 65536
@@ -60,16 +61,14 @@ class Member(NamedTuple):
         """Return its exit code as a shell reports it."""
         return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
 
-    def end(self, shown: bool = False) -> str:
-        """Return one line about how it ended, without the reason if the output has been `shown`."""
+    def end(self, reason: str) -> str:
+        """Return one line about how it ended; an empty reason has been shown."""
         code = self.process.returncode
         if code < 0:
             names = {number.value: number.name for number in signal.Signals}
             end = f"was killed by {names.get(-code, f'signal {-code}')}"
-        elif shown:
-            end = f"ended with exit code {code}"
         else:
-            end = f"ended with exit code {code}: {failure_reason(self.log)}"
+            end = f"ended with exit code {code}" + (f": {reason}" if reason else "")
         return f"{self.name} {end}; its log is {self.log}"
 
 
@@ -172,8 +171,12 @@ def failure_reason(log: Path) -> str:
             reason = matches[-1][1].strip()
             if reason.endswith(":"):
                 reason = f"{reason} {_check.first_words(text[matches[-1].end() :])}".strip()
-            return _check.one_line(reason, _LONGEST_REASON)
+            return _reason(reason)
     return "it printed nothing"
+
+
+def _reason(text: str) -> str:
+    return _check.one_line(text.strip(), _LONGEST_REASON)
 
 
 def terminal_variables() -> dict[str, str]:
@@ -181,6 +184,22 @@ def terminal_variables() -> dict[str, str]:
     if not sys.stdout.isatty():
         return {}
     return {COLUMNS: str(shutil.get_terminal_size().columns - len(_PREFIX) - 1)}
+
+
+class LastErrors:
+    """The last error that each of several sources has shown: ranks often fail with the same one, shown once."""
+
+    def __init__(self) -> None:
+        self._by_source: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def is_new(self, source: str, error: str) -> bool:
+        """Return whether no other source has shown this error, and note that this one shows it."""
+        with self._lock:
+            if any(other != source and shown == error for other, shown in self._by_source.items()):
+                return False
+            self._by_source[source] = error
+            return True
 
 
 class Relay:
@@ -193,10 +212,15 @@ class Relay:
 
     def __init__(self, process: subprocess.Popen, log: Path):
         file = os.open(log, os.O_WRONLY | os.O_APPEND)
+        self._errors = LastErrors()
         pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        self._streams = [_Stream(source, file, stream.fileno()) for source, stream in pairs if source]
+        self._streams = [_Stream(source, file, stream.fileno(), self._errors) for source, stream in pairs if source]
         for stream in self._streams:
             stream.thread.start()
+
+    def is_new(self, error: str) -> bool:
+        """Return whether the process has not shown this error; if it does so later, that line is only in its log."""
+        return self._errors.is_new("launcher", error)
 
     def drain(self, seconds: float) -> None:
         """Wait until all output is shown, for at most `seconds`: another process may keep the pipes open."""
@@ -205,10 +229,11 @@ class Relay:
 
 
 class _Stream:
-    def __init__(self, source: IO[bytes], log: int, terminal: int):
+    def __init__(self, source: IO[bytes], log: int, terminal: int, errors: LastErrors):
         self._source = source
         self._log = log
         self._terminal = terminal
+        self._errors = errors
         self._shows_bars = os.isatty(terminal)
         self._pending = bytearray()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -246,6 +271,9 @@ class _Stream:
         """Show a line; a line that a progress bar overwrites is shown only on a terminal."""
         overwritten = end == b"\r"
         if _MINDSPORE_LOG.match(line) or (overwritten and not (line and self._shows_bars)):
+            return
+        error = _ERROR_LINE.match(line)
+        if error and not self._errors.is_new("rank 0", _reason(error[1].decode(errors="replace"))):
             return
         with contextlib.suppress(OSError):  # a closed terminal must not end the run
             _write(self._terminal, _PREFIX + line + (b"\r" if overwritten else b"\n"))

@@ -60,7 +60,8 @@ class MicroBatch(NamedTuple):
         if self.mini_steps > 1:
             return ""
         reason = "and is the fastest" if self.trials[0].seconds is not None else "into memory"
-        return f"The complete batch of {self.effective_batch:,} rows fits {reason}: you need not accumulate."
+        rows = _check.quantity(self.effective_batch, "row")
+        return f"The complete batch of {rows} fits {reason}: you need not accumulate."
 
 
 def find_micro_batch_size(

@@ -166,7 +166,7 @@ class Report:
             status: sum(row.status == status for row in self.rows) for status in (PASSED, NOT_RUN, MEASURED, FAILED)
         }
         shown = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return f"{len(self.rows)} checks in {time.perf_counter() - self._began:.0f} s: {shown}"
+        return f"{_check.quantity(len(self.rows), 'check')} in {time.perf_counter() - self._began:.0f} s: {shown}"
 
     def block(self) -> Iterable[str]:
         """Yield the lines for an issue."""
@@ -213,8 +213,8 @@ def facts_of(device: str, group: Group | None) -> dict[str, str]:
 
 def _device_text(device: str) -> str:
     if device == "CPU":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return f"CPU, {platform.machine()}, {cores} cores"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return f"CPU, {platform.machine()}, {_check.quantity(cores, 'core')}"
     try:
         name = f"{device}, {_check.one_line(ms.hal.get_device_name(0))}"
     except Exception:  # an interface that MindSpore will remove

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn
 
+from .._check import quantity
 from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
 from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
@@ -33,7 +34,7 @@ from . import outputs
 from .evaluations import Evaluations
 from .metrics import MetricsFile
 from .plan import print_line, reporters, search_lines
-from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet
+from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet, without_native_log
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
 from .tasks import Result, Task
@@ -67,7 +68,7 @@ def choose_device(target: str) -> str:
     default = ms.get_context("device_target")
     if target not in ("auto", default):
         try:
-            with quiet():
+            with quiet(), without_native_log():
                 ms.set_device(target)
         except Exception as error:
             message = f"argument --device_target: {target} is not available here, {default} is"
@@ -100,6 +101,7 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
+        settings = settings.with_schedule(batches, train.source.rows)
         plan = partial(planned_windows, "train_process", batches, settings.mini_steps, settings.tail)
         epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
         updates = plan(epochs)
@@ -130,7 +132,7 @@ def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version:
     with exit_code(CHECKPOINT, CheckpointError):
         rows = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
     if type(rows) is int and rows > 0 and not settings.allow_config_change:
-        return settings.with_micro_batches_of(rows), [f"{rows} rows, as in the run that is resumed"]
+        return settings.with_micro_batches_of(rows), [f"{quantity(rows, 'row')}, as in the run that is resumed"]
     keys = {name: getattr(settings, name) for name in _SEARCH_SETTINGS}
     cache = SearchCache(settings.findings, ms_accum=version, **keys)
     micro_batch = cache.get()
@@ -330,7 +332,7 @@ def train(model: Any, settings: Settings, data: Any, *, models: Models, evaluate
         if result.score > (-math.inf if states.best is None else states.best):
             with averaged(model.ema):
                 models.write(best_of(settings.model_path), result)
-            print_line(f"the best so far: {result.name} {result.text} after {model.updates:,} updates")
+            print_line(f"the best so far: {result.name} {result.text} after {quantity(model.updates, 'update')}")
         return result.score
 
     flags = outputs.flags_to_save(settings.flag_texts, dataset=settings.dataset, model=settings.model)

@@ -53,6 +53,10 @@ class Result(Protocol):
         """str, what was measured, for people."""
 
     @property
+    def more(self) -> str:
+        """str, what else was measured, for people; may be empty."""
+
+    @property
     def printed(self) -> dict[str, int | float]:
         """dict, what the last line prints for programs."""
 
@@ -85,8 +89,13 @@ class Accuracy(NamedTuple):
 
     @property
     def text(self) -> str:
-        """str, in percent."""
+        """str, in percent, with the counts."""
         return f"{self.score:.2%} ({self.correct:,}/{self.total:,})".replace("%", " %")
+
+    @property
+    def more(self) -> str:
+        """str, nothing."""
+        return ""
 
     @property
     def printed(self) -> dict[str, int | float]:
@@ -138,9 +147,13 @@ class TextLoss(NamedTuple):
 
     @property
     def text(self) -> str:
-        """str, with bits and perplexity."""
-        rates = f"{self.bits:.3f} bits per character, perplexity {self.perplexity:,.2f}"
-        return f"{self.loss:.4f}, {rates} ({self.tokens:,} tokens)"
+        """str, with the bits per character."""
+        return f"{self.loss:.4f}, {self.bits:.3f} bits per character"
+
+    @property
+    def more(self) -> str:
+        """str, the perplexity of a token, and the number of tokens."""
+        return f"perplexity {self.perplexity:,.2f}, {self.tokens:,} tokens"
 
     @property
     def printed(self) -> dict[str, int | float]:

@@ -125,7 +125,7 @@ def _check_sizes(path: str, record: Record, tokens: int) -> None:
     """Reject sizes that are not those of the parameters: a crafted record could make a network of any size."""
     parameters = load_parameters(path)
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
+    blocks = {name[len("blocks.") :].partition(".")[0] for name in shapes if name.startswith("blocks.")}
     expected = {
         "embedding.embedding_table": (tokens, record["width"]),
         "position.embedding_table": (record["context"], record["width"]),

@@ -152,7 +152,8 @@ def run_in_new_process(
             receiver.close()
     if kind == _ERROR:
         value, details = facts
-        rule = f"a function that runs with {sizes[min(len(results), len(sizes) - 1)]} rows in a new process"
+        rows = _check.quantity(sizes[min(len(results), len(sizes) - 1)], "row")
+        rule = f"a function that runs with {rows} in a new process"
         raise RuntimeError(f"For '{owner}', 'trial' must be {rule}, but got {value}.") from RuntimeError(details)
     return Outcome(kind == _DONE, facts[0] if kind == _DONE else None, results)
 

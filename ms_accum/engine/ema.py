@@ -113,10 +113,10 @@ class Ema:
             _assign(self._weights, copies)
             self._applied = False
         if self.updates != updates_before:  # by a compiled step, which can't see that the averages are applied
-            lost = self.updates - updates_before
+            updates = _check.quantity(self.updates - updates_before, "update")
             raise RuntimeError(
-                f"For 'Ema', 'applied' must be left before training, but got {lost} updates inside the block, which "
-                "are lost: the weights are those from before the block."
+                f"For 'Ema', 'applied' must be left before training, but got {updates} inside the block, which are "
+                "lost: the weights are those from before the block."
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -57,41 +58,6 @@ class Sizes:
         return self.constant or {str(first): size for first, size in self.steps}
 
 
-def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:
-    """Return window sizes that grow linearly with the number of samples seen, from `first` to `last`.
-
-    Args:
-        first (int): the number of micro-batches in the first window.
-        last (int): the number of micro-batches in a window after `samples` samples.
-        samples (int): the number of samples over which the window grows.
-        micro_batch_size (int): the rows of a micro-batch, on all ranks together.
-
-    Returns:
-        dict[int, int], the window sizes by their first update; pass it as `mini_steps`, `accumulate_step` or
-        `gradient_accumulation_steps`.
-
-    Raises:
-        TypeError: If an argument is not an int.
-        ValueError: If an argument is less than 1, or `last` less than `first`.
-
-    Examples:
-        >>> from ms_accum import ramp_up
-        >>> ramp_up(1, 4, 1000, micro_batch_size=50)
-        {0: 1, 7: 2, 11: 3, 13: 4}
-    """
-    arguments = {"first": first, "last": last, "samples": samples, "micro_batch_size": micro_batch_size}
-    first, last, samples, rows = (_check.positive_int("ramp_up", name, value) for name, value in arguments.items())
-    if last < first:
-        _check.raise_invalid(ValueError, "ramp_up", "last", f">= {first}, the size of the first window", last)
-    sizes, size, update, samples_seen = {0: first}, first, 0, 0
-    while size < last:
-        update, samples_seen = update + 1, samples_seen + size * rows
-        new_size = min(last, first + int((last - first) * samples_seen / samples))
-        if new_size > size:
-            sizes[update] = size = new_size
-    return sizes
-
-
 def sizes_of(owner: str, name: str, sizes: Any) -> Sizes:
     """Return the sizes for the user's argument."""
     return sizes if isinstance(sizes, Sizes) else Sizes(owner, name, sizes)
@@ -119,6 +85,45 @@ def is_full(micro_batches: Any, window: Any) -> Any:
     This is the only rule about it, used on the host with ints and in graphs with tensors.
     """
     return micro_batches >= window
+
+
+def window_starts(
+    size_at: Callable[[int], int],
+    micro_batches: int | None = None,
+    *,
+    per_epoch: int | None = None,
+    tail: str = "flush",
+) -> Iterator[tuple[int, int]]:
+    """Yield for each window of a run the number of micro-batches that were read before it, and its size.
+
+    Args:
+        size_at (Callable): returns the size of a window that begins after a number of micro-batches. If an epoch's
+            end discards a window, the next one has its size: sizes depend on the update only.
+        micro_batches (Optional[int]): those of the run. Default: ``None``, no end.
+        per_epoch (Optional[int]): micro-batches in an epoch. Default: ``None``, a run without ends of epochs.
+        tail (str): as for `updates_per_epoch`. Default: ``"flush"``.
+    """
+    size = None
+    for begin, end in _epochs(micro_batches, None if tail == "carry" else per_epoch):
+        read = begin
+        while read < end:
+            size = size_at(read) if size is None else size
+            if tail != "flush" and not is_full(end - read, size):
+                break
+            yield read, size
+            read, size = read + size, None
+        if size is not None and per_epoch is not None and size > per_epoch:
+            return  # no window will ever be full
+
+
+def _epochs(micro_batches: int | None, per_epoch: int | None) -> Iterator[tuple[int, float]]:
+    """Yield the numbers of micro-batches before and after each epoch; the last epoch may be cut short."""
+    total = math.inf if micro_batches is None else micro_batches
+    begin = 0
+    while per_epoch is not None and begin + per_epoch < total:
+        yield begin, begin + per_epoch
+        begin += per_epoch
+    yield begin, total
 
 
 def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: int = 0) -> Iterator[tuple[Any, bool]]:

@@ -77,8 +77,8 @@ class NoiseScale(Callback):
             return "no estimate: no window with several micro-batches was sampled"
         if math.isnan(self.rows):
             causes = "more samples are needed, or micro-batches are sorted"
-            return f"no estimate from {self.samples} windows: {causes}"
-        current = f"windows had {self._rows:,} rows"
+            return f"no estimate from {_check.quantity(self.samples, 'window')}: {causes}"
+        current = f"windows had {_check.quantity(self._rows, 'row')}"
         return f"about {self.rows:,.0f} rows ({current}): larger windows than that save few updates"
 
     def wants(self, micro_batches: int) -> bool:

@@ -120,9 +120,10 @@ class AdditivityCheck:
         expected = float(weights @ part_losses / weights.sum())
         if abs(loss - expected) > allowed:
             self.failed = True
+            first_part = _check.quantity(cut, "row")
             _check.warn(
                 f"For '{self._owner}', the loss of a micro-batch of {rows} rows is {loss:.6g}, but the mean of its "
-                f"parts, {part_losses[0]:.6g} for {cut} rows and {part_losses[1]:.6g} for {rows - cut}, weighted by "
+                f"parts, {part_losses[0]:.6g} for {first_part} and {part_losses[1]:.6g} for {rows - cut}, weighted by "
                 f"rows is {expected:.6g}: windows of uneven micro-batches are not exact. Give 'weight', what the loss "
                 "divides by, a dict for several terms; or check='off'. A loss that compares the rows of a batch needs "
                 "CoupledLoss.",

@@ -117,7 +117,8 @@ class ColumnsCheck:
     def _check_number(self, data: _check.Argument, micro_batch: tuple) -> None:
         if len(micro_batch) not in self._allowed:
             number = f"{self._allowed.start} or more" if self._allowed.stop == _MAX_COLUMNS else self._allowed.start
-            rule = f"one that yields {number} columns: the data, and what 'loss_fn' takes in addition to the output"
+            columns = "column" if number == 1 else "columns"
+            rule = f"one that yields {number} {columns}: the data, and what 'loss_fn' takes in addition to the output"
             data.raise_invalid(ValueError, rule, f"{len(micro_batch)}: {_shown(micro_batch)}")
 
     def _has_as_many_classes_as_rows(self, trial: _Trial, columns: tuple) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from .._check import quantity
+
 # Messages of C++, and of MindSpore's memory pools, kernels and graph compiler, on devices and on the host.
 _TEXTS = re.compile(
     r"bad_alloc|out of memory|memory (is )?not enough|not enough memory|"
@@ -33,7 +35,9 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     """
     if not is_out_of_memory(error):
         return None
-    cause = f"out of memory with micro-batches of {rows} rows" + (f" in windows of {window}" if window else "")
+    cause = f"out of memory with micro-batches of {quantity(rows, 'row')}"
+    if window:
+        cause += f" in windows of {window}"
     if rows == 1:
         remedy = "so use a smaller network, an optimizer with less state or more memory"
         return f"{cause}: a micro-batch can't be smaller, {remedy}"

@@ -61,8 +61,8 @@ class FoundState(NamedTuple):
         done = self.epochs_done
         if done is None:
             at = self.state.facts["at"]
-            return f"epoch {at['epoch']}, {at['batches']:,} batches of it"
-        return f"{done} epoch{'s' * (done != 1)} done"
+            return f"epoch {at['epoch']}, {_check.quantity(at['batches'], 'batch')} of it"
+        return f"{_check.quantity(done, 'epoch')} done"
 
 
 class StateFolder:
@@ -336,7 +336,11 @@ class Checkpointer:
         self.best, self._best_name = facts["best"]
         is_scored = self._score is None or facts["scored"]
         self._is_saved = not changed and is_scored and self._states.holds(found.path)
-        self.resumed = [*found.passed_over, f"{found.path}: {facts['updates']:,} updates, {found.position}", *changed]
+        self.resumed = [
+            *found.passed_over,
+            f"{found.path}: {_check.quantity(facts['updates'], 'update')}, {found.position}",
+            *changed,
+        ]
         return found._replace(changed=changed)
 
     def settings(self) -> Mapping[str, Any]:
@@ -530,7 +534,7 @@ def find_together(
 
 def _description(state: TrainingState) -> str:
     digest = state_digest(state.arrays, json.dumps(state.facts, sort_keys=True))
-    return f"one after {state.facts['updates']:,} updates with the digest {digest[:12]}"
+    return f"one after {_check.quantity(state.facts['updates'], 'update')} with the digest {digest[:12]}"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

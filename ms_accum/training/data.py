@@ -97,7 +97,7 @@ class Data:
             if now.ranks != at.ranks:
                 raise ValueError(
                     "For 'train_process', 'train_dataset' must provide the size of its batches with 'get_batch_size', "
-                    f"because {at.ranks} processes stopped and {now.ranks} resume."
+                    f"because {_check.quantity(at.ranks, 'process')} stopped and {now.ranks} resume."
                 )
             return at
         if (now.size, now.ranks) == (at.size, at.ranks):

@@ -222,13 +222,14 @@ class ResumableLoop:
         micro_batches = found.state.facts["window"]["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
         if micro_batches and (self._group is not None or not has_sums):
+            held = _check.quantity(micro_batches, "micro-batch")
             raise CheckpointError(
-                f"The state holds {micro_batches} micro-batches of an open window, which windows of 1 and several "
+                f"The state holds {held} of an open window, which windows of 1 and several "
                 "ranks can't continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         at = Position(**found.state.facts["at"])
         if at.total != self._at.total:
-            reason = f"has epochs of {at.total} batches, but this data set has {self._at.total}"
+            reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found.path}' {reason}. Resume it with batches of the same size.")
         restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
         self._at, self._is_resumed = at, True

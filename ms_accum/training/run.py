@@ -317,7 +317,7 @@ class Run:
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]
         if is_first(self._group) and any(counts):
             counts_by_rank = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
-            subject = "1 micro-batch was" if sum(counts) == 1 else f"{sum(counts):,} micro-batches were"
+            subject = f"{_check.quantity(sum(counts), 'micro-batch')} {'was' if sum(counts) == 1 else 'were'}"
             _log.warning("For 'train_process', %s left out, because not finite: %s.", subject, counts_by_rank)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspore import nn
 
+from .._check import quantity
 from ..engine.collaborators import OPTIONAL_PREFIXES
 from ..network.optimizers import parameters_in, settings_of
 from ..network.parameters import excluding
@@ -105,8 +106,9 @@ class RunState:
         warn_about_random_layers(self._network)
         if not self._window.can_load(micro_batches):
             cannot_continue = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
+            held = quantity(micro_batches, "micro-batch")
             raise CheckpointError(
-                f"The state holds {micro_batches} micro-batches of an open window, which {cannot_continue} can't "
+                f"The state holds {held} of an open window, which {cannot_continue} can't "
                 "continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         parameters = {**parameters, **self._window.accumulators(micro_batches)}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import eval as evaluation
+import train as training
 from cifar_files import write_cifar10
 from idx_files import write_mnist
 from model_zoo import LeNet5
@@ -45,6 +47,15 @@ def rejected(capfd, *argv, code):
     return one_line(err)
 
 
+@pytest.mark.parametrize("flags", [(), ("--debug",)])
+def test_environment_variables_are_printed_with_debug_only(models, flags, monkeypatch, capfd):
+    for module in (evaluation, training):
+        monkeypatch.setattr(module, "tune_cpu", lambda network: {"VARIABLE": "1"})
+    assert evaluate("--ckpt_path=digits.ckpt", *flags) == OK
+    assert train("--model=mlp", "--max_updates=1", "--batch_size=512", *flags) == OK
+    assert capfd.readouterr().out.count("runtime          VARIABLE=1\n") == 2 * bool(flags)
+
+
 def test_model_and_data_are_printed_first(models, capfd):
     assert evaluate("--ckpt_path=digits.ckpt") == OK
     out = capfd.readouterr().out
@@ -53,7 +64,6 @@ def test_model_and_data_are_printed_first(models, capfd):
     assert (correct, total) == (record["correct"], record["total"])
     accuracy_text = f"{accuracy * 100:.2f} % ({correct}/{total})"
     shown = plan(out)
-    shown.pop("runtime", None)
     assert list(shown.items()) == [
         ("file", "digits.ckpt"),
         ("model", "mlp, 1 update, momentum, lr 0.04"),

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
-from ms_accum.app.flags import Parser, number, whole
+import eval as evaluation
+import ms_accum
+import train as training
+from ms_accum import selftest
+from ms_accum.app import inspection, launcher, plots
+from ms_accum.app.flags import Parser, number, version_of, whole
 from ms_accum.app.process import TRAINING, USAGE, Failure, run
 from programs import raising, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+PARSERS = {module.__name__: module.flags for module in (training, evaluation, selftest, inspection, launcher, plots)}
 
 
 def example_parser():
@@ -98,6 +112,65 @@ def test_help_lists_every_flag(capsys):
     assert [flag for flag in example_parser()._option_string_actions if flag not in shown] == []
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("program", PARSERS)
+def test_help_fits_width_of_terminal(program, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    longest = max(map(len, PARSERS[program]().format_help().splitlines()))
+    assert longest < columns and (longest > columns - 10 or not program.startswith("train"))
+
+
+def flags_of_groups(text):
+    """Return the flags of each row of the table that begins with this line, but not those in parentheses."""
+    rows = re.search(r"\| (?:group|分组) \|.*?\n\|---\|---\|\n((?:\|.*\n)+)", text)[1].splitlines()
+    rows = [re.sub(r"[(（].*?[)）]", "", row).split("|")[1:3] for row in rows]
+    return {name.strip(): set(re.findall(r"`--(\w+)", flags)) for name, flags in rows}
+
+
+def test_help_has_the_documented_groups():
+    groups = {
+        group.title: {action.option_strings[0][2:] for action in group._group_actions}
+        for group in training.flags()._action_groups[2:]  # not the positional arguments, and --help and --version
+    }
+    english, chinese = (
+        flags_of_groups((ROOT / "docs" / "how-to" / name).read_text(encoding="utf-8"))
+        for name in ("programs.md", "programs.zh.md")
+    )
+    assert list(groups.items()) == list(english.items()) and len(groups) > 5
+    assert list(english.values()) == list(chinese.values())
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_flag_has_one_description_and_default(program):
+    helps = [action.help.replace("%(default)s", "x") for action in PARSERS[program]()._actions]
+    assert all(helps) and [text for text in helps if text.count("default:") > 1] == []
+    assert [text for text in helps if "default:" in text and not re.search(r"\(default: [^()]+\)$", text)] == []
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_version_is_shown(program, capsys):
+    with pytest.raises(SystemExit) as end:
+        PARSERS[program]().parse(["--version"])
+    versions = f"MindSpore {metadata.version('mindspore')}, Python {platform.python_version()}"
+    assert (end.value.code, capsys.readouterr().out) == (0, f"ms_accum {ms_accum.__version__}, {versions}\n")
+
+
+def test_version_is_shown_without_importing_mindspore(tmp_path):
+    (tmp_path / "mindspore.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "train.py"), "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("ms_accum ")
+
+
+def test_version_of_missing_package():
+    assert version_of("no-such-package") == "is not installed"
+
+
+def test_launched_program_gets_its_own_version_flag():
+    assert launcher.flags().parse(["--nproc=2", "train.py", "--version"]).command == ["train.py", "--version"]
+
+
 # The configuration file
 
 
@@ -147,6 +220,7 @@ def test_empty_config_changes_nothing(config, text):
         (f"epochs: {'9' * 5000}\n", "argument --epochs: must be an int >= 1, but got '999"),
         ("config: other.yaml\n", "unknown key 'config'"),
         ("help: true\n", "unknown key 'help'"),
+        ("version: true\n", "unknown key 'version'"),
         ("lr: .nan\n", "argument --lr/--learning_rate: must be a number > 0, but got '.nan'"),
         ("verbose: 3\n", "argument --verbose: ignored explicit argument '3'"),
     ],

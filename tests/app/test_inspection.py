@@ -13,7 +13,7 @@ import pytest
 from mindspore import nn
 from safetensors.numpy import save_file
 
-from ms_accum import inspect as inspection
+from ms_accum.app import inspection
 from ms_accum.app.process import CHECKPOINT, OK, USAGE, run
 from ms_accum.saving.model_file import save_model
 from ms_accum.saving.training_state import VERSION, state_digest

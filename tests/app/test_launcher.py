@@ -278,6 +278,49 @@ def test_output_of_rank_0_comes_before_its_error(tmp_path):
     assert (code, err) == (2, ["[0] error: so", error])
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_error_of_several_ranks_is_shown_once(tmp_path, first):
+    """Whichever rank fails first, and although rank 0's lines are shown and those of other ranks are in their logs."""
+    source = f"""
+def fail(*signal):
+    print("error: no data", file=sys.stderr, flush=True)
+    sys.exit(3)
+if rank == 0 and {first} == 1:  # it fails when the launcher has shown the error of rank 1
+    signal.signal(signal.SIGTERM, fail)
+    open("ready0", "w").close()
+    time.sleep(100)
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *signal: sys.exit(3))
+    print("error: no data", file=sys.stderr, flush=True)
+    time.sleep(100)
+def is_there():
+    return os.path.exists("ready0") if {first} else "error" in open("log/worker_0.log").read()  # logged when shown
+while not is_there():
+    time.sleep(0.01)
+fail()
+"""
+    code, out, err = launch(tmp_path, source)
+    reason = ": no data" if first else ""
+    end = f"error: rank 1 ended with exit code 3{reason}; its log is log/worker_1.log"
+    assert (code, err) == (3, [end] if first else ["[0] error: no data", end])
+    assert (tmp_path / "log" / "worker_0.log").read_text() == "error: no data\n"
+
+
+def test_different_errors_of_ranks_are_all_shown(tmp_path):
+    source = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *arguments: asked.append(1))
+open(f"ready{rank}", "w").close()
+while not asked if rank == 0 else not os.path.exists("ready0"):  # rank 0: until rank 1 has failed
+    time.sleep(0.01)
+print(f"error: {['so', 'other'][rank]}", file=sys.stderr)
+sys.exit(2)
+"""
+    error = "error: rank 1 ended with exit code 2: other; its log is log/worker_1.log"
+    code, _, err = launch(tmp_path, source)
+    assert code == 2 and sorted(err) == ["[0] error: so", error]
+
+
 def test_failure_of_last_running_rank_fails_the_job(tmp_path):
     assert launch(tmp_path, "time.sleep(rank); sys.exit(7 * rank)")[0] == 7
 

@@ -224,7 +224,8 @@ def test_model_of_no_run_is_kept(here, capfd):
     Path(DEFAULT).write_bytes(b"precious")
     assert train(*RUN) == OK
     kept = "gradient_accumulation.previous.ckpt"
-    assert plan(capfd.readouterr().out)["copied to"] == f"{DEFAULT} (previous file: {kept})"
+    shown = plan(capfd.readouterr().out)
+    assert (shown["copied to"], shown["kept"]) == (DEFAULT, f"{kept}, the former file")
     assert Path(kept).read_bytes() == b"precious" and read_record(DEFAULT)["updates"] == 1
 
 
@@ -373,8 +374,8 @@ def test_complete_run_is_reported_and_evaluated(here, capfd, monkeypatch):
     os.unlink(f"runs/001/{DEFAULT}")  # lost, for example because the disk was full
     assert train(*RUN, "--resume") == OK
     out = capfd.readouterr().out
-    assert "resumed          runs/001/states/state-00000001.safetensors: 1 updates, 1 epoch done\n" in out
-    assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epochs are done (see --epochs)"
+    assert "resumed          runs/001/states/state-00000001.safetensors: 1 update, 1 epoch done\n" in out
+    assert plan(out)["resumed"] == "nothing left to train: 1 of 1 epoch done (see --epochs)"
     assert closing(out)[2] == 360 and contents_of("runs/001") == before
     assert train(*RUN, "--resume", "--lr=0.5") == CHECKPOINT
     out, err = capfd.readouterr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_zoo import MLP
+from ms_accum._check import quantity
 from ms_accum.app import plan
 from ms_accum.app.plan import Hint
 from ms_accum.app.tasks import Accuracy
@@ -36,9 +37,41 @@ def test_plan_lines_fit_80_columns(argv, capsys):
     plan.show_runtime({"MS_DEV_HOST_BLOCKING_RUN": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"})
     settings = settings_of(*argv).in_folder("runs/001")
     plan.show_plan(settings.with_updates(settings.epochs, 23_440), "Ascend", MLP(), "", 18_750, "")
-    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, None)
+    plan.show_end(settings_of(*argv).in_folder("runs/001"), 754.0, "gradient_accumulation.previous.ckpt")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 10 and [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "row", "0 rows"),
+        (1, "micro-batch", "1 micro-batch"),
+        (2, "micro-batch", "2 micro-batches"),
+        (2, "epoch", "2 epochs"),
+        (1, "process", "1 process"),
+        (2, "process", "2 processes"),
+        (2_000, "update", "2,000 updates"),
+    ],
+)
+def test_quantity(number, noun, text):
+    assert quantity(number, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches", "lines"),
+    [
+        (("--batch_size=256", "--mini_steps=1"), 1, ["256 = 256 rows x 1 micro-batch", "1 micro-batch"]),
+        (("--batch_size=1", "--mini_steps=4"), 8, ["4 = 1 row x 4 micro-batches", "8 micro-batches"]),
+        (("--batch_size=32", "--effective_batch=33"), 1, ["33 = 32 rows x 1 micro-batch + 1 row", "1 window"]),
+        (("--batch_size=512", "--mini_steps=2"), 4, ["1,024 = 512 rows x 2 micro-batches", "4 micro-batches"]),
+    ],
+)
+def test_windows_are_described_in_singular_and_plural(flags, batches, lines, capsys):
+    settings = settings_of("--epochs=1", *flags).with_updates(1, 1)
+    plan.show_plan(settings, "CPU", MLP(), "", batches, "")
+    shown = {line[:16].rstrip(): line[17:] for line in capsys.readouterr().out.splitlines()}
+    assert [shown[name] for name in ("effective batch", "an epoch", "the run")] == [*lines, "1 epoch, 1 update"]
 
 
 # During the run
@@ -97,7 +130,8 @@ def test_duration_units(seconds, text, capsys):
     plan.show_end(settings_of().in_folder("runs/001"), seconds, "previous.ckpt")
     shown = capsys.readouterr().out
     assert shown.startswith(f"time             {text}\n")
-    assert "copied to        gradient_accumulation.ckpt (previous file: previous.ckpt)\n" in shown
+    kept = "kept             previous.ckpt, the former file\n"
+    assert f"copied to        gradient_accumulation.ckpt\n{kept}" in shown
 
 
 def test_closing_lines(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 
@@ -10,8 +11,21 @@ import pytest
 
 from ms_accum.app import process
 from ms_accum.app.flags import Parser, whole
-from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TRAINING, USAGE, Failure, exit_code, run
-from programs import raising, refused
+from ms_accum.app.process import (
+    CHECKPOINT,
+    DATA,
+    DISK,
+    INTERRUPTED,
+    OK,
+    TRAINING,
+    USAGE,
+    Failure,
+    exit_code,
+    run,
+    without_native_log,
+)
+from programs import one_line, raising, refused
+from programs import process as program
 
 
 def parser():
@@ -104,3 +118,23 @@ def test_terminal_shows_line_before_mindspore_import(terminal, argv, message, mo
     with pytest.raises(SystemExit) if argv else contextlib.nullcontext():
         process.begin(parser(), "1.2.3")
     assert capsys.readouterr().out == message
+
+
+# What libraries write themselves
+
+
+def test_native_log_is_lost_with_an_error_and_kept_without(capfd):
+    with pytest.raises(ValueError, match="mine"), without_native_log():
+        os.write(2, b"[CRITICAL] a block of C++\n")
+        raise ValueError("mine")
+    with without_native_log():
+        os.write(2, b"a warning\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "a warning\nafter\n"
+
+
+def test_missing_device_is_one_line_on_stderr(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}  # as a user's
+    done = program("train.py", "--device_target=Ascend", cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stdout == ""
+    assert one_line(done.stderr) == "argument --device_target: Ascend is not available here, CPU is"

@@ -15,7 +15,7 @@ def relay(tmp_path):
 
     def relay_chunks(*chunks):
         shown, kept = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for name in ("shown", "kept"))
-        stream = processes._Stream(None, kept, shown)
+        stream = processes._Stream(None, kept, shown, processes.LastErrors())
         for chunk in chunks:
             stream._receive(chunk)
         stream._flush()

@@ -14,7 +14,15 @@ def test_each_flag_has_a_field():
     """But for the one that is about reading flags."""
     flag_values = vars(flags().parse_args(()))
     fields = {field.name for field in dataclasses.fields(settings_of())}
-    assert fields == {*flag_values, "ranks", "updates", "is_latest", "flag_texts", "resumed_flags"} - {"config"}
+    assert fields == {
+        *flag_values,
+        "ranks",
+        "updates",
+        "scheduled_rates",
+        "is_latest",
+        "flag_texts",
+        "resumed_flags",
+    } - {"config"}
 
 
 def test_settings_are_immutable():

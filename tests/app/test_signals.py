@@ -156,7 +156,7 @@ def test_stopped_run_is_resumed_exactly(tmp_path, once, number, moment):
     whole = once("signals-whole", lambda folder: finished(folder, *flags))
     assert finished(tmp_path / "parts", *flags, "--resume") == model_of(whole)
     lines = [(folder / "out" / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "parts", whole)]
-    assert len(lines[0]) == len(lines[1]) == 3 * 7 + 1  # and the evaluation
+    assert len(lines[0]) == len(lines[1]) == 3 * 7 + 3  # and an evaluation after each epoch
 
 
 PENDING = """
@@ -295,7 +295,7 @@ def test_signal_after_complete_run_is_reported(tmp_path):
     send_words(program, "go")
     code, error = wait_for_end(program)
     assert code == TERMINATED and re.fullmatch(
-        r"error: terminated; the run is complete, with an accuracy of .* % \(\d+/360\)", error
+        r"error: terminated; the run is complete: accuracy .* % \(\d+/360\)", error
     )
 
 

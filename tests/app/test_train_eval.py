@@ -28,12 +28,13 @@ import train as training
 from idx_files import real_mnist, write_mnist
 from model_zoo import LeNet5
 from ms_accum import UpdateRecord
+from ms_accum._check import quantity
 from ms_accum.app import tasks
 from ms_accum.app.process import CHECKPOINT, DATA, DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
 from ms_accum.app.steps import choose_device
 from ms_accum.saving import training_state
 from ms_accum.saving.model_file import load_parameters, read_record, save_model
-from programs import QUICK, ROOT, closing, evaluate, metrics, one_line, plan, process, settings_of, train
+from programs import QUICK, ROOT, closing, evaluate, lines_of, metrics, one_line, plan, process, settings_of, train
 
 DIGITS = [32] * 44 + [29]  # the rows of the micro-batches of an epoch of the embedded digits
 
@@ -171,7 +172,8 @@ def test_unknown_key_in_config_exits_with_usage_code(program, capfd, tmp_path):
 def test_unavailable_device_exits_with_usage_code(program, device, tmp_path):
     if ms.get_context("device_target") != "CPU":
         pytest.skip("this machine has another device than the CPU")
-    done = process(program, f"--device_target={device}", "--ckpt_path=out/a.ckpt", cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GLOG_")}  # as a user's
+    done = process(program, f"--device_target={device}", "--ckpt_path=out/a.ckpt", cwd=tmp_path, env=environment)
     assert done.returncode == USAGE and done.stdout == ""
     assert one_line(done.stderr) == f"argument --device_target: {device} is not available here, CPU is"
     assert os.listdir(tmp_path) == []
@@ -367,16 +369,14 @@ def test_newest_state_is_resumed_and_printed(out, capfd):
 @pytest.mark.slow
 def test_best_model_is_kept_beside_last(capfd):
     argv = ("--model=mlp", "--epochs=2", "--batch_size=64", "--mini_steps=2", "--output_dir=out", "--seed=5")
-    assert train(*argv, "--save_every=7", "--keep_best") == OK
-    out = capfd.readouterr().out
-    matches = [
-        re.fullmatch(r"accuracy: (0\.\d{4}) after (\d+) updates(, the best so far)?", line) for line in out.split("\n")
-    ]
-    matches = [match.groups() for match in matches if match]
-    assert [int(updates) for _, updates, _ in matches] == [7, 14, 21, 24]
-    scores = [float(accuracy) for accuracy, *_ in matches]
-    assert [bool(best) for *_, best in matches] == [
-        score > max(scores[:n], default=-1) for n, score in enumerate(scores)
+    assert train(*argv, "--save_every=7", "--keep_best", "--eval_every=end") == OK
+    shown = re.findall(r"^the best so far: accuracy .* after (\d+) updates$", capfd.readouterr().out, re.MULTILINE)
+    evaluations = [line for line in lines_of("out") if "updates" in line]
+    assert [line["updates"] for line in evaluations] == [7, 14, 21, 24]
+    scores = [line["accuracy"] for line in evaluations]
+    better = [score > max(scores[:n], default=-1) for n, score in enumerate(scores)]
+    assert [int(updates) for updates in shown] == [
+        line["updates"] for line, is_better in zip(evaluations, better) if is_better
     ]
     assert evaluate("--ckpt_path=out/gradient_accumulation.best.ckpt") == OK
     assert closing(capfd.readouterr().out)[0] == pytest.approx(max(scores), abs=5e-5)
@@ -419,7 +419,7 @@ def test_resumed_run_uses_found_micro_batch(capfd):
     assert train(*auto, "--epochs=3", "--allow_config_change") == OK
     out = capfd.readouterr().out
     rows = int(re.match(r"\d+", plan(out)["micro-batch"])[0])
-    assert plan(out)["effective batch"] == f"256 = {rows} rows x {256 // rows} micro-batches"
+    assert plan(out)["effective batch"] == f"256 = {rows} rows x {quantity(256 // rows, 'micro-batch')}"
     assert f"micro_batch_size was 64 and is {None if rows == 256 else rows}" in out or rows == 64
 
 
@@ -565,7 +565,7 @@ def test_tails(tail, capfd):
     ("rows", "line", "accumulators"),
     [
         ("--batch_size=96", "256 = 96 rows x 2 micro-batches + 64 rows", "2.55 MiB"),
-        ("--batch_size=256", "256 = 256 rows x 1 micro-batches", "0.00 MiB"),
+        ("--batch_size=256", "256 = 256 rows x 1 micro-batch", "0.00 MiB"),
         ("--model=mlp", "256 = 32 rows x 8 micro-batches", "2.55 MiB"),
     ],
 )

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import train as training
-from model_zoo import RECIPES
+from model_zoo import RECIPES, LeNet5
 from ms_accum.app import tasks
 from ms_accum.app.process import CHECKPOINT, DATA, INTERRUPTED, OK, TERMINATED, USAGE
 from ms_accum.app.tasks import TextLoss
-from ms_accum.saving.model_file import load_parameters, read_record, sidecar, write_record
+from ms_accum.saving.model_file import load_parameters, read_record, save_model, sidecar, write_record
 from programs import evaluate, lines_of, one_line, plan, process, settings_of, train, train_in
 
 WORDS = "the cat sat on the mat and the dog sat on the log, so the cat and the dog sat.\n"
@@ -27,7 +27,7 @@ FLAGS = ("--dataset=text", "--data_path=text.txt", *SIZES, "--batch_size=8", "--
 TINY = (*FLAGS, "--max_updates=6", "--eval_every=2", "--output_dir=out")
 MODEL = "out/gradient_accumulation.ckpt"
 CLOSING = re.compile(
-    r"loss +(?P<text>[\d.]+), ([\d.]+) bits per character, perplexity ([\d.,]+) \(([\d,]+) tokens\)\n"
+    r"loss +(?P<text>[\d.]+), ([\d.]+) bits per character\n {17}perplexity ([\d.,]+), ([\d,]+) tokens\n"
     r"============== (?P<printed>\{'Loss': .*\}) ==============\n$"
 )
 
@@ -116,15 +116,17 @@ def test_stopped_run_resumes_to_same_bytes(trained, here, capfd, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_completed_run_continues_with_more_updates(here, capfd):
     assert train(*TINY, "--max_updates=2") == OK
     capfd.readouterr()
     assert train("--resume", "--output_dir=out") == OK
-    assert plan(capfd.readouterr().out)["resumed"] == "nothing left to train: 2 updates are done (see --max_updates)"
+    assert plan(capfd.readouterr().out)["resumed"] == "nothing left to train: 2 updates done (see --max_updates)"
     assert train("--resume", "--output_dir=out", "--max_updates=3") == OK
     assert read_record(MODEL)["updates"] == 3
 
 
+@pytest.mark.slow
 def test_windows_of_any_split_have_the_same_loss(here):
     """Sequences are padded: the first window has the last block of the text, of 3 tokens."""
     losses = []
@@ -135,6 +137,7 @@ def test_windows_of_any_split_have_the_same_loss(here):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_are_verified(here, capfd):
     assert train(*FLAGS, "--verify") == OK
     assert capfd.readouterr().out.endswith("The gradients agree.\n")
@@ -145,7 +148,7 @@ def test_gradients_are_verified(here, capfd):
     "argv",
     [
         ("--amp=O2",),
-        ("--amp=bf16",),
+        ("--amp=O3",),
         ("--ema=0.5", "--keep_best", "--save_every=2"),
         ("--vocabulary=bytes", "--untied_head", "--noise_scale", "--clip_norm=0.5"),
         ("--optimizer=sgd", "--lr_decay=cosine", "--min_lr=0.001", "--warmup_updates=2", "--zero=1", "--tensorboard"),
@@ -156,7 +159,7 @@ def test_gradients_are_verified(here, capfd):
 def test_flags_of_images_work_for_text(here, argv, capfd):
     assert train(*TINY, *argv) == OK
     result = result_of(capfd.readouterr().out)
-    assert result["Loss"] < 3.0
+    assert result["Loss"] < (6.0 if "--vocabulary=bytes" in argv else 3.0)
     flags = ("--use_ema",) if "--ema=0.5" in argv else ()
     assert evaluate(f"--ckpt_path={MODEL}", "--data_path=text.txt", *flags) == OK
     loss = result_of(capfd.readouterr().out)["Loss"]
@@ -194,6 +197,7 @@ def process_of(command, program, *flags, cwd):
 # Evaluation and samples
 
 
+@pytest.mark.slow
 def test_result_does_not_depend_on_the_batches(model, monkeypatch):
     sizes = settings_of(*FLAGS)
     task = tasks.task_of(sizes)
@@ -213,7 +217,7 @@ def batches_of(data):
 def test_bits_of_bytes_are_per_character():
     result = TextLoss(math.log(2), tokens=300, characters=100)
     assert result.bits == pytest.approx(3) and result.perplexity == pytest.approx(2)
-    assert result.text == "0.6931, 3.000 bits per character, perplexity 2.00 (300 tokens)"
+    assert (result.text, result.more) == ("0.6931, 3.000 bits per character", "perplexity 2.00, 300 tokens")
 
 
 def test_characters_of_utf_8_are_counted():
@@ -230,16 +234,16 @@ def test_result_that_is_not_finite_is_recorded_and_never_the_best():
 def test_sample_continues_the_prompt(model, capfd):
     argv = (f"--ckpt_path={MODEL}", "--sample=40", "--prompt=the cat")
     texts = []
-    for flags in ((), ("--seed=1",), ("--seed=2",), ("--temperature=0",)):
+    for flags in (("--seed=1",), ("--seed=2",)):
         assert evaluate(*argv, *flags) == OK
-        out = capfd.readouterr().out
-        head, _, text = out.partition("seed 2\n" if flags == ("--seed=2",) else "seed 1\n")
+        head, _, text = capfd.readouterr().out.partition(f"temperature 0.8, {flags[0][2:].replace('=', ' ')}\n")
         texts.append(text)
         assert text.startswith("the cat") and len(text) == len("the cat") + 40 + 1 and set(text) <= set(WORDS)
-        assert "sample           40 tokens, temperature" in head
-    assert texts[0] == texts[1] and len(set(texts[1:])) == 3
+        assert head.endswith("sample           40 tokens, ")
+    assert texts[0] != texts[1]
 
 
+@pytest.mark.slow
 def test_text_is_evaluated_and_sampled(model, capfd):
     assert evaluate(f"--ckpt_path={MODEL}", "--sample=5", "--data_path=text.txt") == OK
     out = capfd.readouterr().out
@@ -262,8 +266,17 @@ def test_unusable_samples_are_rejected(model, capfd):
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--prompt=Ω", code=USAGE)
     assert message == "a character is not in the vocabulary of 16: 'Ω'"
     assert rejected(capfd, evaluate, *argv, "--prompt=x", code=USAGE) == "argument --prompt: needs --sample"
+    message = rejected(capfd, evaluate, *argv, "--sample=5", "--report=x", code=USAGE)
+    assert message == "argument --data_path: must be given, the text: the model was trained on it"
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--temperature=-1", code=USAGE)
     assert "must be a number >= 0" in message
+
+
+def test_model_of_images_writes_no_text(here, capfd):
+    save_model(LeNet5(), "plain.ckpt")
+    assert evaluate("--ckpt_path=plain.ckpt", "--sample=5") == USAGE
+    out, err = capfd.readouterr()
+    assert (out, one_line(err)) == ("", "argument --sample: is for models of text; lenet5 classifies images")
 
 
 def test_text_with_other_characters_is_rejected(model, capfd):

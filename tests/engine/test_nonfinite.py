@@ -298,7 +298,7 @@ def test_windows_of_weight_0_are_not_counted_as_nonfinite(window):
 
 @pytest.mark.host
 def test_left_out_micro_batches_next_to_weight_0_are_counted():
-    with pytest.warns(RuntimeWarning, match="1 windows of epoch 1 were skipped: their gradients were not finite"):
+    with pytest.warns(RuntimeWarning, match="1 window skipped in epoch 1: gradients were not finite"):
         system = weighed("step", [GOOD[0], ZERO[0], ZERO[1], micro_batch(1.0, -1.0)], 2, nonfinite="skip_micro")[1]
     assert (system.updates, system.skipped, system.left_out) == (1, 1, 1)
 

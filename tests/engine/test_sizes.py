@@ -8,7 +8,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from helpers import Recorder, Slope, batches, compiled_step, cross_entropy, micro_batch, slope_driver
-from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
+from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up, seesaw
 from ms_accum.engine.ends import Sizes, windows_until
 from runs import stop_after
 
@@ -95,6 +95,18 @@ def test_changing_size_does_not_recompile(compiles):
     before = len(compiles)
     model.train_process(1, DATA, {0: 2, 3: 4, 5: 2, 7: 1, 9: 3}, report=(), ckpt_path=None)
     assert len(compiles) == before > 0
+
+
+def test_schedule_of_sizes_and_rates_does_not_recompile(compiles):
+    network = Slope()
+    schedule = seesaw(0.25, 16, decay="linear")
+    model = GradientAccumulation(network, None, nn.SGD([network.w], schedule.learning_rates))
+    model.train_process(1, DATA[:2], schedule.mini_steps, report=(), ckpt_path=None)
+    before, recorder = len(compiles), Recorder()
+    model.train_process(1, DATA[2:], schedule.mini_steps, report=recorder, ckpt_path=None)
+    sizes = [record.samples for record in recorder.records]
+    assert sizes == [1] * 6 + [2, 2, 4] and len(compiles) == before > 0
+    assert [record.lr for record in recorder.records] == pytest.approx(schedule.learning_rates[2:])
 
 
 def functional(sizes):

@@ -18,6 +18,7 @@ import train as training
 from conftest import CORES
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
+from ms_accum.app.tasks import task_of
 from ms_accum.network import runtime
 from programs import settings_of
 
@@ -198,7 +199,8 @@ def test_keep_cpu_defaults_applies_to_constructors(monkeypatch):
 
 @pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])
 def test_runtime_flag_of_train_py(choice, kept):
-    training.build(settings_of(f"--runtime={choice}"))
+    settings = settings_of(f"--runtime={choice}")
+    training.build(settings, task_of(settings), None)  # images need no data for their network
     assert (os.environ[HOST], os.environ[KERNELS]) == kept
 
 

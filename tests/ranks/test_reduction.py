@@ -163,8 +163,8 @@ def test_different_numbers_of_micro_batches_are_rejected(in_step):
 
 def test_misuse_raises_on_all_ranks(in_step):
     expected = [
-        "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batches",
-        "'accumulate_step' can't change inside a window, which holds 1 micro-batches",
+        "'mini_steps' can't change from 3 to 2 inside a window, which holds 1 micro-batch",
+        "'accumulate_step' can't change inside a window, which holds 1 micro-batch",
         "'grads' must have the shapes of the optimizer's parameters",
         "'optimizer' must be one of the network's parameters",
         "'grad_sum' must have the shapes of the optimizer's parameters",

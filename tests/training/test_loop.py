@@ -150,7 +150,7 @@ def test_window_size_changes_with_allow_config_change(tmp_path):
 def test_open_window_rejected_by_windows_of_1(tmp_path):
     with pytest.raises(Stopped):
         UserProgram().train(tmp_path, stop=stop_after(4))
-    with pytest.raises(CheckpointError, match="holds 1 micro-batches of an open window, which windows of 1"):
+    with pytest.raises(CheckpointError, match="holds 1 micro-batch of an open window, which windows of 1"):
         UserProgram(window=1).train(tmp_path, allow_config_change=True)
 
 

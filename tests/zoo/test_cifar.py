@@ -163,6 +163,14 @@ def test_folders_without_cifar10_are_rejected(tmp_path):
         assert reason in error_of(tmp_path / path, error=error)
 
 
+@pytest.mark.parametrize(("given", "named"), [("data/cifar", "data"), (".", "data"), (f"data/{TOP}/x", f"data/{TOP}")])
+def test_folder_that_was_probably_meant_is_named(tmp_path, monkeypatch, given, named):
+    monkeypatch.chdir(tmp_path)
+    write_cifar10("data", top=TOP)
+    Path(given).mkdir(exist_ok=True)
+    assert error_of(given, error=FileNotFoundError).endswith(f"without it. Give '{named}', which contains CIFAR-10.")
+
+
 def test_cifar10_folder_for_mnist_is_rejected(folder):
     with pytest.raises(FileNotFoundError, match="with CIFAR-10. Give dataset='cifar10', or '--dataset cifar10'"):
         create_dataset(folder)

@@ -153,6 +153,36 @@ def test_missing_split_is_rejected(folder):
         create_dataset(folder / "train", usage="test")
 
 
+@pytest.mark.parametrize(
+    ("data", "given", "named"),
+    [
+        ("MNIST_Data", "MNIST_Data/train", "MNIST_Data"),
+        ("data/mnist", "data", "data/mnist"),
+        ("MNIST_Data", "MNIST_Data/notes", "MNIST_Data"),
+        (".", "train", "."),
+    ],
+)
+def test_folder_that_was_probably_meant_is_named(tmp_path, monkeypatch, data, given, named):
+    monkeypatch.chdir(tmp_path)
+    write_mnist(data)
+    os.makedirs(given, exist_ok=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        create_dataset(given, usage="test")
+    assert str(caught.value).endswith(f"without it. Give '{named}', which contains MNIST.")
+
+
+def test_folder_above_current_folder_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder / "train")
+    with pytest.raises(FileNotFoundError, match=r"Give '\.\.', which contains MNIST\.$"):
+        create_dataset(".", usage="test")
+
+
+def test_folder_nearby_with_one_split_is_not_named(tmp_path):
+    write_mnist(tmp_path / "data", train=0)
+    with pytest.raises(FileNotFoundError, match=r"Download MNIST, for example"):
+        create_dataset(tmp_path)
+
+
 def test_only_compressed_files_are_rejected(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(GOOD_IMAGES))
     with pytest.raises(FileNotFoundError, match="must be unpacked.*gunzip"):
