@@ -80,7 +80,7 @@ def text_in(folder: str, benchmark: str, short: bool) -> Path:
 
 
 class Burst(NamedTuple):
-    """What some updates took; the seconds of all threads are those of the CPU, without those of other processes."""
+    """What some updates took: the seconds that passed, and the CPU time of all threads of the process."""
 
     updates: int
     seconds: float
