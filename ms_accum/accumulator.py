@@ -17,6 +17,7 @@ from .layers.batch_norm import warn_about_batch_norm
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
+from .network.calls import call
 from .network.compiled import Compiled, check_compile
 from .network.optimizers import kind_of, may_have_sparse_rule
 from .network.runtime import tune
@@ -166,7 +167,7 @@ class Accumulator:
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         window = self.window
-        if window.outside() and window.compiles:
+        if call(window.outside, ()) and window.compiles:
             checked = tree.check_gradients_outside(_OWNER, grads, window.parameters, dense_only=self.dense_only)
             return self._add_in_graph[window.fills_up()](checked, self._checked(weight))
         checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)

@@ -25,6 +25,7 @@ from .loss.known_losses import runnable
 from .loss.objective import Objective, weight_in_graph
 from .loss.terms import Terms, terms_of, weighed
 from .network import tree
+from .network.calls import call
 from .network.compiled import Compiled, check_compile, in_graphs
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
@@ -201,13 +202,13 @@ class AccumulatedTrainStep(Compiled):
 
     def construct(self, *columns: Any) -> Any:
         if self.loss_and_gradients.has_terms:
-            return self.add_terms(*columns)
+            return call(self.add_terms, columns)
         if not self.training:
-            return self.loss_and_gradients.network(*columns)
+            return call(self.loss_and_gradients.network, columns)
         window = self.window
-        window.outside()
-        weight = ops.cast(self.weigh(*columns), ms.float32)
-        loss, grads = self.loss_and_gradients(1.0, *columns)
+        call(window.outside, ())
+        weight = ops.cast(call(self.weigh, columns), ms.float32)
+        loss, grads = call(self.loss_and_gradients, (1.0, *columns))
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
         kept = None
@@ -230,11 +231,11 @@ class AccumulatedTrainStep(Compiled):
     def add_terms(self, *inputs: Any) -> Any:
         """Add a micro-batch of a loss with several terms, and return the sums of its parts in the window."""
         if not self.training:
-            return self.loss_and_gradients.network.terms(*inputs)
+            return call(self.loss_and_gradients.network.terms, inputs)
         if not isinstance(inputs[-1], tuple):
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False with several terms.")
-        self.window.outside()
-        losses, grads = self.loss_and_gradients(1.0, *inputs)
+        call(self.window.outside, ())
+        losses, grads = call(self.loss_and_gradients, (1.0, *inputs))
         micro_batches_left = self.micro_batches_left[0] - 1
         ops.assign(self.micro_batches_left[0], micro_batches_left)
         sums = self.loss_sums[0] + losses
@@ -487,10 +488,10 @@ class _Evaluate(Compiled):
 
     def construct(self, *columns: Any) -> Any:
         if self.loss_fn is None:
-            loss = self.eval_of(*columns)
+            loss = call(self.eval_of, columns)
             return loss, loss, loss  # `Model` expects at least three outputs
         output = self.eval_of(columns[0])
-        return (self.loss_fn(output, *columns[1:]), output, *columns[1:])
+        return (call(self.loss_fn, (output, *columns[1:])), output, *columns[1:])
 
 
 class _EvaluateTerms(Compiled):
@@ -526,8 +527,8 @@ class _EvaluateTerms(Compiled):
 
     def construct(self, *inputs: Any) -> Any:
         columns, coefficients, counts = inputs[:-2], inputs[-2], inputs[-1]
-        output = self.eval_of(*columns) if self.loss_fn is None else self.eval_of(columns[0])
-        losses = output if self.loss_fn is None else self.loss_fn(output, *columns[1:])
+        output = call(self.eval_of, columns) if self.loss_fn is None else self.eval_of(columns[0])
+        losses = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
         losses = terms_of(self.owner, self.names, losses, self.tensors)
         scalars: Any = ()
         for number in range(len(counts)):

@@ -20,6 +20,7 @@ from .layers.dropout import CountedDropout
 from .loss.additivity import numbers_rows
 from .loss.first_micro_batch import one_line
 from .loss.known_losses import WithLoss, loss_reduction, runnable
+from .network.calls import call
 from .network.compiled import in_graphs
 from .network.generators import random_layers
 from .network.parameters import as_array
@@ -411,7 +412,7 @@ class _Unrecognised(nn.Cell):
         self.loss_fn = runnable(loss_fn)
 
     def construct(self, *columns: Any) -> Any:
-        return self.loss_fn(*columns)
+        return call(self.loss_fn, columns)
 
 
 def _sizes(rows: int, steps: int) -> list[int]:

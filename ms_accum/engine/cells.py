@@ -18,6 +18,7 @@ from ..layers.batch_norm import warn_about_batch_norm
 from ..loss.known_losses import check_gradient
 from ..network import tree
 from ..network.branch import branch
+from ..network.calls import call
 from ..network.compiled import Compiled, check_compile
 from ..network.kernels import kernels
 from ..network.runtime import tune
@@ -134,7 +135,7 @@ class TrainForwardBackward(Compiled):
         counted = None
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
-        loss, grads = self.loss_and_gradients(counted if window.weighs_loss else 1.0, *inputs)
+        loss, grads = call(self.loss_and_gradients, (counted if window.weighs_loss else 1.0, *inputs))
         kept = None
         if window.skips is not None:
             weight = Tensor(1.0, ms.float32) if counted is None else counted

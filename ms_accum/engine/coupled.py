@@ -22,6 +22,7 @@ from .. import _check
 from ..loss.first_micro_batch import check_compiles
 from ..loss.known_losses import check_gradient, runnable, scalar
 from ..loss.objective import Objective
+from ..network.calls import call
 from ..network.compiled import Compiled, in_graphs
 from ..network.generators import random_layers
 
@@ -104,8 +105,8 @@ class LossOfBatch(nn.Cell):
         """tuple, the user's loss, unchanged; in a tuple, so that it is not a Cell inside this one."""
 
     def construct(self, *columns: Any) -> Any:
-        representations = _in_float32(self.network(*columns[: self.columns]))
-        return self.loss_fn(*representations, *columns[self.columns :])
+        representations = _in_float32(call(self.network, columns[: self.columns]))
+        return call(self.loss_fn, (*representations, *columns[self.columns :]))
 
 
 class Represent(Compiled):
@@ -121,7 +122,7 @@ class Represent(Compiled):
         self.network = loss_of_batch.network
 
     def construct(self, *columns: Any) -> Any:
-        return _in_float32(self.network(*columns))
+        return _in_float32(call(self.network, columns))
 
 
 class LossOfRepresentations(Compiled):
@@ -141,10 +142,10 @@ class LossOfRepresentations(Compiled):
         self.differentiate = ms.value_and_grad(self.forward, tuple(range(number)), weights)
 
     def forward(self, *inputs: Any) -> Any:
-        return scalar(_OWNER, self.loss_fn(*inputs), True)
+        return scalar(_OWNER, call(self.loss_fn, inputs), True)
 
     def construct(self, *inputs: Any) -> Any:
-        return self.differentiate(*inputs)
+        return call(self.differentiate, inputs)
 
 
 class SumOfProducts(nn.Cell):
@@ -165,7 +166,7 @@ class SumOfProducts(nn.Cell):
         self.parameters = tuple(parameters)
 
     def construct(self, *inputs: Any) -> Any:
-        factors = (*_in_float32(self.network(*inputs[: self.columns])), *self.parameters)
+        factors = (*_in_float32(call(self.network, inputs[: self.columns])), *self.parameters)
         total = Tensor(0.0, ms.float32)
         for factor, gradient in zip(factors, inputs[self.columns :]):
             total = total + ops.sum(ops.cast(factor, ms.float32) * gradient)

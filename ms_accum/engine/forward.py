@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 
 from .. import _check
 from ..loss.known_losses import WithLoss, scalar
 from ..loss.terms import WeighedTerms
 from ..network import tree
+from ..network.calls import call
 from ..network.state import untracked
 from .collaborators import Collaborators
 
@@ -36,15 +38,11 @@ class Forward(nn.Cell):
         self.sens = sens * collaborators.scale
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
-        self.frozen = ops.constexpr(self._frozen, reuse_result=False)
+        self.frozen = _frozen(self.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
 
-    def _frozen(self) -> tuple[bool, ...]:
-        """Return whether each parameter requires no gradient. Runs on the host, when a graph is compiled."""
-        return tuple(not parameter.requires_grad for parameter in self.parameters)
-
     def forward(self, scale: Any, *inputs: Any) -> Any:
-        loss = self.network(*inputs)
+        loss = call(self.network, inputs)
         if self.has_terms:
             return loss[0] * scale, loss[1]
         loss = scalar(self.owner, loss, self.has_loss_fn)
@@ -55,10 +53,22 @@ class Forward(nn.Cell):
             scale = scale * self.sens
         if self.changing:
             scale = scale * self.changing[0]
-        (_, loss), grads = self.differentiate(scale, *inputs)
+        (_, loss), grads = call(self.differentiate, (scale, *inputs))
         grads = tree.dense(grads, self.parameters)
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
         return loss, tree.zero_where(self.frozen(), grads)  # a graph differentiates them all the same
+
+
+def _frozen(parameters: Sequence[Parameter]) -> Any:
+    """Return an operator whose result is whether each parameter requires no gradient when a graph is compiled.
+
+    A graph keeps its operators, and a Cell its graphs. An operator that kept the Cell would never be freed.
+    """
+
+    def frozen() -> tuple[bool, ...]:
+        return tuple(not parameter.requires_grad for parameter in parameters)
+
+    return ops.constexpr(frozen, reuse_result=False)
 
 
 def check_network(owner: str, network: nn.Cell) -> None:

@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..network import tree
+from ..network.calls import call
 from ..network.state import unique_name
 from ..ranks.group import Group, group_of
 from .replaced import forget_graphs, replace_layers
@@ -204,7 +205,7 @@ class PooledBatchNorm(nn.Cell):
     def construct(self, x: Any) -> Any:
         if not (self.training or self.use_batch_statistics):
             return self._infer(x)
-        out = self.bn_train(x, self.gamma, self.beta, *self.batch_statistics)[0]
+        out = call(self.bn_train, (x, self.gamma, self.beta, *self.batch_statistics))[0]
         added = self._add(ops.depend(self.batch_statistics, ops.stop_gradient(out)), x.size / self.num_features)
         # The kernel adds 0 times the earlier statistics, so NaN would remain.
         return ops.depend(out, tree.clear(ops.depend(self.batch_statistics, added)))

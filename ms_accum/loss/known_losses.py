@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from .. import _check
+from ..network.calls import call
 from ..network.compiled import in_graphs
 
 REDUCTIONS = ("mean", "sum")
@@ -314,7 +315,7 @@ class _Partial(nn.Cell):
         self.keywords = dict(function.keywords)
 
     def construct(self, *columns: Any) -> Any:
-        return self.function(*self.first, *columns, **self.keywords)
+        return call(self.function, (*self.first, *columns), **self.keywords)
 
 
 class WithLoss(nn.WithLossCell):
@@ -324,7 +325,7 @@ class WithLoss(nn.WithLossCell):
         super().__init__(network, runnable(loss_fn))
 
     def construct(self, data: Any, *labels: Any) -> Any:
-        return self._loss_fn(self._backbone(data), *labels)
+        return call(self._loss_fn, (self._backbone(data), *labels))
 
 
 def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:

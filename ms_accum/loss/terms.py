@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
+from ..network.calls import call
 from ..ranks.group import Group, gather
 from .known_losses import as_number, divisor_of, loss_reduction, runnable
 
@@ -291,8 +292,10 @@ class LossOfTerms(nn.Cell):
 
     def construct(self, *columns: Any) -> Any:
         if self.loss_fn is None:
-            return terms_of(self.owner, self.names, self.network(*columns), self.tensors)
-        return terms_of(self.owner, self.names, self.loss_fn(self.network(columns[0]), *columns[1:]), self.tensors)
+            return terms_of(self.owner, self.names, call(self.network, columns), self.tensors)
+        return terms_of(
+            self.owner, self.names, call(self.loss_fn, (self.network(columns[0]), *columns[1:])), self.tensors
+        )
 
 
 class WeighedTerms(nn.Cell):
@@ -323,7 +326,7 @@ class WeighedTerms(nn.Cell):
     def construct(self, *inputs: Any) -> Any:
         factors, shares, counts = inputs[-3], inputs[-2], inputs[-1]
         columns = len(inputs) - self.inputs
-        losses = self.terms(*inputs[:columns])
+        losses = call(self.terms, inputs[:columns])
         products = Tensor(0.0, ms.float32)
         scalars: Any = []
         for number in range(len(counts)):

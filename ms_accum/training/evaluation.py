@@ -16,6 +16,7 @@ from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
+from ..network.calls import call
 from ..network.compiled import Compiled, check_compile, compiled
 from ..network.restoring import training_mode
 from ..network.runtime import tune
@@ -132,7 +133,7 @@ class _LossAndOutput(Compiled):
 
     def construct(self, data: Any, *labels: Any) -> Any:
         output = self.network(data)
-        loss = self.loss_fn(output, *labels)
+        loss = call(self.loss_fn, (output, *labels))
         return (terms_of(_OWNER, self.names, loss, self.tensors) if self.names else loss), output
 
 

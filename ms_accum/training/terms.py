@@ -16,6 +16,7 @@ from ..engine.nonfinite import SkipMicro
 from ..loss.known_losses import runnable, scalar
 from ..loss.objective import Objective
 from ..loss.terms import LossOfTerms, Terms, summed
+from ..network.calls import call
 from ..network.compiled import Compiled
 from ..network.optimizers import LearningRate
 from ..network.parameters import copied
@@ -62,7 +63,7 @@ class _Statistics(Compiled):
         self.numbers = tuple(number for number, is_tensor in enumerate(terms.tensors) if is_tensor)
 
     def construct(self, *columns: Any) -> Any:
-        losses = self.terms(*columns)
+        losses = call(self.terms, columns)
         return tuple([losses[number] for number in self.numbers])
 
 

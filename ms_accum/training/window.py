@@ -24,6 +24,7 @@ from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
 from ..network.branch import branch
+from ..network.calls import call
 from ..network.compiled import Compiled
 from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
 from ..network.out_of_memory import memory_advice
@@ -483,7 +484,7 @@ class _AddAndEnd(Compiled):
         self.boundary, self.weight_sum = window.boundary, window.weight_sum
 
     def construct(self, weights: Any, weight: Any, *inputs: Any) -> Any:
-        loss = self.forward_backward(*inputs, weight=weight)
+        loss = call(self.forward_backward, inputs, weight=weight)
         updated, norm = Tensor(False), Tensor(0.0, ms.float32)
         if self.boundary.touch(weights >= 0):
             if self.weight_sum:
@@ -559,7 +560,7 @@ class _UpdateAtOnce(Compiled):
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any) -> Any:
-        loss, grads = self.loss_and_gradients(1.0, *inputs)
+        loss, grads = call(self.loss_and_gradients, (1.0, *inputs))
         total = loss[0] if self.loss_and_gradients.has_terms else loss
         scalars = ops.reshape(ops.cast(total, ms.float32), (1,)) if self.scaled else None
         updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
