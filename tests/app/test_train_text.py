@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -189,9 +190,9 @@ def test_two_processes_train_and_evaluate_like_one(here):
 
 
 def process_of(command, program, *flags, cwd):
-    return subprocess.run(
-        [sys.executable, *command, program, *flags], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(training.__file__).parent)}
+    options = {"cwd": cwd, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run([sys.executable, *command, program, *flags], **options, check=False)
 
 
 # Evaluation and samples
