@@ -11,7 +11,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from ms_accum.schedules import BatchSchedule, batch_schedule, batch_warmup, seesaw
 
@@ -27,8 +27,8 @@ MICRO_BATCHES, SEEDS = 2000, 3
 TARGET = 1.9
 """float, the validation loss whose updates are counted; nanoGPT states about 1.88 for the end of this recipe."""
 COSINE = "cosine, N=1"
-# The number of micro-batches between evaluations.
-_EVERY = 100
+# The micro-batches after which a run is evaluated: often where losses are close to each other.
+_EVALUATED = (500, 1000, 1200, 1400, 1600, 1800, MICRO_BATCHES)
 
 
 def _unchanged_rates(run: Mapping[str, Any]) -> BatchSchedule:
@@ -39,19 +39,17 @@ def _unchanged_rates(run: Mapping[str, Any]) -> BatchSchedule:
 WAYS: dict[str, Callable[[Mapping[str, Any]], BatchSchedule]] = {
     COSINE: lambda run: batch_schedule(LR, 1, **run),
     "Seesaw": lambda run: seesaw(LR, **run),
-    "Seesaw, smooth": lambda run: seesaw(LR, smooth=True, **run),
     "warm-up, N=1 to 4": lambda run: batch_warmup(LR, 1, 4, over=run["micro_batches"] // 2, **run),
     "Seesaw's windows, cosine's rates": _unchanged_rates,
     "cosine, N=2, rate times 1.41": lambda run: batch_schedule(
         LR * 2**0.5, 2, **{**run, "warmup_updates": WARMUP // 2}
     ),
-    "cosine, N=4, rate times 2": lambda run: batch_schedule(LR * 2, 4, **{**run, "warmup_updates": WARMUP // 4}),
 }
-"""dict[str, Callable], the ways; each gets the arguments of the run and makes its schedule. Three are controls.
+"""dict[str, Callable], the ways; each gets the arguments of the run and makes its schedule. The last two are controls.
 
 All were chosen before the first run, and none was changed after it.
 """
-TABLES = {"run": ("", "way seed:d updates:d validation:.4f updates_to_target:d seconds:.0f")}
+TABLES = {"run": ("", "way seed:d updates:d validation:.4f updates_to_target:d")}
 
 
 def run(arguments: Namespace) -> None:
@@ -84,18 +82,17 @@ def schedule_of(way: str, micro_batches: int) -> BatchSchedule:
 def _trained(session: Session, program: Entry, seed: int, text: Path, micro_batches: int) -> list[dict[str, Any]]:
     """Train, and evaluate now and then; return the row of the run and those of its curve."""
     curve: list[dict[str, Any]] = []
-    seconds = 0.0
     with session.start(program, way=program.name, seed=seed, text=text, micro_batches=micro_batches) as contender:
-        for end in range(0, micro_batches, _EVERY):
-            answer = contender.ask(micro_batches=min(_EVERY, micro_batches - end))
+        ends = sorted({min(end, micro_batches) for end in _EVALUATED})
+        for begin, end in zip([0, *ends], ends):
+            answer = contender.ask(micro_batches=end - begin)
             check_loss(contender, answer)
-            seconds += answer["seconds"]
-            point = {"micro_batches": min(end + _EVERY, micro_batches), "updates": answer["updates"]}
+            point = {"micro_batches": end, "updates": answer["updates"]}
             curve.append({"part": "curve", "way": program.name, "seed": seed, **point, "loss": answer["loss"]})
     last = curve[-1]
     print(f"{program.name}, seed {seed}: {last['updates']} updates, validation loss {last['loss']:.4f}", flush=True)
     row = {"part": "run", "way": program.name, "seed": seed, "updates": last["updates"], "validation": last["loss"]}
-    return [{**row, "updates_to_target": updates_to(TARGET, curve), "seconds": seconds}, *curve]
+    return [{**row, "updates_to_target": updates_to(TARGET, curve)}, *curve]
 
 
 def updates_to(target: float, curve: Sequence[Mapping[str, Any]]) -> int | None:
@@ -126,35 +123,60 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
+class Words(NamedTuple):
+    """The words of a table in a language."""
+
+    head: Sequence[str]
+    never: str
+    """For a loss that is not reached."""
+    to: str
+    """Between the least and the most."""
+    ways: Mapping[str, str]
+    """Names of ways that are not as in the results."""
+
+
 WORDS = {
-    "": (["way", "updates", "fewer", "final validation loss", "difference from the cosine", "updates to {}"], "never"),
-    ".zh": (["方式", "更新次数", "减少", "最终验证损失", "与余弦的差", "到 {} 的更新次数"], "未达到"),
+    "": Words(
+        ("way", "updates", "fewer", "final validation loss", "difference from the first", "updates to {:.2f}"),
+        "never",
+        "to",
+        {},
+    ),
+    ".zh": Words(
+        ("方式", "更新次数", "减少", "最终验证损失", "与第一行的差", "达到 {:.2f} 所需的更新次数"),
+        "未达到",
+        "至",
+        {
+            COSINE: "余弦，N=1",
+            "warm-up, N=1 to 4": "批次预热，N=1 至 4",
+            "Seesaw's windows, cosine's rates": "Seesaw 的窗口，余弦的学习率",
+            "cosine, N=2, rate times 1.41": "余弦，N=2，学习率乘以 1.41",
+        },
+    ),
 }
-"""dict[str, tuple], by language: the head of the table, and what it has for a loss that is not reached."""
 
 
 def tables() -> dict[str, str]:
     """Return the tables of docs/how-to/schedules.md by the names of their marks."""
     rows = rows_of("avx512-amd", "schedules")
-    return {f"schedules{language}": _table((rows, *words)) for language, words in WORDS.items()}
+    return {f"schedules{language}": _table((rows, words)) for language, words in WORDS.items()}
 
 
 @markdown
-def _table(source: tuple[Sequence[Mapping[str, Any]], Sequence[str], str]) -> Lines:
+def _table(source: tuple[Sequence[Mapping[str, Any]], Words]) -> Lines:
     """Means over the seeds, and in brackets the least and the most."""
-    rows, head, never = source
-    yield [text.format(f"{TARGET:.2f}") for text in head]
+    rows, words = source
+    yield [text.format(TARGET) for text in words.head]
     for row in compared(rows):
-        losses, differences, reached = row["losses"], row["differences"], row["to_target"]
-        yield [
-            *(row["way"], f"{row['updates']:,}", f"{row['fewer']:.0%}", _spread(losses, ".3f")),
-            *(_spread(differences, "+.3f"), _spread(reached, ",.0f") if reached else never),
-        ]
+        reached = _spread(row["to_target"], ",.0f", words.to) if row["to_target"] else words.never
+        losses = (_spread(row["losses"], ".3f", words.to), _spread(row["differences"], "+.3f", words.to))
+        way = words.ways.get(row["way"], row["way"])
+        yield [way, f"{row['updates']:,}", f"{row['fewer']:.0%}", *losses, reached]
 
 
-def _spread(numbers: Sequence[float], form: str) -> str:
+def _spread(numbers: Sequence[float], form: str, to: str) -> str:
     least, most = format(min(numbers), form), format(max(numbers), form)
-    return f"{statistics.fmean(numbers):{form}}" + (f" ({least} to {most})" if least != most else "")
+    return f"{statistics.fmean(numbers):{form}}" + (f" ({least} {to} {most})" if least != most else "")
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:

@@ -63,6 +63,18 @@ def test_ways_are_compared_with_the_cosine_of_their_seed():
     assert other["to_target"] == []  # not from all seeds
 
 
+def test_table_shows_means_and_spread():
+    rows = runs(COSINE, (1.8, 2.0), 2000, (80, 90)) + runs("x", (1.9, 2.0), 1200, (50, None))
+    head, _, cosine, other = schedules._table((rows, schedules.WORDS[""])).splitlines()
+    assert head.endswith("| difference from the first | updates to 1.90 |")
+    assert cosine == "| cosine, N=1 | 2,000 | 0% | 1.900 (1.800 to 2.000) | +0.000 | 85 (80 to 90) |"
+    assert other == "| x | 1,200 | 40% | 1.950 (1.900 to 2.000) | +0.050 (+0.000 to +0.100) | never |"
+
+
+def test_each_way_has_a_chinese_name():
+    assert {*WAYS} - {"Seesaw"} == {*schedules.WORDS[".zh"].ways}
+
+
 def arguments(**given):
     options = dict.fromkeys(["networks", "windows", "rounds", "contenders"])
     return Namespace(**{**options, "command": "schedules", "short": False, "output": "nowhere", **given})
