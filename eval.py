@@ -44,11 +44,13 @@ def checked_flags(values: dict[str, Any]) -> argparse.Namespace:
     sizes = ("MS_WORKER_NUM", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")  # of a launcher, a rank table, mpirun
     if values["report"] is not None and any(os.environ.get(name, "1") != "1" for name in sizes):
         raise Failure("argument --report: needs a single process; start eval.py without a launcher", USAGE)
-    for name, default in (("prompt", "\n"), ("temperature", 0.8)):
-        if values[name] is None:
-            values[name] = default
-        elif values["sample"] is None:
+    for name in ("prompt", "temperature"):
+        if values[name] is not None and values["sample"] is None:
             raise Failure(f"argument --{name}: needs --sample", USAGE)
+    if values["prompt"] == "":
+        raise Failure("argument --prompt: must not be empty", USAGE)
+    if values["temperature"] is None:
+        values["temperature"] = 0.8
     return argparse.Namespace(**values)
 
 
@@ -133,17 +135,26 @@ def sample_of(args: argparse.Namespace, trained: Trained) -> Iterator[str]:
     """Return the text that the model adds to the prompt, which is made while it is read."""
     if not isinstance(trained.task, Text):
         raise Failure(f"argument --sample: is for models of text; {trained.model} classifies images", USAGE)
-    with exit_code(USAGE, ValueError):
-        return trained.task.sample(
-            trained.network, args.prompt, args.sample, temperature=args.temperature, seed=args.seed
-        )
+    options = {"temperature": args.temperature, "seed": args.seed}
+    try:
+        return trained.task.sample(trained.network, prompt_of(args, trained.task), args.sample, **options)
+    except ValueError as error:
+        raise Failure(f"argument --prompt: {error}", USAGE) from error
+
+
+def prompt_of(args: argparse.Namespace, task: Text) -> str:
+    """Return the prompt: a line break, or the first character of a vocabulary without one, if none is given."""
+    if args.prompt is not None:
+        return args.prompt
+    characters = task.vocabulary.characters
+    return "\n" if not characters or "\n" in characters else characters[0]
 
 
 def write_sample(args: argparse.Namespace, pieces: Iterator[str]) -> None:
     """Write a text as it comes."""
     show("sample", f"{quantity(args.sample, 'token')}, temperature {args.temperature:g}, seed {args.seed}")
     try:
-        print(args.prompt.lstrip("\n"), end="", flush=True)
+        print((args.prompt or "").lstrip("\n"), end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
     finally:

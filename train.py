@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 from functools import partial
@@ -51,7 +52,7 @@ def flags() -> Parser:
     text = f"weight decay (default: {by_dataset('weight_decay')}; with adam and adamw 0)"
     add("--weight_decay", type=number(0), metavar="X", help=text)
     text = "decay of the second moment of adam and adamw (default: 0.999)"
-    add("--beta2", type=number(0, below=1), metavar="X", help=text)
+    add("--beta2", type=number(0, above=True, below=1 - 2**-25), metavar="X", help=text)  # in float32
     text = "ZeRO stage with several processes: 1 shards the state of the optimizer, 2 also the accumulators"
     add("--zero", type=int, choices=(1, 2), help=text)
     parser.add_rates()
@@ -112,7 +113,9 @@ def check_gradients(settings: Settings, task: Task, network: nn.Cell, train: Any
         raise Failure("the gradients of micro-batches and of one large batch differ", TRAINING)
 
 
-def build(settings: Settings, task: Task, train: Any) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
+def build(
+    settings: Settings, task: Task, train: Any, noise_scale: NoiseScale | None = None
+) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
     with exit_code(USAGE, ValueError), exit_code(DISK, OSError):
@@ -142,23 +145,39 @@ def build(settings: Settings, task: Task, train: Any) -> tuple[GradientAccumulat
             nonfinite=settings.nonfinite,
             save_bad_batches=settings.save_bad_batches,
             ema=None if settings.ema is None else Ema(settings.ema, warm_up=100),
-            noise_scale=NoiseScale() if settings.noise_scale else None,
+            noise_scale=noise_scale,
         )
     return model, network, runtime
 
 
-def trial(settings: Settings, rows: int) -> Callable[[], None]:
-    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former."""
-    settings = settings.with_micro_batches_of(rows)
+def trial(settings: Settings, rows: int, *, single: bool = False) -> Callable[[], None]:
+    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former.
+
+    With `single`, the same rows are trained with an update after each micro-batch.
+    """
+    count = math.ceil(settings.window_rows / rows) if single else 1
+    settings = settings.without_accumulation(rows) if single else settings.with_micro_batches_of(rows)
     steps.choose_device(settings.device_target)
     task = task_of(settings)
     train, test = datasets(settings, task, None)
-    model, network, _ = build(settings, task, train)
-    batch = next(train.create_tuple_iterator(num_epochs=1))
-    window = partial(model.train_process, 1, [batch], **settings.window, report=(), ckpt_path=None)
+    model, network, _ = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
+    batches = list(islice(train.create_tuple_iterator(num_epochs=1), count))
+    window = partial(model.train_process, 1, batches, **settings.window, report=(), ckpt_path=None)
     window()
     task.evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))], None)
     return window
+
+
+def estimate_noise(settings: Settings, rows: int, updates: int) -> tuple[float, int]:
+    """Train the first updates of this run in micro-batches of `rows` rows; return its noise scale, and their number."""
+    settings = settings.with_micro_batches_of(rows)
+    steps.choose_device(settings.device_target)
+    task = task_of(settings)
+    train, _ = datasets(settings, task, None)
+    model, _, _ = build(settings, task, train, noise := NoiseScale(every=1))
+    updates = min(updates, settings.updates)
+    model.train_process(updates, train, micro_batch_size=rows, max_updates=updates, report=(), ckpt_path=None)
+    return noise.rows, model.updates
 
 
 def main(settings: Settings) -> None:
@@ -167,12 +186,16 @@ def main(settings: Settings) -> None:
     download(settings)
     settings, group = steps.join(settings)
     plan.show_resumed_flags(settings)
-    task = task_of(settings)
+    task = task_of(settings, steps.characters_of_resumed_run(settings))
     train, test = datasets(settings, task, group)
     settings = steps.with_planned_updates(settings, train)
-    model, network, runtime = build(settings, task, train)
+    model, network, runtime = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
     if settings.verify:
         check_gradients(settings, task, network, train)
+        return
+    if settings.advise:
+        single = partial(trial, settings, single=True)
+        steps.advise(settings, network, partial(trial, settings), single, partial(estimate_noise, settings))
         return
     settings, search = steps.choose_micro_batch(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)

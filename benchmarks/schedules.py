@@ -44,10 +44,12 @@ WAYS: dict[str, Callable[[Mapping[str, Any]], BatchSchedule]] = {
     "cosine, N=2, rate times 1.41": lambda run: batch_schedule(
         LR * 2**0.5, 2, **{**run, "warmup_updates": WARMUP // 2}
     ),
+    "cosine in steps, N=1": lambda run: seesaw(LR, most=1, **run),
 }
-"""dict[str, Callable], the ways; each gets the arguments of the run and makes its schedule. The last two are controls.
+"""dict[str, Callable], the ways; each makes its schedule from the arguments of a run. The last three are controls.
 
-All were chosen before the first run, and none was changed after it.
+All but the last were chosen before the first run, and none was changed after it. The last was added to see whether
+Seesaw differs from the cosine because its rates fall in steps.
 """
 TABLES = {"run": ("", "way seed:d updates:d validation:.4f updates_to_target:d")}
 
@@ -151,6 +153,7 @@ WORDS = {
             "warm-up, N=1 to 4": "批次预热，N=1 至 4",
             "Seesaw's windows, cosine's rates": "Seesaw 的窗口，余弦的学习率",
             "cosine, N=2, rate times 1.41": "余弦，N=2，学习率乘以 1.41",
+            "cosine in steps, N=1": "阶梯形余弦，N=1",
         },
     ),
 }

@@ -7,13 +7,11 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn, ops
 
-from .data.text import IGNORED
-
 
 def count_targets(tokens: Any, targets: Any) -> int:
     """Return the number of targets of a micro-batch that count: what its mean loss is divided by."""
     del tokens
-    return int((targets.asnumpy() != IGNORED).sum())
+    return int((targets.asnumpy() >= 0).sum())
 
 
 class LossOfTargets(nn.Cell):
@@ -21,7 +19,7 @@ class LossOfTargets(nn.Cell):
 
     Inputs:
         - **logits** (Tensor) - The scores of the next tokens, of shape (N, T, vocabulary).
-        - **targets** (Tensor) - The next tokens, int32 of shape (N, T), or -100.
+        - **targets** (Tensor) - The next tokens, int32 of shape (N, T); negative for padding.
 
     Outputs:
         Tensor, float32 of shape (N, T).
@@ -49,7 +47,7 @@ class NextTokenLoss(nn.Cell):
 
     Inputs:
         - **logits** (Tensor) - The scores of the next tokens, of shape (N, T, vocabulary).
-        - **targets** (Tensor) - The next tokens, int32 of shape (N, T); -100 for padding.
+        - **targets** (Tensor) - The next tokens, int32 of shape (N, T); negative for padding, such as -100.
 
     Outputs:
         Tensor, float32, the mean of -ln p.

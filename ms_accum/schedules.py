@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import count
+from numbers import Real
 from typing import Any, Callable, NamedTuple
 
 from . import _check
@@ -87,8 +88,8 @@ def _run(
 ) -> _Run:
     """Return the run that the arguments of a public function describe, or raise an error about them."""
     lr, first = _check.positive_number(owner, "lr", lr), _check.positive_int(owner, "first", first)
-    if min_lr != 0 and _check.positive_number(owner, "min_lr", min_lr) > lr:
-        _check.raise_invalid(ValueError, owner, "min_lr", f"<= {lr:g}, the largest rate", min_lr)
+    if _check.instance(owner, "min_lr", min_lr, Real, "a number") != 0 and not 0 < min_lr <= lr:
+        _check.raise_invalid(ValueError, owner, "min_lr", f">= 0 and <= {lr:g}, the largest rate", min_lr)
     return _Run(
         lr=lr,
         micro_batches=_check.positive_int(owner, "micro_batches", micro_batches),
@@ -113,7 +114,12 @@ def _by_update(sizes: Iterable[int]) -> dict[int, int]:
 
 
 def windows_by(
-    sizes: Mapping[int, int], per_micro_batch: int, *, per_epoch: int | None = None, tail: str = "flush"
+    sizes: Mapping[int, int],
+    per_micro_batch: int,
+    *,
+    micro_batches: int | None = None,
+    per_epoch: int | None = None,
+    tail: str = "flush",
 ) -> dict[int, int]:
     """Return window sizes by update, for sizes that are given by the number of samples or tokens that were read.
 
@@ -125,6 +131,8 @@ def windows_by(
         sizes (Mapping[int, int]): the micro-batches in a window, by the samples (or tokens) read before it; the first
             key is 0.
         per_micro_batch (int): the samples (or tokens) of a micro-batch, on all ranks together.
+        micro_batches (Optional[int]): the micro-batches of the run; sizes that it does not reach are left out.
+            Default: ``None``, all sizes are reached.
         per_epoch (Optional[int]): the samples (or tokens) of an epoch. Default: ``None``, no ends of epochs.
         tail (str): as for `GradientAccumulation`. Samples that ``"drop"`` discards count as read. Default:
             ``"flush"``.
@@ -151,6 +159,7 @@ def windows_by(
     steps = Sizes(owner, "sizes", _check.instance(owner, "sizes", sizes, Mapping, "a dict of sizes")).steps
     amount = _check.positive_int(owner, "per_micro_batch", per_micro_batch)
     in_epoch = None if per_epoch is None else _check.positive_int(owner, "per_epoch", per_epoch)
+    most = None if micro_batches is None else _check.positive_int(owner, "micro_batches", micro_batches)
     _check.one_of(owner, "tail", tail, TAILS)
     batches = None if in_epoch is None else math.ceil(in_epoch / amount)
     largest = max(size for _, size in steps)
@@ -158,19 +167,19 @@ def windows_by(
         rule = f"at most {batches} micro-batches, those of an epoch, with tail='drop'"
         _check.raise_invalid(ValueError, owner, "sizes", rule, largest)
 
-    def read(micro_batches: int) -> int:
+    def read(begin: int) -> int:
         if batches is None or in_epoch is None:
-            return micro_batches * amount
-        epochs, more = divmod(micro_batches, batches)
+            return begin * amount
+        epochs, more = divmod(begin, batches)
         return epochs * in_epoch + more * amount
 
-    def size_at(micro_batches: int) -> int:
-        return [size for key, size in steps if key <= read(micro_batches)][-1]
+    def size_at(begin: int) -> int:
+        return [size for key, size in steps if key <= read(begin)][-1]
 
     def until_last() -> Iterable[int]:
-        for micro_batches, size in window_starts(size_at, per_epoch=batches, tail=tail):
+        for begin, size in window_starts(size_at, most, per_epoch=batches, tail=tail):
             yield size
-            if read(micro_batches) >= steps[-1][0] and size == steps[-1][1]:
+            if read(begin) >= steps[-1][0] and size == steps[-1][1]:
                 return
 
     return _by_update(until_last())
@@ -278,6 +287,10 @@ def batch_schedule(
         lambda _: sizes.of(next(updates)), run.micro_batches, per_epoch=run.per_epoch, tail=run.tail
     )
     rates = [run.rate(run.part(read, size), size) for read, size in windows]
+    largest = max(size for first, size in sizes.steps if first <= len(rates))
+    if run.tail == "drop" and run.per_epoch is not None and largest > run.per_epoch:
+        rule = f"at most {run.per_epoch} micro-batches, those of an epoch, with tail='drop'"
+        _check.raise_invalid(ValueError, "batch_schedule", "mini_steps", rule, largest)
     return BatchSchedule(dict(sizes.steps), rates)
 
 
@@ -421,6 +434,7 @@ def seesaw(
         min_lr=min_lr,
         rule=rule,
     )
+    _check.instance(owner, "smooth", smooth, bool, "a bool")
     factor = _factor(owner, factor)
     largest = run.micro_batches if most is None else _check.positive_int(owner, "most", most)
     if largest < run.first and most is not None:
@@ -465,7 +479,7 @@ def scale_adam(beta2: float, base_batch: int, batch: int) -> float:
 
     Raises:
         TypeError: If `beta2` is not a number, or a batch size is not an int.
-        ValueError: If `beta2` is not between 0 and 1, or a batch size is less than 1.
+        ValueError: If `beta2` or the result is not between 0 and 1, or a batch size is less than 1.
 
     Examples:
         >>> from ms_accum import scale_adam
@@ -477,4 +491,7 @@ def scale_adam(beta2: float, base_batch: int, batch: int) -> float:
     beta2 = _check.positive_number(owner, "beta2", beta2)
     if beta2 >= 1:
         _check.raise_invalid(ValueError, owner, "beta2", "< 1", beta2)
-    return beta2**ratio
+    scaled = beta2**ratio
+    if not 0 < scaled < 1:
+        _check.raise_invalid(ValueError, owner, "batch", "one for which the decay is > 0 and < 1", batch)
+    return scaled

@@ -153,7 +153,7 @@ SIGNATURES = {
         "rtol=0.001, compile=True)"
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
-    ms_accum.windows_by: "(sizes, per_micro_batch, *, per_epoch=None, tail='flush')",
+    ms_accum.windows_by: "(sizes, per_micro_batch, *, micro_batches=None, per_epoch=None, tail='flush')",
     ms_accum.batch_schedule: (
         "(lr, mini_steps, micro_batches, *, per_epoch=None, tail='flush', warmup_updates=0, decay='cosine', "
         "min_lr=0.0, rule='sqrt')"

@@ -294,7 +294,13 @@ def test_run_resumes_to_the_byte_inside_the_ramp(tmp_path, stop):
     (lambda: batch_schedule(0.1, abs, 4), TypeError, "'mini_steps' must be an int or a dict, but got a function"),
     (lambda: batch_schedule(0.1, {0: 1}, 4, rule="log"), ValueError, "'rule' must be one of 'none', 'linear', 'sqrt'"),
     (lambda: batch_schedule(0.1, 2, 4, decay="step"), ValueError, "'decay' must be one of"),
-    (lambda: batch_schedule(0.1, 2, 4, min_lr=0.2), ValueError, "'min_lr' must be <= 0.1, the largest rate"),
+    (lambda: batch_schedule(0.1, 2, 4, min_lr=0.2), ValueError, "'min_lr' must be >= 0 and <= 0.1, the largest"),
+    (lambda: batch_schedule(0.1, 2, 4, min_lr=-0.1), ValueError, "'min_lr' must be >= 0 and <= 0.1, the largest"),
+    (lambda: batch_schedule(0.1, {0: 1, 3: 6}, 20, per_epoch=5, tail="drop"), ValueError,
+     "'mini_steps' must be at most 5 micro-batches, those of an epoch, with tail='drop', but got 6"),
+    (lambda: seesaw(0.1, 9, smooth="no"), TypeError, "'smooth' must be a bool, but got str"),
+    (lambda: scale_adam(0.95, 1, 10**9), ValueError, "'batch' must be one for which the decay is > 0 and < 1"),
+    (lambda: scale_adam(1 - 1e-10, 10**9, 1), ValueError, "'batch' must be one for which the decay is > 0 and < 1"),
     (lambda: batch_schedule(0, 2, 4), ValueError, "'lr' must be a finite number > 0"),
     (lambda: batch_warmup(0.1, 4, 2, 9, over=3), ValueError, "'last' must be >= 4, the size of the first window"),
     (lambda: batch_warmup(0.1, 1, 2, 9, over=0), ValueError, "'over' must be an int >= 1"),
@@ -309,6 +315,12 @@ def test_run_resumes_to_the_byte_inside_the_ramp(tmp_path, stop):
 def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_sizes_that_a_run_does_not_reach_are_not_looked_for():
+    assert windows_by({0: 1, 10**15: 4}, 1, micro_batches=9) == {0: 1}
+    assert windows_by({0: 1, 6: 4}, 2, micro_batches=9) == windows_by({0: 1, 6: 4}, 2) == {0: 1, 3: 4}
+    assert batch_schedule(0.1, {0: 1, 99: 6}, 20, per_epoch=5, tail="drop").updates == 20
 
 
 def test_window_starts_without_end():

@@ -50,11 +50,16 @@ class Vocabulary:
         Raises:
             ValueError: If it has a character that is not in the vocabulary.
         """
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a character is not valid Unicode: {text[error.start]!r}") from error
         if self.level == BYTES:
-            return np.frombuffer(text.encode(), np.uint8)
+            return np.frombuffer(encoded, np.uint8)
         known, codes = _codes(self.characters), _codes(text)
-        tokens = np.searchsorted(known, codes)
-        unknown = codes[known[np.minimum(tokens, len(known) - 1)] != codes]
+        order = np.argsort(known)
+        tokens = order[np.minimum(np.searchsorted(known, codes, sorter=order), len(known) - 1)]
+        unknown = codes[known[tokens] != codes]
         if len(unknown):
             few = " ".join(repr(chr(code)) for code in np.unique(unknown)[:_SHOWN])
             raise ValueError(f"a character is not in the vocabulary of {self.size}: {few}")
@@ -62,7 +67,7 @@ class Vocabulary:
 
     def decode(self, tokens: Any) -> str:
         """Return the text of tokens; of bytes, invalid ones become U+FFFD."""
-        tokens = np.asarray(tokens)
+        tokens = np.asarray(tokens, np.int64)
         if self.level == BYTES:
             return tokens.astype(np.uint8).tobytes().decode(errors="replace")
         return _codes(self.characters)[tokens].tobytes().decode("utf-32-le")
@@ -162,12 +167,14 @@ def create_text_dataset(
 
     Args:
         data_path (str): A text file in UTF-8, or a folder whose files ``*.txt``, also in its folders, are documents in
-            the order of their paths. Default: ``None``, sentences that a small grammar makes.
+            the order of their paths; links to files outside the folder are left out. Default: ``None``, sentences
+            that a small grammar makes.
         batch_size (int): The number of rows in a batch. Default: ``32``.
         usage (str): ``"train"`` or ``"test"``. Default: ``"train"``.
         context (int): The number of tokens in a row. Default: ``64``.
         level (str): What a token is: ``"characters"`` or ``"bytes"``. Default: ``"characters"``.
-        vocabulary (str): The characters that a trained network has. Default: ``None``, those of the text.
+        vocabulary (str): The characters that a trained network has, in the order of their tokens; not for bytes.
+            Default: ``None``, those of the text.
         shuffle (bool): Whether each epoch has a different random order. Default: ``None``, for the training split only.
         seed (int): The seed of the order. Default: ``None``, `mindspore.get_seed()`, or 0 if it is not set.
         num_shards (int), shard_id (int), drop_remainder (bool): As for `create_dataset`.
@@ -201,6 +208,9 @@ def create_text_dataset(
     shuffle = usage == "train" if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
     seed = check_int(_NAME, "seed", ms.get_seed() or 0 if seed is None else seed, low=0)
 
+    if vocabulary is not None:
+        _check_vocabulary(vocabulary, level)
+
     path = None if data_path is None else check_path(_NAME, "data_path", data_path)
     documents, tokens, known = _read(path, level, vocabulary)
     rows = _split(documents, tokens, usage, context, known)
@@ -216,6 +226,16 @@ def create_text_dataset(
     order = Order(len(rows), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id)
     source = Batches(rows, order, batch_size=batch_size, drop_remainder=drop_remainder)
     return dataset_of(source, ["tokens", "targets"], batch_size)
+
+
+def _check_vocabulary(vocabulary: Any, level: str) -> None:
+    """Raise an error if this is not a vocabulary."""
+    if not isinstance(vocabulary, str):
+        raise TypeError(f"For '{_NAME}', 'vocabulary' must be a str, but got {type(vocabulary).__name__}.")
+    if level == BYTES:
+        raise ValueError(f"For '{_NAME}', 'vocabulary' must be None with level='bytes', but got a str.")
+    if not vocabulary or len(set(vocabulary)) < len(vocabulary):
+        raise ValueError(f"For '{_NAME}', 'vocabulary' must have characters, and each once.")
 
 
 def _split(ends: Sequence[int], tokens: np.ndarray, usage: str, context: int, vocabulary: Vocabulary) -> TextRows:
@@ -244,7 +264,9 @@ def _read(path: Path | None, level: str, characters: str | None) -> tuple[list[i
         parts = [_encoded(vocabulary, text, file) for text, file in zip(texts, files or [Path("the sentences")])]
     ends = np.cumsum([len(part) for part in parts]).tolist()
     if ends[-1] < 20:
-        raise DataError(f"'{path}' has {ends[-1]} tokens, too few for a training and a test split.")
+        raise DataError(
+            f"'{path}' has {ends[-1]} token{'' if ends[-1] == 1 else 's'}, too few for a training and a test split."
+        )
     return ends, parts[0] if len(parts) == 1 else np.concatenate(parts), vocabulary
 
 
@@ -264,13 +286,19 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise FileNotFoundError(f"'{path}' is neither a text file nor a folder with .txt files.")
+        fault = "is neither a text file nor a folder with .txt files" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"'{path}' {fault}.")
     root = path.resolve()
-    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".txt")]
+    walk = os.walk(path, onerror=_raise)  # not silently without what can't be read
+    found = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt")]
     files = sorted(file for file in found if file.is_file() and root in file.resolve().parents)
     if not files:
         raise FileNotFoundError(f"'{path}' has no .txt file.")
     return files
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _bytes_of(file: Path) -> bytes:

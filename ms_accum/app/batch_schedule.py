@@ -139,6 +139,8 @@ def schedule_of(schedule: BatchScheduleText, run: RunOfData) -> schedules.BatchS
     if schedule.kind == "seesaw":
         if run.lr_decay == "none":
             raise ValueError("seesaw needs --lr_decay cosine or linear, whose rates it replaces")
+        if schedule.options.get("most", run.mini_steps) < run.mini_steps:
+            raise ValueError(f"max must be >= {run.mini_steps}, the --mini_steps")
         options = {"first": run.mini_steps, **schedule.options, **run.rates}
         return schedules.seesaw(run.lr, run.micro_batches, rule=run.rule, **options)
     if schedule.kind == "warmup":
@@ -157,4 +159,5 @@ def _by_update(schedule: BatchScheduleText, run: RunOfData) -> dict[int, int]:
         raise ValueError("tokens is for text; images have samples")
     unit = run.tokens_per_row or 1 if schedule.kind == "tokens" else 1
     per_epoch = run.rows_per_epoch * unit
-    return schedules.windows_by(schedule.sizes, run.rows * unit, per_epoch=per_epoch, tail=run.tail)
+    ends: dict[str, Any] = {"micro_batches": run.micro_batches, "per_epoch": per_epoch, "tail": run.tail}
+    return schedules.windows_by(schedule.sizes, run.rows * unit, **ends)

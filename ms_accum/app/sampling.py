@@ -54,5 +54,6 @@ def choose(scores: Any, temperature: float, random: np.random.Generator) -> int:
         raise ValueError("the scores of the network are not finite")
     if temperature == 0:
         return int(scores.argmax())
-    exponentials = np.exp((scores - scores.max()) / temperature)
+    with np.errstate(over="ignore"):  # a tiny temperature: all but the largest become -inf
+        exponentials = np.exp((scores - scores.max()) / temperature)
     return int(np.searchsorted(np.cumsum(exponentials), random.random() * exponentials.sum(), side="right"))

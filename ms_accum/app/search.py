@@ -141,7 +141,7 @@ def find_micro_batch_size(
         rule = "given on CPU, where a process could use all memory of the machine"
         _check.raise_invalid(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
     budget = None if memory_budget is None else amounts.amount(owner, "memory_budget", memory_budget)
-    limit = None if budget is None else int(budget * (1 - _MARGIN))
+    limit = limit_of(budget)
     if by_speed:
         trials = _time_splits(owner, trial, rows, limit)
     else:
@@ -151,6 +151,11 @@ def find_micro_batch_size(
         _raise_budget_too_small(owner, trial, min(trials), budget)
     best_trial = min(fitting, key=lambda result: (result.seconds or 0, result.rows)) if by_speed else max(fitting)
     return MicroBatch(best_trial.rows, math.ceil(rows / best_trial.rows), best_trial.peak or 0, trials, rows)
+
+
+def limit_of(budget: int | None) -> int | None:
+    """Return the peak memory in bytes up to which a trial fits into a budget."""
+    return None if budget is None else int(budget * (1 - _MARGIN))
 
 
 def _raise_budget_too_small(owner: str, trial: Callable, smallest: Trial, budget: int | None) -> NoReturn:
@@ -237,15 +242,15 @@ def _time_splits(owner: str, trial: Callable[[int], Any], rows: int, limit: int 
     max_rows = rows
     failed: list[Trial] = []
     while True:
-        trials = _time_sizes(owner, trial, sizes(rows, max_rows), limit)
+        trials = time_sizes(owner, trial, sizes(rows, max_rows), limit)
         if trials[0].fits or trials[0].rows == 1:
             return (*trials, *failed)
         failed = [trials[0], *failed]
         max_rows = trials[0].rows - 1
 
 
-def _time_sizes(owner: str, trial: Callable, candidates: list[int], limit: int | None) -> list[Trial]:
-    """Time these sizes in one process, until one does not fit."""
+def time_sizes(owner: str, trial: Callable, candidates: Sequence[int], limit: int | None) -> list[Trial]:
+    """Time these sizes, smallest first, in one process, until one does not fit."""
     outcome = run_in_new_process(owner, partial(_time_in_child, trial, candidates), candidates, limit)
     seconds: dict[int, float] = {}
     peaks: dict[int, int] = {}
@@ -262,7 +267,7 @@ def _time_sizes(owner: str, trial: Callable, candidates: list[int], limit: int |
     return trials
 
 
-def _time_in_child(trial: Callable[[int], Any], candidates: list[int], send: Callable[[tuple], None]) -> None:
+def _time_in_child(trial: Callable[[int], Any], candidates: Sequence[int], send: Callable[[tuple], None]) -> None:
     """Time each size, smallest first because a process's peak only rises; then time the fastest once more.
 
     Sends the size, the seconds and the peak; in the place of the last two None and a type if `trial` returns no window.

@@ -17,6 +17,7 @@ from mindspore import nn
 from .._check import quantity
 from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
+from ..layers.batch_norm import takes_statistics
 from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
 from ..saving.checkpointer import Checkpointer, FolderInUse, StateFolder, Stopped
 from ..saving.files import remove_leftovers
@@ -30,10 +31,12 @@ from ..saving.model_file import (
     save_model,
     write_record,
 )
+from ..zoo.data.text import CHARACTERS
 from . import outputs
+from .advice import advice, flags_of, measured, reasons
 from .evaluations import Evaluations
 from .metrics import MetricsFile
-from .plan import print_line, reporters, search_lines
+from .plan import print_line, reporters, search_lines, show_advice
 from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet, without_native_log
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
@@ -89,11 +92,23 @@ def join(settings: Settings) -> tuple[Settings, Group | None]:
 
 def _with_ranks(settings: Settings, ranks: int) -> Settings:
     """Return the settings of each of several processes; raise a `Failure` if they can't have these."""
+    if ranks > 1 and settings.advise:
+        raise Failure("argument --advise: measures one process, so a launcher must not start it", USAGE)
     if ranks > 1 and settings.auto:
         raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
     if ranks > 1 and settings.tail == "carry":
         raise Failure("argument --tail: several processes save and stop between windows; take flush or drop", USAGE)
     return settings.for_ranks(ranks)
+
+
+def characters_of_resumed_run(settings: Settings) -> str | None:
+    """Return the characters of the run that is resumed, because its network has a vector for each; None without one."""
+    if settings.vocabulary != CHARACTERS or settings.resume is None:
+        return None
+    with exit_code(CHECKPOINT, CheckpointError):
+        notes = Checkpointer(settings.states, resume=settings.resume).settings().get("notes")
+    characters = notes.get("vocabulary") if isinstance(notes, dict) else None
+    return characters if isinstance(characters, str) and characters else None
 
 
 def with_planned_updates(settings: Settings, train: Any) -> Settings:
@@ -106,16 +121,20 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
         epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
         updates = plan(epochs)
     if not updates:
-        raise Failure(f"argument --mini_steps: no window of {settings.mini_steps} would fill in the whole run", USAGE)
+        flag = "mini_steps" if settings.batch_schedule is None else "batch_schedule"
+        raise Failure(f"argument --{flag}: no window of {settings.mini_steps} would fill in the whole run", USAGE)
     return settings.with_updates(epochs, min(updates, settings.max_updates or updates))
 
 
 def _epochs_for(updates: int, plan: Callable[[int], int | None]) -> int:
     """Return the epochs of a run of so many updates, with one to spare: a skipped window is no update."""
-    epochs = 1
-    while (plan(epochs) or 0) < updates:
-        epochs += 1
-    return epochs + 1
+    few, enough = 0, 1
+    while (plan(enough) or 0) < updates:
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if (plan(middle) or 0) >= updates else (middle, enough)
+    return enough + 1
 
 
 def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version: str) -> tuple[Settings, list[str]]:
@@ -145,6 +164,33 @@ def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version:
         cache.store(micro_batch)
     lines = [*search_lines(micro_batch, settings.memory_budget), *lines]
     return settings.with_micro_batches_of(micro_batch.micro_batch_size), lines
+
+
+def advise(
+    settings: Settings,
+    network: nn.Cell,
+    trial: Callable[[int], Any],
+    single: Callable[[int], Any],
+    noise: Callable[..., tuple[float, int]],
+) -> None:
+    """Print measurements of the window, and whether to accumulate.
+
+    Args:
+        settings (Settings): the settings of the run.
+        network (Cell): the network.
+        trial (Callable), single (Callable), noise (Callable): as for `measured`.
+    """
+    print_line(f"{'advice':16} measuring; each part starts a process ...")
+    with exit_code(USAGE, ValueError):
+        found = measured(settings, trial, single, noise)
+    has_batch_norm = any(takes_statistics(cell, training=True) for _, cell in network.cells_and_names())
+    advised = advice(found, has_batch_norm=has_batch_norm)
+    verdict = "accumulate" if advised.accumulates else "do not accumulate"
+    show_advice(
+        found.table,
+        f"{verdict}: {' '.join(flags_of(settings, advised))}",
+        reasons(settings, found, advised, has_batch_norm=has_batch_norm),
+    )
 
 
 def make_folders(settings: Settings, group: Group | None) -> Settings:

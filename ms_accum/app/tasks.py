@@ -20,7 +20,7 @@ from ..ranks.group import Group, total
 from ..saving.checkpointer import Stopped
 from ..training.evaluation import UntilStopped, evaluate_together
 from ..zoo import MODELS, NextTokenLoss, create_dataset, create_text_dataset
-from ..zoo.data.text import BYTES, IGNORED, Vocabulary
+from ..zoo.data.text import BYTES, Vocabulary
 from ..zoo.next_token import LossOfTokens, count_targets
 from ..zoo.recipes import TextSizes
 from .sampling import continued
@@ -125,8 +125,8 @@ class TextLoss(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """float, the bits per character."""
-        return self.loss / math.log(2) * self.tokens / self.characters
+        """float, the bits per character; per byte if no character begins in the tokens."""
+        return self.loss / math.log(2) * self.tokens / (self.characters or self.tokens)
 
     @property
     def perplexity(self) -> float:
@@ -173,9 +173,11 @@ def result_in(record: Mapping[str, Any]) -> Result | None:
 
 Stop = Callable[[], bool]
 See = Callable[..., None]
-_MOST_SCORES = 2**23  # of a batch for evaluations
-# Sums over ranks are of ints: the loss of a batch is rounded to this part of 1.
-_PARTS = 2**20
+# Of a batch for evaluations, which should not need more memory than a micro-batch.
+_MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
+# Sums over ranks are of ints below 2**60: a loss is rounded to this part of 1, and sent as two.
+_PARTS, _HIGH = 2**20, 2**40
+_MOST_LOSS = 1e20  # a sum that is larger counts as not finite
 
 
 def never() -> bool:
@@ -341,9 +343,10 @@ class Text:
         return f"{data.source.facts['tokens']:,} tokens for validation"
 
     def test_rows(self, train: Any) -> int:
-        """Return the rows of a batch for evaluations: fewer if a row has many scores."""
+        """Return the rows of a batch for evaluations: fewer if a row has many tokens or scores."""
         tokens = self.vocabulary.size or train.source.data.vocabulary.size
-        return max(1, min(100, _MOST_SCORES // (self._sizes.context * tokens)))
+        context = self._sizes.context
+        return max(1, min(_MOST_TOKENS // context, _MOST_SCORES // (context * tokens)))
 
     def network(self, data: Any) -> nn.Cell:
         """Return a new network for the vocabulary of the data."""
@@ -370,25 +373,26 @@ class Text:
                 losses, answers = losses_of(batch, targets).asnumpy(), targets.asnumpy()
                 if see is not None:
                     see(batch.asnumpy(), answers, losses)
-                predicted = answers[answers != IGNORED]
+                predicted = answers[answers >= 0]
                 loss += float(losses.sum(dtype=np.float64))
                 tokens += predicted.size
                 characters += self._characters_in(predicted)
-        finite = math.isfinite(loss)
-        counts = [round(loss * _PARTS) if finite else 0, tokens, characters, not finite, batches.is_cut]
-        parts, tokens, characters, not_finite, stopped = total(counts, group)  # also if cut off: other ranks wait
+        finite = abs(loss) < _MOST_LOSS  # False for NaN
+        high, low = divmod(round(loss * _PARTS) if finite else 0, _HIGH)
+        counts = [high, low, tokens, characters, not finite, batches.is_cut]
+        high, low, tokens, characters, not_finite, stopped = total(counts, group)  # also if cut off: other ranks wait
         if stopped:
             raise Stopped("the evaluation is not finished")
-        return TextLoss(math.nan if not_finite else parts / _PARTS / tokens, tokens, characters)
+        return TextLoss(math.nan if not_finite else (high * _HIGH + low) / _PARTS / tokens, tokens, characters)
 
     def _characters_in(self, tokens: np.ndarray) -> int:
         """Return the number of characters in tokens: in UTF-8, all but the first byte of one begin with the bits 10."""
         return int((tokens & 0xC0 != 0x80).sum()) if self._sizes.vocabulary == BYTES else tokens.size
 
 
-def task_of(settings: Settings) -> Task:
-    """Return what a run trains."""
+def task_of(settings: Settings, characters: str | None = None) -> Task:
+    """Return what a run trains; a run of text that is resumed has the characters of the former one."""
     if settings.vocabulary is None:
         return Images(settings.dataset, settings.model, settings.data_path)
     sizes = TextSizes(**{name: getattr(settings, name) for name in TextSizes._fields})
-    return Text(settings.model, settings.data_path, sizes, untied_head=settings.untied_head)
+    return Text(settings.model, settings.data_path, sizes, untied_head=settings.untied_head, characters=characters)

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Tensor, nn, ops
 
 import train as training
 from model_zoo import RECIPES, LeNet5
@@ -226,7 +228,28 @@ def test_characters_of_utf_8_are_counted():
     assert task._characters_in(np.frombuffer("aé梯🙂".encode(), np.uint8)) == 4
 
 
+class Sure(nn.Cell):
+    """Scores the token 0 with a large number, and others with 0."""
+
+    def __init__(self, score):
+        super().__init__()
+        self.score = score
+
+    def construct(self, tokens):
+        return ops.one_hot(tokens * 0, 16, Tensor(self.score, ms.float32), Tensor(0.0, ms.float32))
+
+
+@pytest.mark.parametrize(("score", "finite"), [(1e3, True), (1e14, True), (1e19, False), (math.inf, False)])
+def test_loss_of_any_size_has_a_result(here, score, finite):
+    task = tasks.task_of(settings_of(*FLAGS))
+    result = task.evaluate(Sure(score), task.data("test", 8), None)
+    targets = np.concatenate([targets.asnumpy() for _, targets in batches_of(task.data("test", 8))])
+    share = (targets[targets >= 0] > 0).mean()
+    assert result.loss == pytest.approx(score * share, rel=1e-6) if finite else math.isnan(result.loss)
+
+
 def test_result_that_is_not_finite_is_recorded_and_never_the_best():
+    assert TextLoss(math.log(2), tokens=300, characters=0).bits == pytest.approx(1)  # bytes that begin none
     result = TextLoss(math.nan, 5, 5)
     assert result.record["loss"] is None and math.isnan(result.perplexity) and not result.score > -math.inf
     assert math.isinf(TextLoss(1e4, 5, 5).perplexity)
@@ -251,6 +274,13 @@ def test_text_is_evaluated_and_sampled(model, capfd):
     assert "sample           5 tokens" in out and result_of(out)["Tokens"]
 
 
+def test_sample_of_text_without_line_breaks_begins_with_its_first_character(here, capfd):
+    (here / "text.txt").write_text("ab " * 400)
+    assert train(*TINY) == OK
+    assert evaluate(f"--ckpt_path={MODEL}", "--sample=3") == OK
+    assert "sample           3 tokens" in capfd.readouterr().out
+
+
 def test_interrupted_sample_ends_with_its_code(model, capfd, monkeypatch):
     def interrupted(*arguments, **options):
         yield "t"
@@ -265,7 +295,11 @@ def test_interrupted_sample_ends_with_its_code(model, capfd, monkeypatch):
 def test_unusable_samples_are_rejected(model, capfd):
     argv = (f"--ckpt_path={MODEL}",)
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--prompt=Ω", code=USAGE)
-    assert message == "a character is not in the vocabulary of 16: 'Ω'"
+    assert message == "argument --prompt: a character is not in the vocabulary of 16: 'Ω'"
+    message = rejected(capfd, evaluate, *argv, "--sample=5", "--prompt=", code=USAGE)
+    assert message == "argument --prompt: must not be empty"
+    message = rejected(capfd, evaluate, *argv, "--sample=5", "--prompt=\udcff", code=USAGE)
+    assert message == "argument --prompt: a character is not valid Unicode: '\\udcff'"
     assert rejected(capfd, evaluate, *argv, "--prompt=x", code=USAGE) == "argument --prompt: needs --sample"
     message = rejected(capfd, evaluate, *argv, "--sample=5", "--report=x", code=USAGE)
     assert message == "argument --data_path: must be given, the text: the model was trained on it"
@@ -330,6 +364,8 @@ def test_vocabulary_that_is_not_sorted_is_no_record(model):
         (("--context=9",), "argument --context: is for text; digits are images"),
         (("--untied_head",), "argument --untied_head: is for text; digits are images"),
         (("--beta2=0.9",), "argument --beta2: momentum has none; adam and adamw have"),
+        (("--beta2=0",), "argument --beta2: must be a number > 0 and < 1, but got '0'"),
+        (("--beta2=0.99999999",), "argument --beta2: must be a number > 0 and < 1, but got '0.99999999'"),
         (("--min_lr=0.1",), "argument --min_lr: needs --lr_decay"),
         (("--min_lr=0.1", "--lr_decay=linear"), "argument --min_lr: must be <= 0.04, the --lr"),
         (("--eval_every=0",), "argument --eval_every: must be an int >= 1, but got '0'"),
@@ -339,6 +375,18 @@ def test_vocabulary_that_is_not_sorted_is_no_record(model):
 )
 def test_contradictory_flags_are_rejected(argv, message, capfd, here):
     assert rejected(capfd, train, *argv, code=USAGE) == message
+
+
+def test_resumed_run_keeps_its_vocabulary(here, capfd):
+    """The tokens of another vocabulary of the same size would be other characters, without an error."""
+    assert train(*TINY) == OK
+    (here / "text.txt").write_text((WORDS * 30).replace("a", "é"))
+    argv = ("--resume", "--output_dir=out", "--max_updates=8", "--allow_config_change")
+    message = rejected(capfd, train, *argv, code=DATA)
+    assert message == "'text.txt' can't be read by a trained network: a character is not in the vocabulary of 16: 'é'."
+    (here / "text.txt").write_text((WORDS * 30).replace("cat", "dog"))  # which has no "c" any more
+    assert train(*argv) == OK
+    assert read_record(MODEL)["vocabulary"] == "".join(sorted(set(WORDS)))
 
 
 def test_width_that_heads_do_not_divide_is_rejected(here, capfd):
@@ -353,7 +401,7 @@ def test_model_alone_trains_on_embedded_sentences():
 
 def test_missing_text_exits_with_data_code(here, capfd):
     message = rejected(capfd, train, "--dataset=text", "--data_path=no.txt", code=DATA)
-    assert message.startswith("'no.txt' is neither a text file nor a folder with .txt files")
+    assert message.startswith("'no.txt' does not exist")
 
 
 def test_parameters_of_the_head_are_those_of_the_embedding(model):

@@ -182,6 +182,10 @@ def test_fingerprint_changes_with_any_token_block_and_vocabulary(file):
         (b"a" * 99, {"context": 0}, ValueError, r"'context' must be an int >= 1, but got 0"),
         (b"a" * 99, {"level": "words"}, ValueError, r"'level' must be one of \('characters', 'bytes'\)"),
         (b"a" * 99, {"usage": "valid"}, ValueError, r"'usage' must be one of \('train', 'test'\)"),
+        (b"a" * 99, {"vocabulary": ""}, ValueError, r"'vocabulary' must have characters, and each once"),
+        (b"a" * 99, {"vocabulary": "aba"}, ValueError, r"'vocabulary' must have characters, and each once"),
+        (b"a" * 99, {"vocabulary": ["a"]}, TypeError, r"'vocabulary' must be a str, but got list"),
+        (b"a" * 99, {"vocabulary": "a", "level": "bytes"}, ValueError, r"must be None with level='bytes'"),
         (b"a" * 99, {"num_shards": 9, "context": 30, "batch_size": 1}, ValueError, r"'num_shards' must be <= 3"),
     ],
 )
@@ -191,8 +195,33 @@ def test_unusable_texts_and_arguments_are_rejected(tmp_path, content, options, e
         create_text_dataset(tmp_path / "x.txt", **{"batch_size": 2, **options})
 
 
+def test_tokens_are_places_in_the_vocabulary(tmp_path):
+    (tmp_path / "x.txt").write_text("abc" * 20)
+    text = create_text_dataset(tmp_path, 2, context=6, shuffle=False, vocabulary="cab")
+    tokens, _ = next(text.create_tuple_iterator(num_epochs=1))
+    assert tokens.asnumpy()[0].tolist() == [1, 2, 0, 1, 2, 0]
+    vocabulary = text.source.data.vocabulary
+    assert vocabulary.decode([1, 2, 0]) == "abc" and vocabulary.decode([]) == ""
+
+
+def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    """Not a smaller text, which would silently train another network."""
+    (tmp_path / "x.txt").write_text("a" * 99)
+    (tmp_path / "private").mkdir()
+    scan = os.scandir
+
+    def without_rights(path):
+        if str(path).endswith("private"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", without_rights)
+    with pytest.raises(PermissionError, match="private"):
+        create_text_dataset(tmp_path, 2)
+
+
 def test_missing_texts_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no' is neither a text file nor a folder"):
+    with pytest.raises(FileNotFoundError, match="no' does not exist"):
         create_text_dataset(tmp_path / "no")
     with pytest.raises(FileNotFoundError, match=r"has no \.txt file"):
         create_text_dataset(tmp_path)
