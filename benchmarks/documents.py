@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import performance_tables, scaling_tables, schedules
+from . import advice, performance_tables, scaling_tables, schedules
 from .conformance import page
 from .process import ROOT
 
@@ -41,7 +41,14 @@ def run(arguments: Namespace) -> None:
 def tables() -> dict[str, str]:
     """Return all tables, and the programs' help, by the names of their marks."""
     helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
-    return {**scaling_tables.tables(), **performance_tables.tables(), **schedules.tables(), **page.tables(), **helps}
+    return {
+        **scaling_tables.tables(),
+        **performance_tables.tables(),
+        **schedules.tables(),
+        **advice.tables(),
+        **page.tables(),
+        **helps,
+    }
 
 
 def _help(*command: str) -> str:
