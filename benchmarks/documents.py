@@ -63,7 +63,7 @@ def _help(*command: str) -> str:
 
 def marked() -> Iterator[Path]:
     """Yield the documents that have marks."""
-    for path in sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")]):
+    for path in sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]):
         if MARKED.search(path.read_text(encoding="utf-8")):
             yield path
 

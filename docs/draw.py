@@ -31,7 +31,7 @@ WORDS = {
         "title": "14 行的批次拆成四个微批次；它们的加权梯度累加成一次更新",
         "batch": "有效批次",
         "micro": "微批次",
-        "rows": "{} 行",
+        "rows": "{} 个样本",
         "forward": "前向、反向",
         "accumulator": "累加器",
         "window": "一个更新窗口：N = 4 个微批次",
@@ -135,10 +135,24 @@ def badges(project: str) -> str:
     return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
+def logo(background: str | None) -> str:
+    """Return micro-batches that add up to an update: four bars above one. On the header it has no background."""
+    square = [] if background is None else [f"<rect width='64' height='64' rx='12' fill='{background}'/>"]
+    colours = COLOURS if background is not None else (PAPER,) * 4
+    bars = [
+        f"<rect x='{8 + 12.6 * number:g}' y='{32 - 6 * rows}' width='10' height='{6 * rows}' rx='2' fill='{colour}'/>"
+        for number, (rows, colour) in enumerate(zip(ROWS, colours))
+    ]
+    sum_of_all = f"<rect x='8' y='40' width='47.8' height='16' rx='3' fill='{PAPER}'/>"
+    head = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 64 64' role='img'><title>ms_accum</title>"
+    return "\n".join([head, *square, *bars, sum_of_all, "</svg>"]) + "\n"
+
+
 def pictures() -> dict[str, str]:
     """Return all pictures by the names of their files."""
     drawn = {f"window{language}.svg": window(words) for language, words in WORDS.items()}
-    return {**drawn, "badges.svg": badges(PROJECT.read_text(encoding="utf-8"))}
+    logos = {"logo.svg": logo(None), "favicon.svg": logo("#1f2933")}
+    return {**drawn, **logos, "badges.svg": badges(PROJECT.read_text(encoding="utf-8"))}
 
 
 if __name__ == "__main__":

@@ -112,6 +112,34 @@ def test_speedup_of_variables_equals_measurement(page, sentence):
     assert (round(min(factors)), round(max(factors))) == (least, most)
 
 
+def ranges(name, column, networks):
+    """Return the least and the most in a column of a table that has ranges."""
+    lines = [line.split("|") for line in performance_tables.tables()[name].splitlines()[2:]]
+    cells = [cells[column] for cells in lines if cells[1].strip() in networks]
+    found = [float(number) for cell in cells for number in re.findall(r"[\d.]+", cell)]
+    return min(found), max(found)
+
+
+@pytest.mark.parametrize("page", ["docs/performance.md", "docs/performance.zh.md"])
+def test_answer_of_the_page_equals_its_tables(page):
+    answer = (ROOT / page).read_text(encoding="utf-8").partition("<!-- table")[0]
+    lines = [re.sub(r"\(.*?\)|（.*?）", "", line) for line in answer.splitlines() if line.startswith("- ")]
+    numbers = [[float(number) for number in re.findall(r"\d\.\d", line)] for line in lines[:4]]
+    small, all_networks = ("lenet5", "mlp", "transformer, forms for CPU"), ("lenet5", "mlp", "transformer", "mlp50m")
+    cost = [ranges("readme/cost", column, all_networks) for column in (2, 3)]
+    with_operators = ranges("avx512-amd/cost", 4, all_networks)[1]
+    speed = {column: ranges("speed", column, (*small, "mlp50m")) for column in (3, 6)}
+    torch = {names: [ranges("speed", column, names) for column in (4, 7)] for names in (small, ("mlp50m",))}
+    ratios = [(1 / max(most for _, most in both), 1 / min(least for least, _ in both)) for both in torch.values()]
+    expected = [
+        cost[0],
+        (*cost[1], with_operators),
+        (min(least for least, _ in speed.values()), max(most for _, most in speed.values())),
+        (*ratios[0], *ratios[1]),
+    ]
+    assert numbers == [[round(number, 1) for number in row] for row in expected]
+
+
 def test_unmeasured_tables_are_marked(results):
     made = performance_tables.tables()
     assert made["avx2-amd/speed"] == made["avx512-amd/cost"] == "Not measured on this machine.\n"

@@ -64,6 +64,34 @@ def test_chinese_page_is_mostly_chinese(chinese):
     assert len(re.findall(r"[\u4e00-\u9fff]", prose)) > len(re.findall(r"[A-Za-z]+", prose))
 
 
+# A break between two of them shows as a blank.
+CHINESE = r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
+BREAK = re.compile(rf"{CHINESE}\*{{0,2}} *\n[ \t]*\*{{0,2}}(?!\d+\. |- |\|)\[?{CHINESE}")
+
+
+@pytest.mark.parametrize("chinese", [chinese for _, chinese in PAIRS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_chinese_sentences_have_no_line_breaks(chinese):
+    assert BREAK.findall(re.sub(r"^```(?s:.*?)^```", "", read(chinese), flags=re.MULTILINE)) == []
+
+
+def test_line_break_in_chinese_is_detected():
+    for text in ("窗口，\n梯度", "窗口\n  **梯度", "窗口\n[梯度](x)"):
+        assert BREAK.search(text)
+    for text in ("窗口\n\n梯度", "窗口\n- 梯度", "窗口\n1. 梯度", "N=1\n梯度"):
+        assert not BREAK.search(text)
+
+
+def test_search_check_names_what_is_not_found():
+    spec = importlib.util.spec_from_file_location("search_check", DOCS / "search_check.py")
+    check = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
+    sections = [{"title": "早停\u200b与\u200b学习率", "text": "<code>resume</code>, early"}]
+    index = {"config": {"separator": r"[\s\u200b,]+"}, "docs": sections}
+    assert check.not_found(index, ["早停", "学习率", "resume", "断点续训"]) == ["断点续训"]
+    index["config"]["separator"] = r"[\s,]+"
+    assert check.not_found(index, ["早停", "early"]) == ["早停"]
+
+
 def test_different_page_structure_is_detected():
     page = "# A\n\n## B\n\n```python\nx = 1\n```\n\n| a |\n|---|\n<!-- table: t -->\n"
     for other in (
