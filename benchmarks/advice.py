@@ -6,8 +6,8 @@ A set-up is trained with the window it asks for, in the fastest split, and witho
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -25,7 +26,7 @@ from ms_accum.app import steps
 from ms_accum.app.advice import Advice, advice, flags_of, measured
 
 from .language import text_in
-from .options import NotAvailable, reject_options
+from .options import data_of, reject_options
 from .process import ROOT, ContenderError
 from .results import rows as rows_of
 from .runner import Session
@@ -95,9 +96,10 @@ def _data(kind: str, folder: str) -> list[str]:
     if kind == "text":
         return ["--dataset=text", f"--data_path={text_in(folder, 'advice', False)}"]
     if kind == "mnist":
-        path = os.environ.get("MNIST_DATA")
-        if path is None:
-            raise NotAvailable("advice needs MNIST: set MNIST_DATA")
+        path = data_of("advice", "MNIST_DATA", "MNIST")
+        if path.is_file():
+            shutil.unpack_archive(path, folder)
+            path = Path(folder, "MNIST_Data")
         return ["--dataset=mnist", f"--data_path={path}"]
     return []
 
