@@ -164,12 +164,13 @@ def reasons(settings: Settings, measured: Measured, advised: Advice, *, has_batc
     peak = _peak(measured, advised)
     memory = f"{short(peak)}{f' of {short(measured.budget)}' if measured.budget else ''}"
     if advised.accumulates:
-        sentences = [
-            f"The window trains {advised.speed:,.0f} rows per second in {memory}.",
-            f"With an update after each micro-batch it would be {advised.other:,.0f}: updates take the time."
-            if advised.other
-            else "",
-        ]
+        single = " ".join(flags_of(settings, advised._replace(accumulates=False)))
+        sentences = [f"The window trains {advised.speed:,.0f} rows per second in {memory}."]
+        if advised.other:
+            sentences += [
+                f"With an update after each micro-batch it would be {advised.other:,.0f}: updates take the time.",
+                f"If you have little data rather than little time, compare with {single}.",
+            ]
     elif advised.rows == window:
         sentences = [
             f"The window of {quantity(window, 'row')} fits in one piece, in {memory}, and trains {advised.speed:,.0f} "

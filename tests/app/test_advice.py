@@ -79,7 +79,8 @@ def test_rate_of_sgd_follows_the_batch():
     ("split", "single", "words"),
     [
         ({16: 1.0, 64: 1.0}, {16: 1.0, 64: 1.0}, "An update after each 16 rows trains 64 rows per second in 1.562 GiB"),
-        ({2: 1.0, 64: None}, {2: 2.0}, "it would be 32: updates take the time."),
+        ({2: 1.0, 64: None}, {2: 2.0}, "it would be 32: updates take the time. If you have little data rather than "),
+        ({2: 1.0, 64: None}, {2: 2.0}, "compare with --batch_size=2 --mini_steps=1 --lr="),
         ({16: 2.0, 64: 1.0}, {16: 2.0, 64: 1.0}, "The window of 64 rows fits in one piece, in 6.25 GiB of 2 GiB"),
     ],
 )
