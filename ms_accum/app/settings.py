@@ -119,6 +119,10 @@ class Settings:
             Failure: If flags contradict each other.
         """
         values = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
+        if values["advise"] and values["verify"]:
+            raise Failure("argument --advise: can't be combined with --verify; give one after the other", USAGE)
+        if values["verify"] and values["batch_size"] == AUTO:
+            raise Failure("argument --verify: needs the rows of a micro-batch; give --batch_size", USAGE)
         if values["advise"]:
             _count_window_in_rows(values)
         _check_window(values)

@@ -110,6 +110,7 @@ def test_table_and_paragraph_are_as_wide_as_the_terminal(capsys, monkeypatch):
         (("--batch_size=auto",), "argument --advise: needs the rows of a window; give --effective_batch"),
         (("--batch_size=1", "--mini_steps=1"), "argument --advise: needs a window of several rows; give "),
         (("--effective_batch=8",), "argument --memory_budget: must be given on CPU"),
+        (("--verify",), "argument --advise: can't be combined with --verify"),
     ],
 )
 def test_runs_without_one_window_are_rejected(argv, message, capfd):

@@ -368,6 +368,10 @@ def test_vocabulary_that_is_not_sorted_is_no_record(model):
         (("--beta2=0.99999999",), "argument --beta2: must be a number > 0 and < 1, but got '0.99999999'"),
         (("--min_lr=0.1",), "argument --min_lr: needs --lr_decay"),
         (("--min_lr=0.1", "--lr_decay=linear"), "argument --min_lr: must be <= 0.04, the --lr"),
+        (
+            ("--verify", "--batch_size=auto", "--effective_batch=8", "--memory_budget=4GiB"),
+            "argument --verify: needs the rows of a micro-batch; give --batch_size",
+        ),
         (("--eval_every=0",), "argument --eval_every: must be an int >= 1, but got '0'"),
         (("--max_updates=0",), "argument --max_updates: must be an int >= 1, but got '0'"),
         (("--model=gpt", "--download"), "argument --dataset: sentences are embedded; --data_path is for text"),
