@@ -27,6 +27,8 @@ WINDOW = 4
 THIRD_END = 3 * WINDOW  # the number of the micro-batch with which the third window ends
 # They belong to the function in which they are written. Generator functions are functions of their own.
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+# `call(function, inputs)` is how a Cell writes `function(*inputs)`.
+STAR = LIBRARY / "network" / "calls.py"
 
 
 class Call(NamedTuple):
@@ -61,6 +63,8 @@ class Walk:
         if event != "call" or code.co_name in COMPREHENSIONS:
             return
         path = Path(code.co_filename)
+        if path == STAR:
+            return
         own = LIBRARY in path.parents
         if own:
             name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
