@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import advice, performance_tables, scaling_tables, schedules
+from . import advice, features, performance_tables, scaling_tables, schedules
 from .conformance import page
 from .process import ROOT
 
@@ -46,6 +46,7 @@ def tables() -> dict[str, str]:
         **performance_tables.tables(),
         **schedules.tables(),
         **advice.tables(),
+        **features.tables(),
         **page.tables(),
         **helps,
     }
