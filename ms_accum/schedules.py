@@ -113,6 +113,13 @@ def _by_update(sizes: Iterable[int]) -> dict[int, int]:
     return changes
 
 
+def _check_fills(owner: str, name: str, largest: int, per_epoch: int | None, tail: str) -> None:
+    """Raise an error if windows of the largest size would never fill, because each epoch discards them."""
+    if tail == "drop" and per_epoch is not None and largest > per_epoch:
+        rule = f"at most {per_epoch} micro-batches, those of an epoch, with tail='drop'"
+        _check.raise_invalid(ValueError, owner, name, rule, largest)
+
+
 def windows_by(
     sizes: Mapping[int, int],
     per_micro_batch: int,
@@ -162,10 +169,7 @@ def windows_by(
     most = None if micro_batches is None else _check.positive_int(owner, "micro_batches", micro_batches)
     _check.one_of(owner, "tail", tail, TAILS)
     batches = None if in_epoch is None else math.ceil(in_epoch / amount)
-    largest = max(size for _, size in steps)
-    if tail == "drop" and batches is not None and largest > batches:
-        rule = f"at most {batches} micro-batches, those of an epoch, with tail='drop'"
-        _check.raise_invalid(ValueError, owner, "sizes", rule, largest)
+    _check_fills(owner, "sizes", max(size for _, size in steps), batches, tail)
 
     def read(begin: int) -> int:
         if batches is None or in_epoch is None:
@@ -288,9 +292,7 @@ def batch_schedule(
     )
     rates = [run.rate(run.part(read, size), size) for read, size in windows]
     largest = max(size for first, size in sizes.steps if first <= len(rates))
-    if run.tail == "drop" and run.per_epoch is not None and largest > run.per_epoch:
-        rule = f"at most {run.per_epoch} micro-batches, those of an epoch, with tail='drop'"
-        _check.raise_invalid(ValueError, "batch_schedule", "mini_steps", rule, largest)
+    _check_fills("batch_schedule", "mini_steps", largest, run.per_epoch, run.tail)
     return BatchSchedule(dict(sizes.steps), rates)
 
 

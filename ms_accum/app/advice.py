@@ -146,13 +146,14 @@ def flags_of(settings: Settings, advised: Advice) -> list[str]:
     if ratio == 1:
         return flags
     if settings.lr_scaling == "none":  # else it follows the window anyway
-        flags.append(f"--lr={settings.lr * (math.sqrt(ratio) if is_adaptive else ratio):.3g}")
-        if settings.min_lr is not None:
-            flags.append(f"--min_lr={settings.min_lr * (math.sqrt(ratio) if is_adaptive else ratio):.3g}")
+        factor = math.sqrt(ratio) if is_adaptive else ratio
+        rates = {"lr": settings.lr, "min_lr": settings.min_lr}
+        flags += [f"--{name}={rate * factor:.3g}" for name, rate in rates.items() if rate is not None]
+    # With six digits a decay near 1 would be printed as 1, which the flags reject.
     if is_adaptive:
-        flags.append(f"--beta2={scale_adam(settings.beta2 or _BETA2, settings.window_rows, advised.rows):.6g}")
+        flags.append(f"--beta2={scale_adam(settings.beta2 or _BETA2, settings.window_rows, advised.rows):.9g}")
     if settings.ema is not None:
-        flags.append(f"--ema={settings.ema**ratio:.6g}")
+        flags.append(f"--ema={settings.ema**ratio:.9g}")
     updates = {name: getattr(settings, name) for name in ("warmup_updates", "max_updates", "eval_every")}
     flags += [f"--{name}={round(count / ratio)}" for name, count in updates.items() if type(count) is int and count]
     return flags

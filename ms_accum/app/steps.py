@@ -101,12 +101,16 @@ def _with_ranks(settings: Settings, ranks: int) -> Settings:
     return settings.for_ranks(ranks)
 
 
+def _settings_of_resumed_run(settings: Settings) -> Mapping[str, Any]:
+    with exit_code(CHECKPOINT, CheckpointError):
+        return Checkpointer(settings.states, resume=settings.resume).settings()
+
+
 def characters_of_resumed_run(settings: Settings) -> str | None:
     """Return the characters of the run that is resumed, because its network has a vector for each; None without one."""
     if settings.vocabulary != CHARACTERS or settings.resume is None:
         return None
-    with exit_code(CHECKPOINT, CheckpointError):
-        notes = Checkpointer(settings.states, resume=settings.resume).settings().get("notes")
+    notes = _settings_of_resumed_run(settings).get("notes")
     characters = notes.get("vocabulary") if isinstance(notes, dict) else None
     return characters if isinstance(characters, str) and characters else None
 
@@ -148,8 +152,7 @@ def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version:
     """
     if not settings.auto:
         return settings, []
-    with exit_code(CHECKPOINT, CheckpointError):
-        rows = Checkpointer(settings.states, resume=settings.resume).settings().get("batch_size")
+    rows = _settings_of_resumed_run(settings).get("batch_size")
     if type(rows) is int and rows > 0 and not settings.allow_config_change:
         return settings.with_micro_batches_of(rows), [f"{quantity(rows, 'row')}, as in the run that is resumed"]
     keys = {name: getattr(settings, name) for name in _SEARCH_SETTINGS}

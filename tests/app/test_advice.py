@@ -60,11 +60,20 @@ def test_flags_keep_the_schedule_over_the_data():
     options = ("--lr_decay=cosine", "--min_lr=0.0001", "--warmup_updates=10", "--max_updates=100", "--eval_every=25")
     settings = settings_of(*GIVEN, *options, "--optimizer=adamw", "--lr=0.002", "--beta2=0.96", "--ema=0.9")
     assert flags_of(settings, Advice(False, 16, 1.0, 1.0)) == [
-        *("--batch_size=16", "--mini_steps=1", "--lr=0.001", "--min_lr=5e-05", f"--beta2={0.96**0.25:.6g}"),
-        *(f"--ema={0.9**0.25:.6g}", "--warmup_updates=40", "--max_updates=400", "--eval_every=100"),
+        *("--batch_size=16", "--mini_steps=1", "--lr=0.001", "--min_lr=5e-05", f"--beta2={0.96**0.25:.9g}"),
+        *(f"--ema={0.9**0.25:.9g}", "--warmup_updates=40", "--max_updates=400", "--eval_every=100"),
     ]
     assert flags_of(settings, Advice(False, 64, 1.0, 1.0)) == ["--batch_size=64", "--mini_steps=1"]
     assert flags_of(settings, Advice(True, 16, 1.0, 1.0)) == ["--effective_batch=64", "--batch_size=16"]
+
+
+def test_decays_near_1_can_be_pasted():
+    settings = settings_of(
+        "--advise", "--effective_batch=4096", "--memory_budget=2GiB", "--optimizer=adam", "--ema=0.999"
+    )
+    flags = [flag for flag in flags_of(settings, Advice(False, 1, 1.0, 1.0)) if flag.startswith(("--beta2", "--ema"))]
+    pasted = settings_of("--optimizer=adam", *flags)
+    assert (pasted.beta2, pasted.ema) == pytest.approx((0.999 ** (1 / 4096),) * 2, abs=1e-9)
 
 
 def test_rate_of_sgd_follows_the_batch():
