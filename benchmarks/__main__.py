@@ -24,6 +24,11 @@ MODULES = {
     "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, beside PyTorch's"),
     "language": ("language", "a GPT by nanoGPT's recipe for a CPU: losses and seconds, beside PyTorch"),
     "schedules": ("schedules", "validation losses of a GPT with batch schedules, from several seeds"),
+    "curves": (
+        "curves",
+        "one training with its effective batch in 1, 2, 4 and 8 micro-batches, ours and the usual loop",
+    ),
+    "splits": ("splits", "time and memory of one window in several splits"),
     "advice": ("advice", "is train.py --advise right? both ways trained on the same rows"),
     "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
     "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),

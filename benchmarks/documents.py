@@ -13,7 +13,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import advice, features, performance_tables, scaling_tables, schedules
+from . import advice, curves, features, performance_tables, scaling_tables, schedules, splits
+from .chinese import in_chinese
 from .conformance import page
 from .process import ROOT
 
@@ -35,17 +36,29 @@ def run(arguments: Namespace) -> None:
     for path in marked():
         path.write_text(filled(path.read_text(encoding="utf-8"), made), encoding="utf-8")
         print(f"tables: {path}")
-    page.write_pictures(ROOT / "docs" / "images")
+    folder = ROOT / "docs" / "images"
+    for name, picture in pictures().items():
+        (folder / name).write_text(picture, encoding="utf-8")
+        print(f"picture: {folder / name}")
+    page.plot_curves(folder)
+
+
+def pictures() -> dict[str, str]:
+    """Return the pictures that are made of results, by the names of their files."""
+    return {**page.pictures(), **curves.pictures(), **splits.pictures()}
 
 
 def tables() -> dict[str, str]:
     """Return all tables, and the programs' help, by the names of their marks."""
     helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
+    figures = {**scaling_tables.tables(), **performance_tables.tables()}
+    chinese = {f"{name}.zh": in_chinese(table) for name, table in figures.items() if not name.endswith(".zh")}
     return {
-        **scaling_tables.tables(),
-        **performance_tables.tables(),
+        **chinese,  # tables that have other words replace these
+        **figures,
         **schedules.tables(),
         **advice.tables(),
+        **curves.tables(),
         **features.tables(),
         **page.tables(),
         **helps,

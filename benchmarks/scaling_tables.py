@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md: what was measured, and what the cost model predicts.
+"""The tables of docs/scaling.md and benchmarks/SCALING.md: what was measured, and what the cost model predicts.
 
 What was measured, from `results/avx512-amd/ranks.json`, and what the model of `scaling` predicts for machines that
 were not measured here.
@@ -64,12 +64,21 @@ _RANKS, _WINDOWS = (8, 64, 1024), (1, 4, 16)
 def tables() -> dict[str, str]:
     """Return the tables by the names of their marks."""
     rows = rows_of("avx512-amd", "ranks")
-    made = {name: table(part(rows, "time" if name == "error" else name)) for name, table in MEASURED.items()}
+    made = {name: table(part(rows, source)) for name, (source, table) in MEASURED.items()}
     return {**made, **{name: table(ON_PAPER) for name, table in PAPER.items()}}
 
 
 @markdown
 def _time(rows: Sequence[dict]) -> Lines:
+    """Ratios to one process."""
+    yield ["network", "ranks", "N", "one process, ms", *WAYS]
+    for key, mine in groups(rows, "network", "ranks", "window").items():
+        by_way = {row["way"]: row for row in mine}
+        yield [*key, f"{by_way['one process']['ms']:,.0f}", *(f"{by_way[way]['ratio']:.2f}" for way in WAYS)]
+
+
+@markdown
+def _predicted_time(rows: Sequence[dict]) -> Lines:
     """Ratios to one process, and in brackets those of the model."""
     yield ["network", "ranks", "N", "one process, ms", "apart", *WAYS]
     for key, mine in groups(rows, "network", "ranks", "window").items():
@@ -111,6 +120,14 @@ def _alone(rows: Sequence[dict]) -> Lines:
 
 @markdown
 def _memory(rows: Sequence[dict]) -> Lines:
+    yield ["ranks", "", "peak of the largest, MiB", *KEPT]
+    for row in rows:
+        yield [row["ranks"], row["way"], f"{row['peak_mib']:,.0f}", *(f"{row[name]:.2f}" for name in KEPT)]
+
+
+@markdown
+def _predicted_memory(rows: Sequence[dict]) -> Lines:
+    """Measured, and in brackets the formula."""
     yield ["ranks", "", "peak of the largest, MiB", *KEPT]
     for row in rows:
         paper = scaling.kept_sets(row["way"], row["ranks"])
@@ -163,5 +180,14 @@ def _stops(assumed: Assumed) -> Lines:
         yield [f"{ranks:,}", name, f"{sending:.2f}", hiding, f"{critical:,.1f}", f"{max(1.0, best):,.1f}"]
 
 
-MEASURED = {"time": _time, "error": _error, "sent": _sent, "alone": _alone, "memory": _memory}
+MEASURED = {
+    "time": ("time", _time),
+    "time/predicted": ("time", _predicted_time),
+    "error": ("time", _error),
+    "sent": ("sent", _sent),
+    "alone": ("alone", _alone),
+    "memory": ("memory", _memory),
+    "memory/predicted": ("memory", _predicted_memory),
+}
+"""dict[str, tuple], the part of the results that a table is made of, and what makes it."""
 PAPER = {"kept": _kept, "paper": _paper, "stops": _stops}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
 from mindspore import Tensor, nn
@@ -12,7 +13,6 @@ from .engine.collaborators import resolve
 from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
-from .engine.nonfinite import SKIP_WINDOW
 from .layers.batch_norm import warn_about_batch_norm
 from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
@@ -23,7 +23,11 @@ from .network.optimizers import kind_of, may_have_sparse_rule
 from .network.runtime import tune
 from .network.state import unique_name
 from .ranks.agreement import agree_and_broadcast, facts_of
-from .ranks.group import AUTO
+from .ranks.group import Group
+from .ranks.zero import ZeroOptimizer
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager, LossScaler
 
 _OWNER = "Accumulator"
 _SIZE = _check.Argument(_OWNER, "accumulate_step")
@@ -49,18 +53,24 @@ class Accumulator:
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
             other Parameters and draw different random numbers, and for sparse gradients that the optimizer treats in
             another way than dense ones. Default: ``None``.
+
+    Args: Several processes
         group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
             ``None`` for this process alone. With ``"sum"`` divide the loss by the micro-batches of all ranks.
             Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every call, which all ranks must
             make, instead of once per window. With a `ZeroOptimizer` each rank then stores only its part of the sums
             (ZeRO-2). Default: ``False``.
+
+    Args: Precision, and gradients that are not finite
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor by which you multiply the loss, with
             `scale`; the window's gradient is divided by it. A dynamic scale is lowered when a window's gradient is not
             finite. Default: ``None``, no scaling.
         nonfinite (str): ``"skip_window"`` skips a window whose gradient is not finite; ``"skip_micro"`` leaves out only
             the micro-batch, with its weight, which for windows of 1 on one device is the same. Default:
             ``"skip_window"``.
+
+    Args: Other
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
         compile (bool): whether a call outside your compiled step, in a plain loop, runs as a compiled graph of its own,
             which is faster. Default: ``True``.
@@ -113,16 +123,16 @@ class Accumulator:
 
     def __init__(
         self,
-        optimizer: Any,
-        accumulate_step: Any,
+        optimizer: nn.Optimizer | ZeroOptimizer,
+        accumulate_step: int | Mapping[int, int] | Callable,
         clip_norm: float | None = None,
         *,
         reduction: str = "sum",
         network: nn.Cell | None = None,
-        group: Any = AUTO,
+        group: Group | str | None = "auto",
         sync_every_micro_batch: bool = False,
-        loss_scale: Any = None,
-        nonfinite: Any = SKIP_WINDOW,
+        loss_scale: float | LossScaler | LossScaleManager | None = None,
+        nonfinite: str = "skip_window",
         ema: Ema | None = None,
         compile: bool = True,
     ):

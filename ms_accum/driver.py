@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Callable
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable
 
 from mindspore import Tensor, nn
 
@@ -14,22 +14,29 @@ from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
 from .engine.noise_scale import NoiseScale
-from .engine.nonfinite import SKIP_WINDOW
 from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of
 from .network.runtime import tune
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
-from .ranks.group import AUTO, check_together, group_of, is_first, total
+from .ranks.group import Group, check_together, group_of, is_first, total
+from .ranks.zero import ZeroOptimizer
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
 from .training.bad_batches import BadBatches
+from .training.callbacks import Reporter
 from .training.data import Data
 from .training.evaluation import evaluation_of
 from .training.progress import callbacks_of_run
 from .training.record import is_not_finite, raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of, windows_equal_on_ranks
 from .training.window import OpenWindow
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager, LossScaler
+    from mindspore.dataset import Dataset
+    from mindspore.experimental.optim.lr_scheduler import LRScheduler
+    from mindspore.train import Callback
 
 _OWNER = "GradientAccumulation"
 
@@ -47,6 +54,8 @@ class GradientAccumulation:
             first, usually the label, or a dict or tuple of several terms; or a `CoupledLoss`. ``None``: the network
             returns the loss, from all columns.
         optimizer (Optimizer): updates the parameters.
+
+    Args: Windows and weights
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, as in the tutorial,
             or for losses that sum over rows. Default: ``"mean"``.
         tail (str): what to do with a short last window: ``"flush"`` updates with it, ``"carry"`` continues it in the
@@ -61,17 +70,25 @@ class GradientAccumulation:
             the number of updates so far. Default: ``None``.
         check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
             not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
+
+    Args: Several processes
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
             that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
             window. With a `ZeroOptimizer` each rank then stores only its part (ZeRO-2). Default: ``False``.
+
+    Args: Schedules and precision
         scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped per update. Default: ``None``.
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
             an object of `mindspore.amp`. A dynamic one is lowered after an overflow (`overflows`). Default: ``None``.
+
+    Args: Gradients that are not finite
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves out
             the micro-batch, with its weight, which for windows of 1 on one device is the same; ``"raise"`` ends the run
             with an error. Default: ``"skip_window"``.
         save_bad_batches (Optional[str]): the folder in which to save non-finite micro-batches. Default: ``None``.
+
+    Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
         noise_scale (Optional[NoiseScale]): estimates the useful window size. Default: ``None``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
@@ -100,19 +117,19 @@ class GradientAccumulation:
         self,
         network: nn.Cell,
         loss_fn: Callable | None,
-        optimizer: Any,
+        optimizer: nn.Optimizer | ZeroOptimizer,
         *,
         reduction: str = "mean",
         tail: str = "flush",
         clip_norm: float | None = None,
-        weight: None | float | Tensor | Callable | Mapping[str, Any] = None,
-        coefficients: Mapping[str, Any] | None = None,
+        weight: float | Tensor | Callable | Mapping[str, float | Callable] | None = None,
+        coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
-        group: Any = AUTO,
+        group: Group | str | None = "auto",
         sync_every_micro_batch: bool = False,
-        scheduler: Any = None,
-        loss_scale: Any = None,
-        nonfinite: str = SKIP_WINDOW,
+        scheduler: LRScheduler | None = None,
+        loss_scale: float | LossScaler | LossScaleManager | None = None,
+        nonfinite: str = "skip_window",
         save_bad_batches: str | None = None,
         ema: Ema | None = None,
         noise_scale: NoiseScale | None = None,
@@ -162,14 +179,14 @@ class GradientAccumulation:
     def train_process(
         self,
         epoch: int,
-        train_dataset: Any,
-        mini_steps: Any = None,
+        train_dataset: Dataset | Iterable[Any],
+        mini_steps: int | Mapping[int, int] | Callable[[int], int] | None = None,
         *,
         micro_batch_size: int | None = None,
-        report: Any = None,
-        callbacks: Any = None,
-        valid_dataset: Any = None,
-        metrics: Any = None,
+        report: Callback | Reporter | Sequence[Callback | Reporter] | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        valid_dataset: Dataset | Iterable[Any] | None = None,
+        metrics: Mapping[str, Any] | Set[str] | None = None,
         eval_every: int = 1,
         initial_epoch: int = 0,
         max_updates: int | None = None,
@@ -188,18 +205,26 @@ class GradientAccumulation:
                 count its calls. Default: ``None``, `micro_batch_size` is given.
             micro_batch_size (Optional[int]): instead of `mini_steps`, the rows of a micro-batch: each batch of the
                 dataset is a window and is split. Default: ``None``.
+
+        Args: Progress
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
                 progress bar on a terminal, and elsewhere about 20 lines per epoch. ``()``: no reports.
             callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, given on all ranks. A step is a
                 window: `cur_step_num` counts windows, `net_outputs` is the window's mean loss, and `record` its
                 `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch. Default: ``None``.
+
+        Args: Evaluation
             valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
                 such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (int): the number of epochs between two evaluations. Default: 1.
+
+        Args: Begin and end
             initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
             max_updates (Optional[int]): ends the run, also inside an epoch, when `updates` has reached this number.
                 Default: ``None``, the run ends with the last epoch.
+
+        Args: Saving
             ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
                 Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
             checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
@@ -220,7 +245,8 @@ class GradientAccumulation:
             _check.positive_int("train_process", "max_updates", max_updates)
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
-        updates = self.planned_updates(epochs, train_dataset, sizes)  # a resumed run may have another number
+        batches, now = Data(train_dataset).batches, {"held": window.micro_batches, "updates": window.updates}
+        updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         in_step = window.collaborators.summing.of_micro_batch is not None
         check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")
@@ -229,7 +255,6 @@ class GradientAccumulation:
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             arguments["'max_updates'"] = max_updates
-            batches, now = Data(train_dataset).batches, {"held": window.micro_batches, "updates": window.updates}
             windows = windows_equal_on_ranks(window, epochs, batches, sizes, self._tail, **now)
             agree("train_process", self._group, {**windows, **arguments}, dict.fromkeys(arguments, SAME_ON_ALL))
         plan = Plan(
@@ -251,7 +276,12 @@ class GradientAccumulation:
         )
         Run(self._network, window, plan).train()
 
-    def planned_updates(self, epoch: int, train_dataset: Any, mini_steps: Any = None) -> int | None:
+    def planned_updates(
+        self,
+        epoch: int,
+        train_dataset: Dataset | Iterable[Any],
+        mini_steps: int | Mapping[int, int] | Callable[[int], int] | None = None,
+    ) -> int | None:
         """Return the number of updates that `train_process` would make with these arguments.
 
         Without `mini_steps` each batch is a window.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
 import numpy as np
@@ -30,9 +30,13 @@ from .network.compiled import Compiled, check_compile, in_graphs
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
-from .ranks.group import AUTO, group_of, total
+from .ranks.group import Group, group_of, total
+from .ranks.zero import ZeroOptimizer
 from .training.record import SKIPPED_IN_A_ROW
 from .training.terms import WindowOfTerms
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager, LossScaler
 
 _OWNER = "AccumulatedTrainStep"
 _SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
@@ -51,6 +55,8 @@ class AccumulatedTrainStep(Compiled):
         optimizer (Optimizer): updates the parameters.
         gradient_accumulation_steps (Union[int, dict, Callable]): the number of micro-batches in a window, constant or
             changing, as for `Accumulator`; 1 needs no accumulators. Default: 4.
+
+    Args: Windows and weights
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
             sum over rows. Default: ``"mean"``.
@@ -63,16 +69,22 @@ class AccumulatedTrainStep(Compiled):
         check (str): with ``"first"``, `FlushTail` runs two rows of the first micro-batch to find errors early, and
             warns if the loss is not the mean that the default `weight` assumes. ``"off"``: no checks.
             Default: ``"first"``.
+
+    Args: Several processes
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
             that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
             window. With a `ZeroOptimizer` each rank then stores only its part of the sums (ZeRO-2). Default: ``False``.
+
+    Args: Precision, and gradients that are not finite
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
             an object of `mindspore.amp`. A dynamic one is lowered after an overflow; that window is skipped and counted
             in `overflows`. Default: ``None``, no scaling.
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
             ``"skip_micro"`` leaves out the micro-batch, with its weight, which for windows of 1 on one device is the
             same; with ``"raise"`` `FlushTail` ends the run with an error. Default: ``"skip_window"``.
+
+    Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
             and `eval_network` in all evaluations. Default: ``None``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
@@ -110,18 +122,18 @@ class AccumulatedTrainStep(Compiled):
 
     def __init__(
         self,
-        network: Any,
-        optimizer: Any,
-        gradient_accumulation_steps: Any = 4,
+        network: nn.Cell | tuple[nn.Cell, Callable],
+        optimizer: nn.Optimizer | ZeroOptimizer,
+        gradient_accumulation_steps: int | Mapping[int, int] | Callable = 4,
         *,
         clip_norm: float | None = None,
         reduction: str = "mean",
-        weight: Any = None,
-        coefficients: Any = None,
+        weight: float | Callable | Mapping[str, float | Callable] | None = None,
+        coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
-        group: Any = AUTO,
+        group: Group | str | None = "auto",
         sync_every_micro_batch: bool = False,
-        loss_scale: Any = None,
+        loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = SKIP_WINDOW,
         ema: Ema | None = None,
         compile: bool = True,

@@ -79,12 +79,12 @@ class Verification(NamedTuple):
 def verify(
     network: nn.Cell,
     loss_fn: Callable | None,
-    batch: Any,
+    batch: Tensor | Sequence[Any] | Mapping[str, Any],
     gradient_accumulation_steps: int,
     *,
     reduction: str = "mean",
-    weight: Any = None,
-    coefficients: Mapping[str, Any] | None = None,
+    weight: float | Tensor | Callable | Mapping[str, float | Callable] | None = None,
+    coefficients: Mapping[str, float | Callable] | None = None,
     rtol: float = 1e-3,
     compile: bool = True,
 ) -> Verification:

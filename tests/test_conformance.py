@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 
 import numpy as np
 import pytest
 
-from benchmarks.conformance import matrix, oracle, page, verdicts
+from benchmarks.conformance import matrix, oracle, verdicts
 from benchmarks.conformance.case import Case, Result
 from benchmarks.conformance.cases import cases
 from benchmarks.conformance.libraries import LIBRARIES, OURS, PROGRAMS, Library
@@ -223,9 +222,3 @@ def test_case_survives_json():
     case = EVERY["NaN"]
     again = Case.of(json.loads(json.dumps(case.as_json())))
     np.testing.assert_array_equal(again.inputs[5], case.inputs[5])
-
-
-def test_pictures_equal_results():
-    folder = Path(__file__).resolve().parents[1] / "docs" / "images"
-    for name, picture in page.pictures().items():
-        assert (folder / name).read_text(encoding="utf-8") == picture, "python -m benchmarks tables"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import ms_accum
+from benchmarks import documents
 from ms_accum import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,26 @@ def test_chinese_page_is_mostly_chinese(chinese):
     code = r"^```(?s:.*?)^```|^\|[^\n]*$|^\[[^\n]*$|`[^`\n]*`|\]\([^)]*\)|<!--[^\n]*-->"
     prose = re.sub(code, "", read(chinese), flags=re.MULTILINE)
     assert len(re.findall(r"[\u4e00-\u9fff]", prose)) > len(re.findall(r"[A-Za-z]+", prose))
+
+
+# Heads of tables that are names or units in both languages.
+NAMES = re.compile(r"[\w`.-]*|[\w`-]+, N=\d+|N=\d+, (ms|MiB)|N=\d+: ms|/ [\w'-]+|import \w+|\W*")
+
+
+def english_heads(page):
+    """Return the heads of a Chinese page's generated tables that are words, but not Chinese."""
+    tables = re.findall(r"<!-- table: \S+ -->\n\n(\|.*)", page)
+    heads = [head.strip() for table in tables for head in table.strip("|").split("|")]
+    return [head for head in heads if not re.search(r"[\u4e00-\u9fff]", head) and not NAMES.fullmatch(head)]
+
+
+@pytest.mark.parametrize("chinese", [chinese for _, chinese in PAIRS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_of_figures_are_in_chinese(chinese):
+    assert english_heads(read(chinese)) == []
+
+
+def test_english_head_in_a_chinese_page_is_found():
+    assert english_heads("<!-- table: a -->\n\n| network | 网络 | ms per update | N=4, MiB |\n") == ["ms per update"]
 
 
 # A break between two of them shows as a blank.
@@ -164,11 +185,27 @@ def test_pictures_equal_script_output():
     spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
     draw = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(draw)
-    # Those of the results are compared in tests/test_conformance.py.
-    drawn = {path.name: read(path) for path in draw.IMAGES.glob("*.svg") if not path.name.startswith("conformance")}
+    of_results = documents.pictures()
+    drawn = {path.name: read(path) for path in draw.IMAGES.glob("*.svg") if path.name not in of_results}
     assert drawn == draw.pictures(), "python docs/draw.py"
     project = read(ROOT / "pyproject.toml")
     assert draw.badges(project) != draw.badges(project.replace("3.12", "3.13"))
+
+
+def test_pictures_of_results_equal_results():
+    for name, picture in documents.pictures().items():
+        assert read(DOCS / "images" / name) == picture, "python -m benchmarks tables"
+
+
+def test_package_page_has_complete_links():
+    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    text = setup.with_addresses("![a](b.svg) [c](d/e.md#f) [g](https://h) [i](#j)", "https://k")
+    assert text == "![a](https://k/raw/main/b.svg) [c](https://k/blob/main/d/e.md#f) [g](https://h) [i](#j)"
+    readme = setup.with_addresses(read(ROOT / "README.md"), setup.source())
+    assert setup.source().startswith("https://")
+    assert {link for link in re.findall(r"\]\(([^)]*)\)", readme) if not link.startswith(("https://", "#"))} == set()
 
 
 # Plain English

@@ -305,10 +305,7 @@ def _legend(words: Mapping[str, str], top: float) -> Iterator[str]:
         yield f"<text x='{x + 16}' y='{y + 10:g}' font-size='9'>{escape(words['legend'][kind])}</text>"
 
 
-def write_pictures(folder: Path) -> None:
-    """Write the pictures into a folder."""
-    for name, picture in pictures().items():
-        (folder / name).write_text(picture, encoding="utf-8")
-        print(f"picture: {folder / name}")
+def plot_curves(folder: Path) -> None:
+    """Plot the loss curves of five faults into a folder."""
     made = read(RESULTS / FILE)["curves"]
     plot(folder / curves.FILE, lambda figure: curves.draw(figure, made), curves.SIZE)

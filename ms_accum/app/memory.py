@@ -12,6 +12,7 @@ from .. import _check
 from ..network.optimizers import check_optimizer
 from ..network.parameters import excluding
 from ..network.restoring import restoring
+from ..ranks.zero import ZeroOptimizer
 
 _OWNER = "memory_report"
 
@@ -43,10 +44,10 @@ class MemoryReport(NamedTuple):
 
 def memory_report(
     network: nn.Cell,
-    optimizer: Any,
+    optimizer: nn.Optimizer | ZeroOptimizer,
     *,
     mini_steps: int,
-    micro_batch: Any = None,
+    micro_batch: Tensor | Sequence[Any] | None = None,
     loss_fn: Callable | None = None,
 ) -> MemoryReport:
     """Report the memory that training needs, before training. Nothing is trained or changed.

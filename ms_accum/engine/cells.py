@@ -7,8 +7,8 @@ compiled anew for each shape of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -24,12 +24,16 @@ from ..network.kernels import kernels
 from ..network.runtime import tune
 from ..network.state import attached, untracked
 from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
-from ..ranks.group import AUTO
+from ..ranks.group import Group
+from ..ranks.zero import ZeroOptimizer
 from .collaborators import Collaborators, resolve
 from .ema import Ema
 from .forward import Forward, check_network
-from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of, skip_micro_of
+from .nonfinite import SKIP_MICRO, SkipMicro, policy_of, skip_micro_of
 from .window import Window, clear_sums
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager, LossScaler
 
 _NAN = float("nan")
 _Cell = TypeVar("_Cell", bound=Compiled)
@@ -91,15 +95,15 @@ class TrainForwardBackward(Compiled):
     def __init__(
         self,
         network: nn.Cell,
-        optimizer: Any,
-        grad_sum: Any,
+        optimizer: nn.Optimizer | ZeroOptimizer,
+        grad_sum: Sequence[ms.Parameter],
         sens: float = 1.0,
         *,
         weight_sum: ms.Parameter | None = None,
-        group: Any = AUTO,
+        group: Group | str | None = "auto",
         sync_every_micro_batch: bool = False,
-        loss_scale: Any = None,
-        nonfinite: Any = SKIP_WINDOW,
+        loss_scale: float | LossScaler | LossScaleManager | None = None,
+        nonfinite: str = "skip_window",
         compile: bool = True,
     ):
         owner = "TrainForwardBackward"
@@ -187,16 +191,16 @@ class TrainOptim(Compiled):
 
     def __init__(
         self,
-        optimizer: Any,
-        grad_sum: Any,
+        optimizer: nn.Optimizer | ZeroOptimizer,
+        grad_sum: Sequence[ms.Parameter],
         *,
         weight_sum: ms.Parameter | None = None,
         clip_norm: float | None = None,
-        group: Any = AUTO,
+        group: Group | str | None = "auto",
         sync_every_micro_batch: bool = False,
-        loss_scale: Any = None,
-        nonfinite: Any = SKIP_WINDOW,
-        ema: Any = None,
+        loss_scale: float | LossScaler | LossScaleManager | None = None,
+        nonfinite: str = "skip_window",
+        ema: Ema | None = None,
         compile: bool = True,
     ):
         owner = "TrainOptim"
@@ -253,11 +257,11 @@ class TrainClear(Compiled):
 
     def __init__(
         self,
-        grad_sum: Any,
+        grad_sum: Sequence[ms.Parameter],
         zeros: Any = None,
         *,
         weight_sum: ms.Parameter | None = None,
-        nonfinite: Any = SKIP_WINDOW,
+        nonfinite: str = "skip_window",
         compile: bool = True,
     ):
         owner = "TrainClear"

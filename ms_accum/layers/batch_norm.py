@@ -289,7 +289,7 @@ class PooledStatistics:
 _ATTACHED = "_ms_accum_pooled"  # the name under which the network's Parameters have the statistics
 
 
-def pool_batch_norm(network: nn.Cell, *, group: Any = "auto") -> PooledStatistics:
+def pool_batch_norm(network: nn.Cell, *, group: Group | str | None = "auto") -> PooledStatistics:
     """Compute the running statistics of BatchNorm layers over the complete window, as for a large batch.
 
     The layers are replaced in place by layers with the same Parameters. Means and variances (within and between

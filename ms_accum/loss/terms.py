@@ -116,8 +116,8 @@ class Terms:
 
     def __init__(
         self,
-        weight: Mapping[str, Any],
-        coefficients: Mapping[str, Any] | None = None,
+        weight: Mapping[str, float | Callable],
+        coefficients: Mapping[str, float | Callable] | None = None,
         *,
         group: Group | None = None,
     ):

@@ -12,7 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from .. import _check
 from ..network import tree
 from ..network.parameters import as_array
-from .group import AUTO, Group, gather, group_of
+from .group import Group, gather, group_of
 from .reduction import Part, full_of, part_of
 
 _OWNER = "ZeroOptimizer"
@@ -109,7 +109,13 @@ class ZeroOptimizer(nn.Cell):
         12
     """
 
-    def __init__(self, make: Callable[[list], Any], parameters: Sequence[Any], *, group: Any = AUTO):
+    def __init__(
+        self,
+        make: Callable[[list], nn.Optimizer],
+        parameters: Sequence[Any],
+        *,
+        group: Group | str | None = "auto",
+    ):
         super().__init__(auto_prefix=False)
         if not callable(make):
             _check.raise_invalid(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))

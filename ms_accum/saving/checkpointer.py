@@ -210,10 +210,14 @@ class Checkpointer:
         keep (int): the number of newest states to keep. Default: 1.
         score (Optional[Callable]): returns the quality of the model; higher is better. It is called before each planned
             state (`every`, `minutes`, the end). The best state is kept in addition to the newest. Default: ``None``.
+
+    Args: Resuming
         resume (Optional[str]): the path of the state to resume from, or ``"auto"`` for the newest undamaged state in
             `folder`, if there is one. Default: ``None``, a new run.
         config (Optional[Mapping]): settings that must be equal in a resumed run. Default: ``None``.
         allow_config_change (bool): whether these settings may differ. Default: ``False``.
+
+    Args: Other
         stop (Optional[Callable]): called after each micro-batch; returns whether to stop. Default: ``None``.
         notes (Optional[Mapping]): additional facts to save in `config`; they may differ in a resumed run.
             Default: ``None``.
