@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import advice, features, performance_tables, scaling_tables, schedules
+from . import advice, features, forms, performance_tables, scaling_tables, schedules
 from .conformance import page
 from .process import ROOT
 
@@ -44,6 +44,7 @@ def tables() -> dict[str, str]:
     return {
         **scaling_tables.tables(),
         **performance_tables.tables(),
+        **forms.tables(performance_tables.MACHINES),
         **schedules.tables(),
         **advice.tables(),
         **features.tables(),
