@@ -152,6 +152,8 @@ class Words(NamedTuple):
     results: Mapping[str, str]
     right: str
     """How often the advice had no worse result, with two numbers."""
+    set_ups: Mapping[str, str]
+    """Names of set-ups that are not as in the results."""
 
 
 WORDS = {
@@ -160,12 +162,20 @@ WORDS = {
         {ACCUMULATED: "accumulate", SINGLE: "do not accumulate, {} rows"},
         {"Loss": "loss {:.3f}", "Accuracy": "accuracy {:.2%}"},
         "{} of {}",
+        {},
     ),
     ".zh": Words(
-        ("设置", "窗口", "建议", "累积的结果", "每个微批次更新一次的结果", "时间", "正确"),
+        ("设置", "窗口", "建议", "累积的结果", "每个微批次更新一次的结果", "时间比", "正确"),
         {ACCUMULATED: "累积", SINGLE: "不累积，{} 个样本"},
         {"Loss": "损失 {:.3f}", "Accuracy": "准确率 {:.2%}"},
         "{} / {}",
+        {
+            "GPT, Shakespeare, AdamW": "GPT，莎士比亚文本，AdamW",
+            "GPT, sentences, Adam": "GPT，内置句子，Adam",
+            "wide GPT, little memory, AdamW": "宽 GPT，内存较小，AdamW",
+            "LeNet5, MNIST, momentum": "LeNet5，MNIST，Momentum",
+            "MLP, MNIST, Adam": "MLP，MNIST，Adam",
+        },
     ),
 }
 
@@ -187,7 +197,7 @@ def _table(source: tuple[Sequence[Mapping[str, Any]], Words]) -> Lines:
         ratio = _mean(mine, f"{SINGLE}_seconds") / _mean(mine, f"{ACCUMULATED}_seconds")
         right = words.right.format(sum(map(is_right, mine)), len(mine))
         advised = words.advised[first["advised"]].format(first["rows"])
-        yield [name, str(SET_UPS[name].window), advised, *results, f"{ratio:.2f}", right]
+        yield [words.set_ups.get(name, name), str(SET_UPS[name].window), advised, *results, f"{ratio:.2f}", right]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

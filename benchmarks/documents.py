@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import advice, curves, features, performance_tables, scaling_tables, schedules, splits
+from . import advice, curves, features, forms, performance_tables, scaling_tables, schedules, splits
 from .chinese import in_chinese
 from .conformance import page
 from .process import ROOT
@@ -56,6 +56,7 @@ def tables() -> dict[str, str]:
     return {
         **chinese,  # tables that have other words replace these
         **figures,
+        **forms.tables(performance_tables.MACHINES),
         **schedules.tables(),
         **advice.tables(),
         **curves.tables(),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 from . import plots
 from .contenders import OURS, Entry
 from .options import reject_options
 from .process import Contender
+from .results import rows as rows_of
 from .runner import Session, alternate, ratio, repeats, summary
+from .tables import Lines, markdown
 
 ENTRY = Entry(OURS, "mindspore", "forms_ours.py")
 TABLES = {"": ("", "block form ms:.3f ratio:.2f difference:.0e")}
@@ -64,6 +66,64 @@ def _row(block: str, form: str, measured: Any, checked: Any) -> dict[str, Any]:
         "ratio": ratio(measured[form], measured[first]),
         "difference": checked["difference"],
     }
+
+
+class Words(NamedTuple):
+    """The words of a table in a language."""
+
+    head: Sequence[str]
+    names: Mapping[str, str]
+    """Names of blocks and forms that are not as in the results."""
+
+
+WORDS = {
+    "": Words(("block", "form", "ms", "ratio to the first"), {}),
+    ".zh": Words(
+        ("模块", "写法", "毫秒", "与第一种写法之比"),
+        {
+            "attention": "注意力",
+            "norm": "归一化",
+            "feed-forward": "前馈网络",
+            "cross-entropy": "交叉熵",
+            "division": "除法",
+            "product": "矩阵乘法",
+            "narrow-product": "窄矩阵乘法",
+            "standardized": "标准化",
+            "pooling": "池化",
+            "indexed": "索引",
+            "split": "拆分（split）",
+            "three projections": "三次投影",
+            "of primitives": "用基本算子编写",
+            "GELU of Erf": "用 Erf 编写的 GELU",
+            "nn.GELU(), by tanh": "nn.GELU()，使用 tanh",
+            "by 3": "除以 3",
+            "times 1/3": "乘以 1/3",
+            "weight (out, in)": "权重 (out, in)",
+            "weight (in, out)": "权重 (in, out)",
+            "by means": "用均值计算",
+            "by products with ones": "与全 1 矩阵相乘",
+        },
+    ),
+}
+
+
+def tables(machines: Iterable[str]) -> dict[str, str]:
+    """Return the tables of docs/fast_networks.md by the names of their marks, for the machines that were measured."""
+    results = {machine: rows for machine in machines if (rows := rows_of(machine, "forms"))}
+    return {
+        f"{machine}/forms{language}": _table((rows, words))
+        for machine, rows in results.items()
+        for language, words in WORDS.items()
+    }
+
+
+@markdown
+def _table(source: tuple[Sequence[Mapping[str, Any]], Words]) -> Lines:
+    rows, words = source
+    yield list(words.head)
+    for row in rows:
+        block, form = (words.names.get(row[key], row[key]) for key in ("block", "form"))
+        yield [block, form, f"{row['ms']:.2f}", f"{row['ratio']:.2f}"]
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:

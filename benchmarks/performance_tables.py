@@ -196,13 +196,6 @@ def _operators(rows: Rows) -> Lines:
         yield [network, contender, ", ".join(f"{row['kernel']} {row['share']:.0%}" for row in mine[:_SHOWN])]
 
 
-@markdown
-def _forms(rows: Rows) -> Lines:
-    yield ["block", "form", "ms", "ratio to the first"]
-    for row in rows:
-        yield [row["block"], row["form"], f"{row['ms']:.2f}", f"{row['ratio']:.2f}"]
-
-
 class Words(NamedTuple):
     """What the tables of all machines say in one language."""
 
@@ -440,5 +433,4 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "losses": ("losses", _losses),
     "language": ("language", _language),
     "operators": ("operators", _operators),
-    "forms": ("forms", _forms),
 }

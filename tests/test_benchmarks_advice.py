@@ -37,6 +37,10 @@ def test_table_counts_how_often_it_was_right():
     ]
 
 
+def test_each_set_up_has_a_chinese_name():
+    assert set(advice.SET_UPS) == set(advice.WORDS[".zh"].set_ups)
+
+
 @pytest.mark.slow
 def test_benchmark_runs(tmp_path):
     record, printed = benchmark("advice", tmp_path)

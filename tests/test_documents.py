@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import documents, performance_tables
+from benchmarks import documents, forms, performance_tables
 from benchmarks import results as results_of
 from benchmarks.performance_tables import Goal
 
@@ -157,3 +157,11 @@ def test_unmeasured_tables_are_marked(results):
 def test_machine_kind_names_results_folder(monkeypatch, maker, flags, folder):
     monkeypatch.setattr(results_of, "_first", lambda path, key: {"vendor_id": maker, "flags": flags}[key])
     assert results_of.kind() == folder
+
+
+def test_each_form_has_a_chinese_name():
+    """Code is the same in both languages."""
+    rows = results_of.rows("avx512-amd", "forms")
+    kept = {row[key] for row in rows for key in ("block", "form")} - set(forms.WORDS[".zh"].names)
+    code = {"nn.LayerNorm", "nn.GELU(False)", "nn.CrossEntropyLoss", "SoftmaxCrossEntropyWithLogits"}
+    assert kept == code | {"pool(relu(x))", "relu(pool(x))"}
