@@ -44,20 +44,20 @@ DRIVER_ONLY = No(
     "只有训练驱动接受 `CoupledLoss`，见[限制](limits.md)",
 )
 NO_TERMS = No(
-    "they get one micro-batch at a time, see [Several terms](how-to/several_terms.md#restrictions)",
-    "每次只得到一个微批次，见[由多项组成的损失](how-to/several_terms.md)",
+    "the Cells process one micro-batch at a time, see [Several terms](how-to/several_terms.md#restrictions)",
+    "每次只处理一个微批次，见[由多项组成的损失](how-to/several_terms.md)",
 )
 NO_STATISTIC = No(
     "`Terms` rejects a `WindowStatistic`: use the driver or `Model`",
     "`Terms` 不接受 `WindowStatistic`：请使用训练驱动或 `Model`",
 )
 RANKS_ONLY = NotTested(
-    "a test compares the ranks with each other, not with one process",
-    "有测试在各 rank 之间比较，但不与单进程比较",
+    "a test compares the ranks with each other, but not with one process",
+    "有测试比较各 rank 的结果，但没有与单进程比较",
 )
 OWN_LOOP = NotTested(
-    "call `evaluate` in your loop; the examples do so after the training",
-    "在自己的循环中调用 `evaluate`；示例在训练之后这样做",
+    "call `evaluate` in your loop; the examples call it after the training",
+    "请在自己的循环中调用 `evaluate`；示例程序在训练之后调用",
 )
 
 
@@ -124,7 +124,7 @@ FEATURES: dict[str, Row] = {
         "driver": "tests/zoo/test_gpt.py::test_training_in_float16",
         "cells": NOT_TESTED,
         "jit": NotTested(
-            "the step of [Mixed precision](how-to/amp.md) runs in a test; its weights are not compared",
+            "the step of [Mixed precision](how-to/amp.md) runs in a test, but its weights are not compared",
             "[混合精度](how-to/amp.md)中的训练步在测试中运行，但没有比较权重",
         ),
         "loop": NOT_TESTED,
@@ -145,8 +145,8 @@ FEATURES: dict[str, Row] = {
     "noise": {
         "driver": "tests/engine/test_noise_scale.py::test_estimate_in_graph_mode",
         "cells": No(
-            "`NoiseScale` reads the driver, an `Accumulator` or a step of `Model`",
-            "`NoiseScale` 只读取训练驱动、`Accumulator` 或 `Model` 的训练步",
+            "`NoiseScale` works with the driver, an `Accumulator` or a step of `Model` only",
+            "`NoiseScale` 只能用于训练驱动、`Accumulator` 或 `Model` 的训练步",
         ),
         "jit": NOT_TESTED,
         "loop": "tests/engine/test_noise_scale.py::test_estimate_in_custom_loop",
@@ -255,7 +255,7 @@ FEATURES: dict[str, Row] = {
             "`tests/layers/test_pooled.py::test_each_micro_batch_is_counted_once` 只运行 `TrainForwardBackward`",
         ),
         "jit": "tests/loss/test_terms.py::test_compiled_functional_pattern_is_that_of_the_oracle",
-        "loop": No("this way is PyNative mode", "这种方式就是 PyNative 模式"),
+        "loop": No("a plain loop runs in PyNative mode", "普通循环在 PyNative 模式下运行"),
         "model": (
             "tests/engine/test_ema.py::test_model_fit_evaluates_with_average",
             "tests/test_terms_in_model.py::test_compiled_model_trains_like_the_oracle",
@@ -264,7 +264,7 @@ FEATURES: dict[str, Row] = {
     "not-compiled": {
         "driver": "tests/test_equivalence.py::test_default_mode_equals_graph_mode_and_operators_one_by_one",
         "cells": "tests/network/test_constants.py::test_change_between_two_calls_is_followed[cells]",
-        "jit": No("a step with `ms.jit` is compiled", "使用 `ms.jit` 的训练步总是编译的"),
+        "jit": No("a step with `ms.jit` is always compiled", "使用 `ms.jit` 的训练步总会编译"),
         "loop": "tests/network/test_constants.py::test_change_between_two_calls_is_followed[loop]",
         "model": "tests/network/test_constants.py::test_change_between_two_calls_is_followed[step]",
     },
@@ -349,25 +349,25 @@ WORDS = {
             "tokens": "按 token 加权",
             "clip": "按范数裁剪梯度",
             "rates": "按更新计数的学习率调度",
-            "scale": "损失缩放系数，使用 float16",
+            "scale": "float16 的损失缩放系数",
             "amp": "`amp.auto_mixed_precision`",
-            "skip-window": "跳过非有限值的窗口",
-            "skip-micro": "去掉非有限值的微批次",
+            "skip-window": "跳过出现非有限值的窗口",
+            "skip-micro": "去掉出现非有限值的微批次",
             "ema": "权重的 EMA",
-            "noise": "噪声尺度",
+            "noise": "梯度噪声尺度",
             "terms": "由多项组成的损失",
             "statistic": "`WindowStatistic`",
             "coupled": "`CoupledLoss`",
-            "sizes": "变化的窗口大小",
-            "ranks": "多个 rank",
+            "sizes": "训练中改变窗口大小",
+            "ranks": "多进程（多个 rank）",
             "zero-1": "ZeRO-1",
             "zero-2": "ZeRO-2",
-            "resume": "在窗口内断点续训",
-            "batch-norm": "合并 BatchNorm 统计量",
+            "resume": "从窗口中间断点续训",
+            "batch-norm": "合并 BatchNorm 的滑动平均统计量",
             "sparse": "稀疏梯度",
             "graph": "图模式",
             "not-compiled": "`compile=False`",
-            "evaluation": "训练中的评估",
+            "evaluation": "在训练中评估",
         },
     ),
 }

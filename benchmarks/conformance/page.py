@@ -81,7 +81,7 @@ def _outcome(row: Row, language: str) -> str:
         if row.get("fault"):
             text += f" {words['comma'].join(FAULTS[language].get(f, f) for f in row['fault'].split(', '))}"
     elif verdict in (verdicts.WARNS, verdicts.SILENT):
-        text = f"{words[verdict]}, {percent(row['error'])}"
+        text = f"{words[verdict]}{words['comma']}{percent(row['error'])}"
     else:
         text = words[verdict]
     if row.get("updates") is not None and row["updates"] != row["expected_updates"] and verdict == verdicts.OFF:
@@ -145,7 +145,7 @@ def _readme(source: tuple[Sequence[Row], str]) -> Lines:
         errors = sorted(row["error"] for row in bad if "error" in row)
         span = "–".join(dict.fromkeys(percent(error) for error in (*errors[:1], *errors[-1:])))
         lost = sum(row["verdict"] == verdicts.POISONED for row in bad)
-        span += (", " if span and lost else "") + (words["all NaN"].format(lost) if lost else "")
+        span += (words["comma"] if span and lost else "") + (words["all NaN"].format(lost) if lost else "")
         yield [CASES[language].get(name, name), f"{ours:.0e}", f"{len(right)} / {len(right) + len(bad)}", span]
 
 
@@ -182,9 +182,9 @@ def _issues(source: tuple[Sequence[Row], str]) -> Lines:
     for name, issue in ISSUES.items():
         row = cells[issue.library, issue.way, issue.case]
         case = f"[{CASES[language].get(issue.case, issue.case)}](#{_anchor(issue.case)})"
-        about = WORDS[language]["issues"][name]
+        about = f"{WORDS[language]['colon']}{WORDS[language]['issues'][name]}"
         run_with = key_of(issue.library, issue.way)
-        yield [f"[{name}]({issue.address}): {about}", case, run_with, _outcome(row, language)]
+        yield [f"[{name}]({issue.address}){about}", case, run_with, _outcome(row, language)]
 
 
 @markdown
