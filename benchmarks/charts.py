@@ -96,9 +96,10 @@ def _lines(panel: Panel, width: float, height: float) -> Iterator[str]:
         dash = f" stroke-dasharray='{line.dash}'" if line.dash else ""
         style = f"stroke='{line.colour}' stroke-width='{line.width:g}'{dash}"
         yield f"<path d='M{path}' fill='none' stroke-linejoin='round' {style}/>"
-        for (x, y), words in zip(places, line.labels):
+        for count, ((x, y), words) in enumerate(zip(places, line.labels)):
+            below = 20 * (count % 2)  # in turn, so that words of near points stay apart
             yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{line.colour}'/>"
-            yield f"<text x='{x + 6:.1f}' y='{y - 6:.1f}'>{escape(words)}</text>"
+            yield f"<text x='{x + 6:.1f}' y='{y - 6 + below:.1f}'>{escape(words)}</text>"
         if panel.has_legend:
             y = 10 + 18 * number
             yield f"<path d='M{width - 96:g} {y:g}h22' {style}/>"

@@ -105,20 +105,23 @@ def _picture(rows: Sequence[Mapping[str, Any]], words: Words) -> str:
     for ((name,), mine), colour in zip(groups(rows, "network").items(), charts.COLOURS):
         points = [(row["peak_mib"], row["ms"]) for row in mine]
         labels = [f"{row['mini_steps']} x {row['rows']}" for row in mine]
-        memory, time = (_axis(name, values) for name, values in zip((words.memory, words.time), zip(*points)))
+        peaks, times = zip(*points)
+        memory, time = _axis(words.memory, peaks), _axis(words.time, times, begins_at_zero=True)
         line = charts.Line(name, points, colour, 1, "3 3", labels)
         title = words.panel.format(name, mine[0]["rows"] * mine[0]["mini_steps"])
         panels.append(charts.Panel(title, memory, time, [line], has_legend=False))
     return charts.chart(words.title, panels, width=300)
 
 
-def _axis(words: str, values: Sequence[float]) -> charts.Axis:
-    """Return an axis from 0 to above the values, with at most seven marks."""
-    step = next(
-        step for power in range(7) for step in (10**power, 2 * 10**power, 5 * 10**power) if max(values) < 6 * step
-    )
-    high = (int(max(values) * 1.1 / step) + 1) * step
-    return charts.Axis(words, 0, high, range(0, high + 1, step), ",")
+def _axis(words: str, values: Sequence[float], *, begins_at_zero: bool = False) -> charts.Axis:
+    """Return an axis with at most seven marks, which begins and ends at one."""
+    least = 0 if begins_at_zero else min(values)
+    range_of_values = (max(values) - least) * 1.1
+    steps = (number * 10**power for power in range(7) for number in (1, 2, 5))
+    step = next(step for step in steps if range_of_values < 5 * step)
+    low = int(least / step) * step
+    high = (int((least + range_of_values) / step) + 1) * step
+    return charts.Axis(words, low, high, range(low, high + 1, step), ",")
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:

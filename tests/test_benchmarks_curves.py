@@ -63,13 +63,16 @@ def test_chart_has_what_was_given():
     assert root.find(f"{SVG}title").text == "a < b"
     axes = ["0", "5", "10"] * 2
     assert words == ["left", *axes, "x & y", "x & y", "first", "last", "ours"]
-    assert any(path.get("d") == "M0.0 210.0L250.0 0.0" for path in root.iter(f"{SVG}path"))
+    assert any(path.get("d") == "M0.0 230.0L235.0 0.0" for path in root.iter(f"{SVG}path"))
 
 
-@pytest.mark.parametrize(("largest", "high", "marks"), [(95, 120, 7), (1400, 2000, 5), (7, 10, 6)])
-def test_axis_of_a_picture_begins_at_zero_and_has_few_marks(largest, high, marks):
-    axis = splits._axis("", [1, largest])
-    assert (axis.low, axis.high, len(axis.ticks)) == (0, high, marks)
+@pytest.mark.parametrize(
+    ("values", "begins_at_zero", "ends", "marks"),
+    [((1, 95), True, (0, 150), 4), ((700, 1400), False, (600, 1600), 6), ((657, 867), False, (650, 900), 6)],
+)
+def test_axis_of_a_picture_has_few_marks(values, begins_at_zero, ends, marks):
+    axis = splits._axis("", values, begins_at_zero=begins_at_zero)
+    assert ((axis.low, axis.high), len(axis.ticks)) == (ends, marks)
 
 
 @pytest.mark.parametrize("module", [curves, splits])

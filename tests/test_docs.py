@@ -241,7 +241,7 @@ def test_referenced_tests_exist(name):
 
 
 def test_each_pitfall_references_tests():
-    pitfalls = TEXTS["docs/correctness.md"].split("\n## ")[1].split("\n### ")[1:]
+    pitfalls = TEXTS["docs/correctness.md"].split("\n## Pitfalls\n")[1].split("\n## ")[0].split("\n### ")[1:]
     assert len(pitfalls) >= 14 and [text for text in pitfalls if "::test_" not in text] == []
 
 

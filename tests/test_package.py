@@ -57,7 +57,8 @@ def third_party(path, everywhere):
 
 
 STANDARD = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
-SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *ROOT.glob("*.py")])
+PROGRAMS = {path for path in ROOT.glob("*.py") if path.name != "setup.py"}  # which only the build runs
+SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *PROGRAMS])
 
 
 # pyproject.toml
@@ -98,7 +99,7 @@ def test_package_data_is_installed():
 
 def test_programs_are_installed():
     files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
-    assert files == {path.name for path in ROOT.glob("*.py")} == {Path(p).name for p in process.PROGRAMS.values()}
+    assert files == {path.name for path in PROGRAMS} == {Path(p).name for p in process.PROGRAMS.values()}
     assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
     commands = {f"ms-accum-{module.__name__.rpartition('.')[2]}" for module in COMMANDS}
     assert set(PROJECT["scripts"]) == {*process.PROGRAMS, *commands}
