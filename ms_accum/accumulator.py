@@ -183,19 +183,19 @@ class Accumulator:
         checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         sparse = tree.has_rows(tuple(grads))
         weight = self._checked(weight)
-        weight, kept = self._kept(checked, weight)
+        weight, kept_factor = self._weight_and_factor(checked, weight)
         if sparse:  # in a graph a constant; handed on, it would not be one
-            return window.add(checked, weight, kept, True)
-        return window.add(checked, weight, kept)
+            return window.add(checked, weight, kept_factor, True)
+        return window.add(checked, weight, kept_factor)
 
-    def _kept(self, grads: Any, weight: Any) -> Any:
+    def _weight_and_factor(self, grads: Any, weight: Any) -> Any:
         """Return the weight of a micro-batch, 0 if it is left out, and the same as a factor, None if none ever is."""
         window = self.window
         if window.sums.skips is None:
             return weight, None
         # By index: MindSpore warns about a result that a graph takes and does not use.
-        kept = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
-        return None if weight is None else weight * kept, kept
+        kept_factor = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
+        return None if weight is None else weight * kept_factor, kept_factor
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -322,9 +322,9 @@ class _Add(Compiled):
 
     def construct(self, weight: Any, *grads: Any) -> Any:
         window = self.accumulator.window
-        weight, kept = self.accumulator._kept(grads, weight)
+        weight, kept_factor = self.accumulator._weight_and_factor(grads, weight)
         if self.full is None:
-            return window.add(grads, weight, kept)
+            return window.add(grads, weight, kept_factor)
         if self.full:
-            return window.add_last(grads, weight, kept)
-        return window.add_inside(grads, weight, kept)
+            return window.add_last(grads, weight, kept_factor)
+        return window.add_inside(grads, weight, kept_factor)

@@ -245,7 +245,8 @@ class GradientAccumulation:
             _check.positive_int("train_process", "max_updates", max_updates)
         ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
         sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
-        batches, now = Data(train_dataset).batches, {"held": window.micro_batches, "updates": window.updates}
+        batches = Data(train_dataset).batches
+        now = {"open_micro_batches": window.micro_batches, "updates": window.updates}
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         in_step = window.collaborators.summing.of_micro_batch is not None
         check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
@@ -293,7 +294,8 @@ class GradientAccumulation:
             ValueError: If the dataset is empty, or no window would ever fill.
         """
         _check.positive_int("planned_updates", "epoch", epoch)
-        batches, now = Data(train_dataset).batches, {"held": self.micro_batches, "updates": self.updates}
+        batches = Data(train_dataset).batches
+        now = {"open_micro_batches": self.micro_batches, "updates": self.updates}
         return planned("planned_updates", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:

@@ -223,18 +223,18 @@ class AccumulatedTrainStep(Compiled):
         loss, grads = call(self.loss_and_gradients, (1.0, *columns))
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
-        kept = None
+        kept_factor = None
         if window.sums.skips is not None:
             # By index: MindSpore warns about a result that a graph takes and does not use.
-            kept = window.sums.skips(window.sums.kernels, grads, loss, weight)[0]
-            counted = weight * kept
+            kept_factor = window.sums.skips(window.sums.kernels, grads, loss, weight)[0]
+            counted = weight * kept_factor
         elif self.may_be_empty:  # a loss over no labels is 0/0
-            kept = ops.cast(weight > 0, ms.float32)
-        term = term if kept is None else tree.no_nan(term, kept)
+            kept_factor = ops.cast(weight > 0, ms.float32)
+        term = term if kept_factor is None else tree.no_nan(term, kept_factor)
         micro_batches_left = self.micro_batches_left[0] - 1
         ops.assign(self.micro_batches_left[0], micro_batches_left)
         sums = self.loss_sums[0] + ops.stack((term, counted, weight))
-        ended, sums = window.add_with(sums, grads, counted if self.mean else None, kept, micro_batches_left == 0)
+        ended, sums = window.add_with(sums, grads, counted if self.mean else None, kept_factor, micro_batches_left == 0)
         ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
         if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
             ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))

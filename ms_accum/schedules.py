@@ -278,7 +278,7 @@ def batch_schedule(
         "batch_schedule",
         lr,
         micro_batches,
-        sizes.of(0),
+        sizes.size_after(0),
         per_epoch=per_epoch,
         tail=tail,
         warmup_updates=warmup_updates,
@@ -288,7 +288,7 @@ def batch_schedule(
     )
     updates = count()  # a window's size follows from the number of updates before it
     windows = window_starts(
-        lambda _: sizes.of(next(updates)), run.micro_batches, per_epoch=run.per_epoch, tail=run.tail
+        lambda _: sizes.size_after(next(updates)), run.micro_batches, per_epoch=run.per_epoch, tail=run.tail
     )
     rates = [run.rate(run.part(read, size), size) for read, size in windows]
     largest = max(size for first, size in sizes.steps if first <= len(rates))

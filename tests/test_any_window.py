@@ -275,7 +275,7 @@ class System:
         for _ in range(epochs):
             for x, z, c in batches:
                 if not self.window_losses:
-                    self.window = sizes.of(self.counts[0]) if sizes else self.settings.size
+                    self.window = sizes.size_after(self.counts[0]) if sizes else self.settings.size
                 weight = self.settings.weight
                 own = {} if weight == "rows" else {"weight": c[0] if weight == "column" else Tensor(weight, ms.float32)}
                 self.window_losses.append(float(self.add(x, z, c, **own).asnumpy()))

@@ -26,7 +26,7 @@ def test_benchmark_runs(tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_reads_all_micro_batches(way):
     schedule = schedule_of(way, 2000)
-    size_of = Sizes("x", "y", schedule.mini_steps).of
+    size_of = Sizes("x", "y", schedule.mini_steps).size_after
     assert sum(map(size_of, range(schedule.updates))) == 2000
     warmup = [update for update, rate in enumerate(schedule.learning_rates) if rate >= schedule.learning_rates[0]]
     assert len(warmup) > 0.9 * schedule.updates and max(schedule.learning_rates) <= 2e-3

@@ -32,7 +32,7 @@ def attempts(mini_steps, micro_batches, per_epoch=None, tail="flush"):
 
     Where the end of an epoch discards a window, the next one is another try of the same update.
     """
-    size_of, made, held, tried = Sizes("x", "mini_steps", mini_steps).of, [], 0, None
+    size_of, made, held, tried = Sizes("x", "mini_steps", mini_steps).size_after, [], 0, None
     for number in range(1, micro_batches + 1):
         tried = number - 1 if tried is None else tried
         held += 1
@@ -52,7 +52,7 @@ def windows_of(*run, **options):
 
 def full(windows, mini_steps):
     """The windows with their sizes, also where an epoch's end made one shorter."""
-    size_of = Sizes("x", "mini_steps", mini_steps).of
+    size_of = Sizes("x", "mini_steps", mini_steps).size_after
     return [(read, size_of(update)) for update, (read, _) in enumerate(windows)]
 
 
@@ -78,7 +78,7 @@ def test_sizes_by_samples_are_those_of_a_simulated_run():
         for update, (_, _, tried) in enumerate(windows):
             samples = samples_before(tried, rows, per_epoch)
             expected = [size for key, size in SIZES.items() if key <= samples][-1]
-            assert Sizes("x", "y", sizes).of(update) == expected, (tail, rows, per_epoch, update)
+            assert Sizes("x", "y", sizes).size_after(update) == expected, (tail, rows, per_epoch, update)
         checked += len(windows)
     assert checked > 1000
 

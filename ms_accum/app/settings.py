@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from ..engine.ends import share
+from ..engine.ends import rows_per_rank
 from ..saving.model_file import DEFAULT
 from ..zoo.recipes import ADAPTIVE
 from .batch_schedule import BatchScheduleText, RunOfData, schedule_of
@@ -186,7 +186,7 @@ class Settings:
         Raises:
             Failure: If they can't divide them evenly.
         """
-        if share(self.effective_batch or 0, ranks) is None:
+        if rows_per_rank(self.effective_batch or 0, ranks) is None:
             raise Failure(f"argument --effective_batch: must be a multiple of {ranks}, the number of processes", USAGE)
         settings = replace(self, ranks=ranks)
         if settings.auto or not settings.window_rows:
@@ -218,7 +218,7 @@ class Settings:
     @property
     def window_rows(self) -> int:
         """int, the rows of a window on each rank; 0 if windows are counted in micro-batches."""
-        return share(self.effective_batch or 0, self.ranks) or 0
+        return rows_per_rank(self.effective_batch or 0, self.ranks) or 0
 
     @property
     def loaded_rows(self) -> int:

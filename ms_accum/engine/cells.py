@@ -140,14 +140,14 @@ class TrainForwardBackward(Compiled):
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
         loss, grads = call(self.loss_and_gradients, (counted if window.weighs_loss else 1.0, *inputs))
-        kept = None
+        kept_factor = None
         if window.skips is not None:
             weight = Tensor(1.0, ms.float32) if counted is None else counted
             total = loss[0] if self.loss_and_gradients.has_terms else loss
-            kept, left_out = window.skips(window.kernels, grads, total, weight)
-            counted = None if counted is None else counted * kept
+            kept_factor, left_out = window.skips(window.kernels, grads, total, weight)
+            counted = None if counted is None else counted * kept_factor
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
-        loss = ops.depend(loss, window.add(grads, counted, kept=kept))
+        loss = ops.depend(loss, window.add(grads, counted, kept_factor=kept_factor))
         return loss if self.through_branch is None else self.through_branch(loss)
 
 

@@ -44,7 +44,7 @@ class Sizes:
         value = value.item() if hasattr(value, "item") else value  # NumPy's
         return _check.positive_int(*self._argument, value)
 
-    def of(self, update: Any) -> int:
+    def size_after(self, update: Any) -> int:
         """Return the size of the window after this number of updates: an int, or a Tensor in a compiled function."""
         if self.function is not None:
             return self._size(self.function(update))
@@ -63,16 +63,18 @@ def sizes_of(owner: str, name: str, sizes: Any) -> Sizes:
     return sizes if isinstance(sizes, Sizes) else Sizes(owner, name, sizes)
 
 
-def windows_until(batches: int, size_of: Callable[[int], int], updates: int, held: int = 0) -> tuple[int, int]:
+def windows_until(
+    batches: int, size_of: Callable[[int], int], updates: int, open_micro_batches: int = 0
+) -> tuple[int, int]:
     """Return the number of full windows in this number of micro-batches, and the micro-batches left over.
 
     Args:
         batches (int): micro-batches.
         size_of (Callable): the size of the window after a number of updates.
         updates (int): updates before them.
-        held (int): micro-batches that the first window already holds.
+        open_micro_batches (int): micro-batches that the first window already holds.
     """
-    remaining, windows = batches + held, 0
+    remaining, windows = batches + open_micro_batches, 0
     while remaining >= size_of(updates + windows):
         remaining -= size_of(updates + windows)
         windows += 1
@@ -126,22 +128,24 @@ def _epochs(micro_batches: int | None, per_epoch: int | None) -> Iterator[tuple[
     yield begin, total
 
 
-def mark_ends(micro_batches: Iterable, window: int | Callable[[], int], held: int = 0) -> Iterator[tuple[Any, bool]]:
+def mark_ends(
+    micro_batches: Iterable, window: int | Callable[[], int], open_micro_batches: int = 0
+) -> Iterator[tuple[Any, bool]]:
     """Yield each micro-batch and whether its window ends with it.
 
     Args:
         micro_batches (Iterable): the micro-batches of one epoch.
         window (Union[int, Callable]): the window's size, or a function that returns it, called when a window begins.
-        held (int): the number of micro-batches that the first window already contains. Default: 0.
+        open_micro_batches (int): the number of micro-batches that the first window already contains. Default: 0.
     """
-    size = None
+    size, count = None, open_micro_batches
     for micro_batch in micro_batches:
         if size is None:
             size = window() if callable(window) else window
-        held += 1
-        full = is_full(held, size)
+        count += 1
+        full = is_full(count, size)
         if full:
-            held, size = 0, None
+            size, count = None, 0
         yield micro_batch, full
 
 
@@ -185,15 +189,18 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     return (tuple(column[start : start + size] for column in columns) for start in starts)
 
 
-def mark_batch_ends(batches: Iterable, held: int = 0, *, micro_batch_size: int) -> Iterator[tuple[Any, bool]]:
+def mark_batch_ends(
+    batches: Iterable, open_micro_batches: int = 0, *, micro_batch_size: int
+) -> Iterator[tuple[Any, bool]]:
     """Split each batch, which is a window; yield each micro-batch, and whether its batch ends with it.
 
-    The first `held` micro-batches of the first batch are already in the window, so they are skipped.
+    The first `open_micro_batches` of the first batch are already in the window, so they are skipped.
     """
+    skipped = open_micro_batches
     for batch in batches:
         pieces = list(split_batch(batch, micro_batch_size))
-        yield from islice(mark_ends(pieces, len(pieces)), held, None)
-        held = 0
+        yield from islice(mark_ends(pieces, len(pieces)), skipped, None)
+        skipped = 0
 
 
 def window_ends(
@@ -215,7 +222,11 @@ def window_ends(
         size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
         return partial(mark_batch_ends, micro_batch_size=size)
     sizes = sizes_of(owner, "mini_steps", mini_steps)
-    return lambda batches, held: mark_ends(batches, lambda: sizes.of(updates()), held)
+
+    def mark(batches: Iterable, open_micro_batches: int) -> Iterator[tuple[Any, bool]]:
+        return mark_ends(batches, lambda: sizes.size_after(updates()), open_micro_batches)
+
+    return mark
 
 
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
@@ -252,48 +263,50 @@ def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", 
     return updates_in_run(micro_batches, mini_steps, tail, epoch) - in_earlier_epochs
 
 
-def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, held: int = 0) -> int:
-    """Return the number of updates in `epochs` epochs; the first window already contains `held` micro-batches."""
+def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, open_micro_batches: int = 0) -> int:
+    """Return the number of updates in `epochs` epochs, if the first window already contains some micro-batches."""
     if tail == "carry":
-        return (held + epochs * micro_batches) // mini_steps
+        return (open_micro_batches + epochs * micro_batches) // mini_steps
     full = micro_batches // mini_steps
     short = tail == "flush" and full * mini_steps < micro_batches
     return epochs * (full + short)
 
 
-def share(rows: int, ranks: int) -> int | None:
+def rows_per_rank(rows: int, ranks: int) -> int | None:
     """Return each rank's rows of a window; None if they can't be divided equally."""
     quotient, remainder = divmod(rows, ranks)
     return None if remainder else quotient
 
 
-def windows_in_run(batches: int, sizes: Sizes, tail: str, epochs: int, *, held: int = 0, updates: int = 0) -> int:
+def windows_in_run(
+    batches: int, sizes: Sizes, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
+) -> int:
     """Return the number of windows of a run whose first window comes after `updates` updates, if none is skipped."""
     if sizes.constant is not None:
-        return updates_in_run(batches, sizes.constant, tail, epochs, held)
-    windows = 0
+        return updates_in_run(batches, sizes.constant, tail, epochs, open_micro_batches)
+    windows, left_over = 0, open_micro_batches
     for _ in range(epochs):
-        full, held = windows_until(batches, sizes.of, updates + windows, held)
-        windows += full + (tail == "flush" and held > 0)
-        held = held if tail == "carry" else 0
+        full, left_over = windows_until(batches, sizes.size_after, updates + windows, left_over)
+        windows += full + (tail == "flush" and left_over > 0)
+        left_over = left_over if tail == "carry" else 0
     return windows
 
 
 def windows_by_epoch(
-    batches: int, sizes: Sizes | None, tail: str, epochs: int, *, held: int = 0, updates: int = 0
+    batches: int, sizes: Sizes | None, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
 ) -> list[int]:
     """Return the number of windows in each epoch of such a run; if `sizes` is None, each batch is a window."""
     if sizes is None:
         return [batches] * epochs
-    held = held if tail == "carry" else 0
+    left_over = open_micro_batches if tail == "carry" else 0
     by_epoch: list[int] = []
     for _ in range(epochs):
         if sizes.constant is not None:
-            full, held = divmod(held + batches, sizes.constant)
+            full, left_over = divmod(left_over + batches, sizes.constant)
         else:
-            full, held = windows_until(batches, sizes.of, updates + sum(by_epoch), held)
-        by_epoch.append(full + (tail == "flush" and held > 0))
-        held = held if tail == "carry" else 0
+            full, left_over = windows_until(batches, sizes.size_after, updates + sum(by_epoch), left_over)
+        by_epoch.append(full + (tail == "flush" and left_over > 0))
+        left_over = left_over if tail == "carry" else 0
     return by_epoch
 
 
@@ -305,7 +318,14 @@ def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int)
 
 
 def planned(
-    owner: str, batches: int | None, mini_steps: Any, tail: str, epochs: int, *, held: int = 0, updates: int = 0
+    owner: str,
+    batches: int | None,
+    mini_steps: Any,
+    tail: str,
+    epochs: int,
+    *,
+    open_micro_batches: int = 0,
+    updates: int = 0,
 ) -> int | None:
     """Return the number of windows of a run; if `mini_steps` is None, each batch is a window.
 
@@ -313,7 +333,7 @@ def planned(
         owner (str): the name used in error messages.
         batches (Optional[int]): batches in an epoch; if it is None (unknown), the result is also None.
         mini_steps, tail, epochs: as for `GradientAccumulation`.
-        held (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
+        open_micro_batches (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
         updates (int): updates before the run. Default: 0.
 
     Raises:
@@ -326,7 +346,8 @@ def planned(
     if mini_steps is None:
         return epochs * batches
     sizes = sizes_of(owner, "mini_steps", mini_steps)
-    windows = windows_in_run(batches, sizes, tail, epochs, held=held if tail == "carry" else 0, updates=updates)
+    carried = open_micro_batches if tail == "carry" else 0
+    windows = windows_in_run(batches, sizes, tail, epochs, open_micro_batches=carried, updates=updates)
     if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "

@@ -126,7 +126,7 @@ class GraphWindow:
         self.sums = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
         self.sizes = sizes
         self.next_size = None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
-        self.size = state(f"{name}.window", sizes.of(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
+        self.size = state(f"{name}.window", sizes.size_after(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
         """Parameter, the number of micro-batches in a full window."""
         self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
         """Parameter, the number of micro-batches in the open window."""
@@ -145,39 +145,39 @@ class GraphWindow:
         self._end_compiled = _End(size_argument.owner, self)
         self._take_part_compiled = _TakePart(size_argument.owner, self)
 
-    def add(self, gradients: Any, weight: Any = None, kept: Any = None, sparse: bool = False) -> Any:
+    def add(self, gradients: Any, weight: Any = None, kept_factor: Any = None, sparse: bool = False) -> Any:
         """Add a micro-batch, and end the window if it is full; return whether the parameters were updated."""
         if not self.sums.has_sums:
-            return self._closed_at_once(gradients, weight, kept, None)
+            return self._closed_at_once(gradients, weight, kept_factor, None)
         updated = Tensor(False)
-        if self.sums.boundary.touch(self._add(gradients, weight, kept, None, sparse)):
+        if self.sums.boundary.touch(self._add(gradients, weight, kept_factor, None, sparse)):
             updated = self.end()
         ops.assign(self.updated, updated)
         return updated
 
     # Where the host knows whether the window is full with a micro-batch, graphs without a branch, which run faster.
 
-    def add_inside(self, gradients: Any, weight: Any, kept: Any) -> Any:
+    def add_inside(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
         """Add a micro-batch with which the window is not full; return False."""
-        updated = ops.depend(Tensor(False), self._add(gradients, weight, kept, None))
+        updated = ops.depend(Tensor(False), self._add(gradients, weight, kept_factor, None))
         ops.assign(self.updated, updated)
         return updated
 
-    def add_last(self, gradients: Any, weight: Any, kept: Any) -> Any:
+    def add_last(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
         """Add the micro-batch with which the window is full, and end it; return whether the parameters were updated."""
-        added = self._add(gradients, weight, kept, None)
+        added = self._add(gradients, weight, kept_factor, None)
         return ops.depend(self.end(), added)  # without a use of its result MindSpore leaves the call out
 
-    def add_with(self, scalars: Any, gradients: Any, weight: Any, kept: Any, last: Any) -> Any:
+    def add_with(self, scalars: Any, gradients: Any, weight: Any, kept_factor: Any, last: Any) -> Any:
         """Add a micro-batch, with scalars to sum over the ranks; end the window if it is full, or if `last` is true.
 
         Returns:
             tuple[Tensor], whether the window ended, and the scalars, summed if it ended.
         """
         if not self.sums.has_sums:
-            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, kept, scalars)), scalars
+            return ops.depend(Tensor(True), self._closed_at_once(gradients, weight, kept_factor, scalars)), scalars
         updated = Tensor(False)
-        ends = self._add(gradients, weight, kept, last)
+        ends = self._add(gradients, weight, kept_factor, last)
         if self.sums.boundary.touch(ends):
             updated, scalars = self.end_with(scalars)
         ops.assign(self.updated, updated)
@@ -199,9 +199,9 @@ class GraphWindow:
         self._begin_next()
         return updated, closed[2]
 
-    def _closed_at_once(self, gradients: Any, weight: Any, kept: Any, scalars: Any) -> Any:
+    def _closed_at_once(self, gradients: Any, weight: Any, kept_factor: Any, scalars: Any) -> Any:
         """End a window of one micro-batch, which has no accumulators."""
-        gradients = gradients if kept is None else tree.multiply_no_nan(gradients, kept)
+        gradients = gradients if kept_factor is None else tree.multiply_no_nan(gradients, kept_factor)
         weight = None if weight is None else ops.cast(weight, ms.float32)
         updated, norm = self.sums.close_at_once(gradients, weight, scalars)[:2]
         return self._count((updated, norm if self.through_branch is None else self.through_branch(norm)))
@@ -217,21 +217,21 @@ class GraphWindow:
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
 
-    def _add(self, gradients: Any, weight: Any, kept: Any, last: Any, sparse: bool = False) -> Any:
+    def _add(self, gradients: Any, weight: Any, kept_factor: Any, last: Any, sparse: bool = False) -> Any:
         """Add a micro-batch; return whether the window ends with it."""
         if self.sums.sum_over_ranks is not None:
             last = ops.zeros((), ms.float32) if last is None else ops.cast(last, ms.float32)
-            return self._add_together(gradients, weight, kept, 1.0, last)[1] > 0
-        added = self.sums.add(gradients, weight, kept=kept, sparse=sparse)
+            return self._add_together(gradients, weight, kept_factor, 1.0, last)[1] > 0
+        added = self.sums.add(gradients, weight, kept_factor=kept_factor, sparse=sparse)
         ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         full = is_full(self.micro_batches, self.size)
         return full if last is None else ops.logical_or(full, last)
 
-    def _add_together(self, gradients: Any, weight: Any, kept: Any, adds: float, last: Any) -> Any:
+    def _add_together(self, gradients: Any, weight: Any, kept_factor: Any, adds: float, last: Any) -> Any:
         """Add the sum over the ranks; return how many ranks add a micro-batch, and for how many it ends the window."""
         full = ops.cast(is_full(self.micro_batches + 1, self.size), ms.float32)
         own_counts = ops.stack((Tensor(adds, ms.float32), adds * full + last))
-        counts = self.sums.add(gradients, weight, (own_counts,), kept)[0]
+        counts = self.sums.add(gradients, weight, (own_counts,), kept_factor)[0]
         ops.assign_add(self.micro_batches, ops.cast(counts[0] > 0, ms.int32))
         return counts[0], counts[1]
 

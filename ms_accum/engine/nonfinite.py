@@ -53,16 +53,16 @@ class SkipMicro:
         if loss is not None:
             overflows = overflows * ops.cast(ops.isfinite(loss), ms.float32)
             left_out = ops.logical_not(ops.logical_and(finite, ops.isfinite(loss)))
-        kept = 1.0 - ops.cast(left_out, ms.float32)
+        kept_factor = 1.0 - ops.cast(left_out, ms.float32)
         if weight is not None:
             counts = ops.cast(weight, ms.float32) != 0
-            kept = kept * ops.cast(counts, ms.float32)
+            kept_factor = kept_factor * ops.cast(counts, ms.float32)
             overflows = overflows * ops.cast(counts, ms.float32)
             left_out = ops.logical_and(left_out, counts)
         ops.assign_add(self.counts, ops.stack((1.0 - ops.cast(left_out, ms.float32), overflows)))
         ops.assign_add(self.left_out, ops.cast(left_out, ms.int32))
         ops.assign_add(self.uncounted, ops.cast(left_out, ms.int32))
-        return kept, left_out
+        return kept_factor, left_out
 
     def pass_over(self) -> None:
         """Count a micro-batch that is not run because it does not count, on the host."""

@@ -61,14 +61,16 @@ class Window:
         self.is_empty_when_closed = self.boundary.empties
         """bool, whether its end leaves it empty."""
 
-    def add(self, gradients: Any, weight: Any = None, extra: Any = (), kept: Any = None, sparse: bool = False) -> Any:
+    def add(
+        self, gradients: Any, weight: Any = None, extra: Any = (), kept_factor: Any = None, sparse: bool = False
+    ) -> Any:
         """Add the gradients of a micro-batch, times the weight if there is one.
 
         Args:
             gradients (tuple[Tensor]): its gradients.
             weight (Optional[Tensor]): its weight. Default: ``None``, no weights.
             extra (tuple[Tensor]): what is summed over the ranks with it. Default: nothing.
-            kept (Optional[Tensor]): 0 if nothing is added, also for NaN, and the weight is 0; else 1. Default:
+            kept_factor (Optional[Tensor]): 0 if nothing is added, also for NaN, and the weight is 0; else 1. Default:
                 ``None``, 1.
             sparse (bool): whether some of these gradients are known to have been sparse. Default: ``False``.
 
@@ -81,19 +83,19 @@ class Window:
         # MindSpore asks our own for shapes before it knows those of gradients that were sparse: that ended in SIGSEGV,
         # or left a report of a failure in the working directory.
         if sparse or self.sparse:
-            return self._add_by(self.mindspores, gradients, weight, extra, kept)
-        return self._add_by(self.kernels, gradients, weight, extra, kept)
+            return self._add_by(self.mindspores, gradients, weight, extra, kept_factor)
+        return self._add_by(self.kernels, gradients, weight, extra, kept_factor)
 
-    def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept: Any) -> Any:
-        factor = kept if weight is None or self.weighs_loss else weight
+    def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept_factor: Any) -> Any:
+        factor = kept_factor if weight is None or self.weighs_loss else weight
         if self.sum_over_ranks is not None:
-            if kept is not None:
+            if kept_factor is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)
             elif factor is not None:
                 gradients = tree.multiply(gradients, factor)
             summed = self.sum_over_ranks(gradients, extra)
             return ops.depend(summed[1], kernels.add(self.grad_sum, summed[0]))
-        if kept is not None:
+        if kept_factor is not None:
             return kernels.add_no_nan(self.grad_sum, gradients, factor)
         if factor is not None:
             return kernels.add_weighted(self.grad_sum, gradients, factor)

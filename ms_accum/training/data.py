@@ -83,12 +83,12 @@ class Data:
             return None if _has_to_be_read(self.dataset) else self.dataset.get_dataset_size()
         return len(self.dataset) if hasattr(self.dataset, "__len__") else None
 
-    def start(self, held: int = 0) -> Position:
-        """Return the position at the start of a run whose open window holds `held` micro-batches."""
+    def start(self, open_micro_batches: int = 0) -> Position:
+        """Return the position at the start of a run whose open window already contains some micro-batches."""
         size = self.dataset.get_batch_size() if hasattr(self.dataset, "get_batch_size") else None
         source: Any = getattr(self.dataset, "source", None)
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
-        return Position(first, size=size, total=self.batches, ranks=self._ranks, held=held)
+        return Position(first, size=size, total=self.batches, ranks=self._ranks, held=open_micro_batches)
 
     def place(self, at: Position) -> Position:
         """Convert a position to this batch size and number of ranks, rounded down to complete batches."""

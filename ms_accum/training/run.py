@@ -126,10 +126,10 @@ class Run:
     def _find_position(self) -> int | None:
         """Find where all ranks begin or resume; return the number of windows of the run, None if it is unknown."""
         plan, window = self._plan, self._window
-        self.at = self._resume() or plan.data.start(held=window.micro_batches)
+        self.at = self._resume() or plan.data.start(open_micro_batches=window.micro_batches)
         batches = plan.data.batches
         updates_before = max(0, window.updates - self.at.windows)  # this run: window sizes may depend on them
-        now = {"held": self.at.held, "updates": updates_before}
+        now = {"open_micro_batches": self.at.held, "updates": updates_before}
         windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, **now)
         if windows is not None and plan.max_updates is not None:
             windows = min(windows, self.at.windows + max(0, plan.max_updates - window.updates))
@@ -331,10 +331,19 @@ def epochs_of(last: int, initial_epoch: int) -> int:
 
 
 def windows_equal_on_ranks(
-    window: OpenWindow, epochs: int, batches: int | None, sizes: Sizes | None, tail: str, *, held: int, updates: int
+    window: OpenWindow,
+    epochs: int,
+    batches: int | None,
+    sizes: Sizes | None,
+    tail: str,
+    *,
+    open_micro_batches: int,
+    updates: int,
 ) -> dict[str, Any]:
     """Return what must be equal on all ranks, because they wait for each other at the end of each window."""
-    windows = windows_by_epoch(batches or 0, sizes, tail, epochs, held=held, updates=updates)
+    windows = windows_by_epoch(
+        batches or 0, sizes, tail, epochs, open_micro_batches=open_micro_batches, updates=updates
+    )
     equal: dict[str, Any] = {"number of windows": sum(windows)}
     equal |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
     in_step = window.collaborators.summing.of_micro_batch is not None

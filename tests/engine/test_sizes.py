@@ -226,7 +226,7 @@ def test_changing_sizes_can_not_be_set():
 def test_ramp_up_is_linear_in_samples(first, last, samples, rows):
     sizes = ramp_up(first, last, samples, micro_batch_size=rows)
     seen, update = 0, 0
-    size_of = Sizes("x", "y", sizes).of
+    size_of = Sizes("x", "y", sizes).size_after
     while seen < samples:
         assert size_of(update) == first + int((last - first) * seen / samples)
         seen += size_of(update) * rows
@@ -245,5 +245,5 @@ def test_ramp_up_rejects_invalid_arguments():
 @pytest.mark.host
 def test_windows_until():
     assert windows_until(16, by_function, 0) == (6, 3)
-    assert windows_until(3, by_function, 0, held=1) == (2, 2)
+    assert windows_until(3, by_function, 0, open_micro_batches=1) == (2, 2)
     assert isinstance(Tensor(1), Tensor)

@@ -307,10 +307,12 @@ def test_many_parameters_are_sent_in_batches(monkeypatch):
 @pytest.mark.host
 @pytest.mark.parametrize("tail", ["flush", "carry", "drop"])
 @pytest.mark.parametrize("sizes", [3, {0: 1, 2: 3, 4: 2}])
-@pytest.mark.parametrize("held", [0, 1])
-def test_windows_by_epoch_add_up_to_planned(tail, sizes, held):
-    windows = windows_by_epoch(7, sizes_of("test", "sizes", sizes), tail, 4, held=held, updates=1)
-    assert sum(windows) == planned("test", 7, sizes, tail, 4, held=held, updates=1)
+@pytest.mark.parametrize("open_micro_batches", [0, 1])
+def test_windows_by_epoch_add_up_to_planned(tail, sizes, open_micro_batches):
+    windows = windows_by_epoch(
+        7, sizes_of("test", "sizes", sizes), tail, 4, open_micro_batches=open_micro_batches, updates=1
+    )
+    assert sum(windows) == planned("test", 7, sizes, tail, 4, open_micro_batches=open_micro_batches, updates=1)
     assert len(windows) == 4
 
 
