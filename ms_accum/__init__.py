@@ -10,15 +10,15 @@ import pkgutil
 
 __version__ = "0.1.0"
 _STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
-_FOUND = {name.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names}
-_HOMES = dict(sorted(_FOUND.items()))
-__all__ = list(_HOMES)
+_IMPORTS = [(name.name, node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names]
+_MODULES = dict(sorted(_IMPORTS))
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 

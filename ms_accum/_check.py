@@ -20,7 +20,7 @@ LINE = 2000
 """int, the most characters of a complete line; paths are at most this long, or are cut."""
 
 
-def visible(text: str, kept: str = "\n\t") -> str:
+def visible(text: str, allowed: str = "\n\t") -> str:
     """Return a text in which each character can be seen, so that no terminal obeys it: ESC becomes the text ``\\x1b``.
 
     Control and format characters, marks of direction, separators of lines, and halves of surrogate pairs are written as
@@ -28,11 +28,11 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
     Args:
         text (str): the text.
-        kept (str): the characters to leave as they are. Default: line ends and tabs.
+        allowed (str): the characters to leave as they are. Default: line ends and tabs.
     """
     if text.isprintable():
         return text
-    shown = (character if _is_visible(character) or character in kept else _escaped(character) for character in text)
+    shown = (character if _is_visible(character) or character in allowed else _escaped(character) for character in text)
     return "".join(shown)
 
 
@@ -44,7 +44,7 @@ def one_line(value: object, most: int = _MAX_LENGTH) -> str:
         most (int): the most characters. Default: 200, for one value.
     """
     text = str(value)
-    return visible(text[:most], kept="") + ("..." if len(text) > most else "")
+    return visible(text[:most], allowed="") + ("..." if len(text) > most else "")
 
 
 def quantity(number: int, noun: str) -> str:

@@ -146,9 +146,9 @@ def _compiler() -> list[str] | None:
     """Return the words of the command that compiles C++, if there is one; `CXX` of the environment goes first."""
     given = shlex.split(os.environ.get("CXX", ""))
     for words in (given, *([name] for name in _COMPILERS)):
-        found = shutil.which(words[0]) if words else None
-        if found:
-            return [found, *words[1:]]
+        path = shutil.which(words[0]) if words else None
+        if path:
+            return [path, *words[1:]]
     return None
 
 
@@ -208,8 +208,8 @@ def _run(command: Sequence[str], deadline: float) -> tuple[int, str]:
 
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
     """Return whether a path is of this kind, no link, belongs to this user, and can't be written by others."""
-    found = path.lstat()
-    return kind(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = path.lstat()
+    return kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _is_whole(path: Path) -> bool:

@@ -40,7 +40,7 @@ class Settings(NamedTuple):
     rates: Any
     """A learning rate, or one for each update."""
 
-    def of(self, updates):
+    def size_after(self, updates):
         """Return the size of the window after this number of updates."""
         if callable(self.size):
             return self.size(updates)
@@ -104,7 +104,7 @@ class Simulator:
     def add(self, columns):
         """Add a micro-batch."""
         if not self.open and not self.splits:
-            self.window = self.settings.of(self.updates)
+            self.window = self.settings.size_after(self.updates)
         x, z, c = columns
         weight = self.weight_of(x, c)
         loss, gradient = self.loss_and_gradient(x, z)

@@ -186,11 +186,11 @@ def positive(x, y):
     ],
 )
 def test_weight_in_graph_equals_weight_on_host(loss_fn, weight, label):
-    of = weight_in_graph("test", weight, loss_fn).of
+    compute = weight_in_graph("test", weight, loss_fn).compute
 
     @ms.jit
     def computed(*columns):
-        return ops.cast(of(*columns), ms.float32)
+        return ops.cast(compute(*columns), ms.float32)
 
     expected = Weight("test", weight, "mean", loss_fn).counted((SCORES, label))
     assert float(computed(SCORES, label)) == expected

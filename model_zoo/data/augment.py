@@ -30,7 +30,7 @@ class Moves:
     left: np.ndarray
     mirrored: np.ndarray
 
-    def of(self, rows: np.ndarray) -> Moves:
+    def select(self, rows: np.ndarray) -> Moves:
         """Return the moves of some rows."""
         return Moves(self.top[rows], self.left[rows], self.mirrored[rows])
 

@@ -57,7 +57,7 @@ class Order:
     def __len__(self) -> int:
         return len(range(self.shard_id, self.rows, self.num_shards))
 
-    def of(self, number: int) -> np.ndarray:
+    def rows_of_pass(self, number: int) -> np.ndarray:
         """Return the rows of pass `number`; all shards together contain each row exactly once."""
         rows = np.arange(self.rows)
         if self.seed is not None:
@@ -91,7 +91,7 @@ class Batches:
         self._drop_remainder, self._per_pass = drop_remainder, _batches_of(order, batch_size, drop_remainder)
         self._epoch = 0
         # A permutation of 60,000 rows takes longer than a batch: the last one is kept.
-        self._pass = 0, order.of(0)
+        self._pass = 0, order.rows_of_pass(0)
 
     @property
     def rows(self) -> int:
@@ -126,7 +126,7 @@ class Batches:
         current, rows = self._pass
         if current != pass_number:
             # A single assignment, because threads of two iterators may be here at the same time.
-            self._pass = _, rows = pass_number, self._order.of(pass_number)
+            self._pass = _, rows = pass_number, self._order.rows_of_pass(pass_number)
         return self.data.columns(rows[self._begin(batch) : self._begin(batch + 1)], pass_number)
 
     def _begin(self, batch: int) -> int:

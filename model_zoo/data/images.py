@@ -95,7 +95,7 @@ class ImageRows:
         """Return the images, as pass `pass_number` moves them, and the labels of these rows."""
         images = self._images[rows]
         if self._seed is not None:
-            images = move(images, self._moves_of(self._seed, pass_number).of(rows))
+            images = move(images, self._moves_of(self._seed, pass_number).select(rows))
         return self._normalize(images), self._labels[rows]
 
     def _moves_of(self, seed: int, pass_number: int) -> Moves:

@@ -50,14 +50,14 @@ class _Choices:
         self._numbers = numbers
         self.bits = 0.0
 
-    def of(self, options: Sequence[str]) -> str:
+    def choose(self, options: Sequence[str]) -> str:
         """Return one of the options."""
         self.bits += math.log2(len(options))
         return options[int(next(self._numbers) * len(options))]
 
     def happens(self) -> bool:
         """Return True in one of two cases."""
-        return self.of("yn") == "y"
+        return self.choose("yn") == "y"
 
 
 def _sentence(choices: _Choices) -> str:
@@ -65,16 +65,16 @@ def _sentence(choices: _Choices) -> str:
     many, subject = _noun(choices, _SUBJECTS)
     clause = f" who {_verb(choices, many)} {_noun(choices, _OBJECTS)[1]}" if choices.happens() else ""
     sentence = f"{subject}{clause} {_verb(choices, many)} {_noun(choices, _OBJECTS)[1]}"
-    place = f" {choices.of(_PLACES)}" if choices.happens() else ""
+    place = f" {choices.choose(_PLACES)}" if choices.happens() else ""
     return f"{sentence.capitalize()}{place}.\n"
 
 
 def _noun(choices: _Choices, nouns: Sequence[str]) -> tuple[bool, str]:
     """Return whether it is plural, and a noun with its article and perhaps an adjective."""
     many = choices.happens()
-    adjective = f"{choices.of(_ADJECTIVES)} " if nouns is _SUBJECTS and choices.happens() else ""
-    return many, f"{'two' if many else 'the'} {adjective}{choices.of(nouns)}{'s' * many}"
+    adjective = f"{choices.choose(_ADJECTIVES)} " if nouns is _SUBJECTS and choices.happens() else ""
+    return many, f"{'two' if many else 'the'} {adjective}{choices.choose(nouns)}{'s' * many}"
 
 
 def _verb(choices: _Choices, many: bool) -> str:
-    return choices.of(_VERBS) + "s" * (not many)
+    return choices.choose(_VERBS) + "s" * (not many)

@@ -290,8 +290,8 @@ def _files(path: Path) -> list[Path]:
         raise FileNotFoundError(f"'{path}' {fault}.")
     root = path.resolve()
     walk = os.walk(path, onerror=_raise)  # not silently without what can't be read
-    found = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt")]
-    files = sorted(file for file in found if file.is_file() and root in file.resolve().parents)
+    paths = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt")]
+    files = sorted(file for file in paths if file.is_file() and root in file.resolve().parents)
     if not files:
         raise FileNotFoundError(f"'{path}' has no .txt file.")
     return files

@@ -53,7 +53,7 @@ class Measured:
         alone = {trial.rows: trial for trial in self.single}
         lines = ["rows per second with an update per", f"{'window':>9} {'micro-batch':>12} {'rows':>7} {'N':>4}  peak"]
         for trial in self.split.trials:
-            speeds = [_speed(of, rows_of_window) for of in (trial, alone.get(trial.rows))]
+            speeds = [_speed(timed, rows_of_window) for timed in (trial, alone.get(trial.rows))]
             peak = "does not fit" if not trial.fits else short(trial.peak) if trial.peak else ""
             count = math.ceil(rows_of_window / trial.rows)
             lines.append(f"{speeds[0]:>9} {speeds[1]:>12} {trial.rows:>7,} {count:>4,}  {peak}")
@@ -91,8 +91,8 @@ def measured(
     rows = min(split.micro_batch_size, math.ceil(settings.window_rows / 2))  # at least two, to compare
     work = partial(_send_noise, noise, rows, updates)
     outcome = run_in_new_process(_OWNER, work, [rows], limit)
-    found = Noise(*outcome.results[0]) if outcome.results else Noise(math.nan, 0)
-    return Measured(split, singles, found, budget)
+    estimate = Noise(*outcome.results[0]) if outcome.results else Noise(math.nan, 0)
+    return Measured(split, singles, estimate, budget)
 
 
 def _send_noise(

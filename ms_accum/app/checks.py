@@ -801,7 +801,7 @@ def measure_cost() -> Measured:
             run()
             if number:
                 seconds[name].append(time.perf_counter() - began)
-    times = {name: 1000 * min(found) / len(batches) for name, found in seconds.items()}
+    times = {name: 1000 * min(measured) / len(batches) for name, measured in seconds.items()}
     plain_ms = times["plain MindSpore"]
     details = {
         name: f"{ms_each:.2f} ms a micro-batch, {ms_each / plain_ms:.2f} of plain" for name, ms_each in times.items()
@@ -812,7 +812,7 @@ def measure_cost() -> Measured:
 # Several processes
 
 
-def _share(batches: Sequence[tuple], group: Group) -> Sequence[tuple]:
+def _batches_of_rank(batches: Sequence[tuple], group: Group) -> Sequence[tuple]:
     return batches[group.rank :: group.size]
 
 
@@ -828,7 +828,7 @@ def check_sum_over_ranks(group: Group, make: Callable = _momentum, **options: An
     batches = _batches(([8, 5] * group.size + [5, 8] * group.size)[: 4 * group.size])
     network = _Classifier()
     model = GradientAccumulation(network, _loss_fn(), make(network), check="off", **options)
-    model.train_process(1, list(_share(batches, group)), 2, report=(), ckpt_path=None)
+    model.train_process(1, list(_batches_of_rank(batches, group)), 2, report=(), ckpt_path=None)
     result = _compare(network, _train_plain(_Classifier(), _split(batches, 2 * group.size)))
     different = _spread(network, group)
     return result if not different else Measured(np.inf, ROUNDED, f"{different:.0f} bytes differ between ranks")
@@ -841,7 +841,7 @@ def check_accumulator_on_ranks(group: Group) -> Measured:
     optimizer = _momentum(network)
     accumulator = Accumulator(optimizer, 2, reduction="mean", network=network)
     step = ms.jit(_accumulating_step(network, optimizer, accumulator))
-    for batch in _share(batches, group):
+    for batch in _batches_of_rank(batches, group):
         step(*batch)
     accumulator.flush()
     return _compare(network, _train_plain(_Classifier(), _split(batches, 2 * group.size)))

@@ -166,24 +166,24 @@ def without_native_log() -> Iterator[None]:
 
     Otherwise it is written after the block.
     """
-    with tempfile.TemporaryFile() as held:
+    with tempfile.TemporaryFile() as native_log:
         sys.stderr.flush()
         stderr = os.dup(2)
-        os.dup2(held.fileno(), 2)
+        os.dup2(native_log.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-        held.seek(0)
-        os.write(2, held.read())
+        native_log.seek(0)
+        os.write(2, native_log.read())
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print each warning as one line, without its place in the code."""
+    """Print each warning as one line, without its location in the code."""
     formatwarning = warnings.formatwarning
-    warnings.formatwarning = lambda message, *place: (
+    warnings.formatwarning = lambda message, *location: (
         f"warning: {_check.one_line(' '.join(str(message).split()), _check.LINE)}\n"
     )
     try:

@@ -189,8 +189,8 @@ class _Lines:
         begins = np.append(np.zeros(len(self._tokens), bool), begins)
         tokens, bits = np.append(self._tokens, tokens), np.append(self._bits, bits)
         begins[1:] |= self._ends_line[tokens[:-1]]
-        places = np.arange(len(tokens))
-        since = places - np.maximum.accumulate(np.where(begins, places, 0))
+        positions = np.arange(len(tokens))
+        since = positions - np.maximum.accumulate(np.where(begins, positions, 0))
         starts = np.flatnonzero(since % _LONGEST == 0)
         numbers = self._number + np.cumsum(begins)[starts]
         end = starts[-1]
@@ -198,7 +198,7 @@ class _Lines:
         self._tokens, self._bits, self._number = tokens[end:], bits[end:], int(numbers[-1])
 
     def _better(self, tokens: np.ndarray, bits: np.ndarray, starts: np.ndarray, numbers: np.ndarray) -> list[Line]:
-        """Return the best of the lines so far and of those that begin at these places."""
+        """Return the best of the lines so far and of those that begin at these positions."""
         if not len(starts):
             return self._best
         is_counted = np.isfinite(bits) & ~self._ends_line[tokens]
@@ -207,15 +207,15 @@ class _Lines:
         means = np.where(characters >= _SHORTEST, sums / np.maximum(characters, 1), -1.0)
         ends = np.append(starts[1:], len(tokens))
         best = {line.tokens.tobytes(): line for line in self._best}
-        found: set[bytes] = set()
-        for place in np.argsort(-means, kind="stable"):
-            if means[place] < 0 or len(found) == self._keep:
+        chosen: set[bytes] = set()
+        for index in np.argsort(-means, kind="stable"):
+            if means[index] < 0 or len(chosen) == self._keep:
                 break
-            start, end = starts[place], ends[place]
+            start, end = starts[index], ends[index]
             end -= self._ends_line[tokens[end - 1]]
-            line = Line(int(numbers[place]), tokens[start:end].copy(), bits[start:end].copy(), float(means[place]))
+            line = Line(int(numbers[index]), tokens[start:end].copy(), bits[start:end].copy(), float(means[index]))
             text = line.tokens.tobytes()
-            found.add(text)
+            chosen.add(text)
             if text not in best or line.mean > best[text].mean:
                 best[text] = line
         return sorted(best.values(), key=lambda line: (-line.mean, line.number))[: self._keep]
@@ -378,7 +378,7 @@ def _sample(sample: Sample) -> str:
 
 def _text_in_lines(text: str) -> str:
     """Return a text that is safe between tags, with its line ends."""
-    return escape(_check.visible(text, kept="\n"))
+    return escape(_check.visible(text, allowed="\n"))
 
 
 def _lines(answers: TextAnswers) -> str:
@@ -388,9 +388,9 @@ def _lines(answers: TextAnswers) -> str:
     items = []
     for line in lines:
         characters = answers.characters_of(line)
-        known = [(bits, place) for place, (_, bits) in enumerate(characters) if math.isfinite(bits)]
+        known = [(bits, position) for position, (_, bits) in enumerate(characters) if math.isfinite(bits)]
         most = sorted(known, key=lambda pair: (-pair[0], pair[1]))[:3]
-        named = ", ".join(f"{_quoted(characters[place][0])}\u00a0{bits:.1f}" for bits, place in most)
+        named = ", ".join(f"{_quoted(characters[position][0])}\u00a0{bits:.1f}" for bits, position in most)
         note = f"line {line.number:,}: {line.mean:.2f} bits per character; most: {named}"
         items.append(f'<li><p class="line">{_marked(characters)}</p><p class="note">{note}</p></li>')
     description = (
@@ -418,11 +418,11 @@ def _marked(characters: Sequence[tuple[str, float]]) -> str:
         if runs and runs[-1][0] == mark:
             text = runs.pop()[1] + text
         runs.append((mark, text))
-    return "".join(f'<span class="{mark}">{escape(_check.visible(text, kept=""))}</span>' for mark, text in runs)
+    return "".join(f'<span class="{mark}">{escape(_check.visible(text, allowed=""))}</span>' for mark, text in runs)
 
 
 def _quoted(text: str) -> str:
-    return "space" if text == " " else f"“{escape(_check.visible(text, kept=''))}”"
+    return "space" if text == " " else f"“{escape(_check.visible(text, allowed=''))}”"
 
 
 def _kinds(answers: TextAnswers) -> str:

@@ -34,11 +34,11 @@ def continued(
     random = np.random.default_rng(seed)
     row = list(tokens)
     for _ in range(count):
-        seen = row[-context:]
+        context_tokens = row[-context:]
         padded = np.zeros((1, context), np.int32)
-        padded[0, : len(seen)] = seen
+        padded[0, : len(context_tokens)] = context_tokens
         with training_mode(network, False):
-            scores = scores_of(Tensor(padded))[0, len(seen) - 1].asnumpy()
+            scores = scores_of(Tensor(padded))[0, len(context_tokens) - 1].asnumpy()
         row.append(choose(scores, temperature, random))
         yield row[-1]
 

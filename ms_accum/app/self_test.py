@@ -230,9 +230,9 @@ def _cann_version() -> str:
             text = Path(os.environ.get("ASCEND_TOOLKIT_HOME", "/"), name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        found = re.search(r"running_version=\[([^\]]*)\]", text)
-        if found:
-            return _check.one_line(found[1])
+        match = re.search(r"running_version=\[([^\]]*)\]", text)
+        if match:
+            return _check.one_line(match[1])
     return ""
 
 

@@ -185,14 +185,14 @@ def advise(
     """
     print_line(f"{'advice':16} measuring; each part starts a process ...")
     with exit_code(USAGE, ValueError):
-        found = measured(settings, trial, single, noise)
+        measurements = measured(settings, trial, single, noise)
     has_batch_norm = any(takes_statistics(cell, training=True) for _, cell in network.cells_and_names())
-    advised = advice(found, has_batch_norm=has_batch_norm)
+    advised = advice(measurements, has_batch_norm=has_batch_norm)
     verdict = "accumulate" if advised.accumulates else "do not accumulate"
     show_advice(
-        found.table,
+        measurements.table,
         f"{verdict}: {' '.join(flags_of(settings, advised))}",
-        reasons(settings, found, advised, has_batch_norm=has_batch_norm),
+        reasons(settings, measurements, advised, has_batch_norm=has_batch_norm),
     )
 
 

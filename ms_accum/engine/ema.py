@@ -76,8 +76,8 @@ class Ema:
 
     def after_window(self, updated: Any) -> Any:
         """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""
-        kept = ops.where(updated, self.kept(updated), Tensor(1.0, ms.float32))
-        return ops.depend(updated, tree.update_averages(self.averages, self._weights, kept))
+        decay = ops.where(updated, self.kept(updated), Tensor(1.0, ms.float32))
+        return ops.depend(updated, tree.update_averages(self.averages, self._weights, decay))
 
     def kept(self, updated: Any) -> Any:
         """Count an update, if it is one; return the weight of the old average, in the graph that ends a window."""

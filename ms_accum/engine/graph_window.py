@@ -351,10 +351,9 @@ class GraphWindow:
         owner, argument = self._size_argument
         micro_batches = int(self.micro_batches.asnumpy())
         if micro_batches:
-            held = _check.quantity(micro_batches, "micro-batch")
             raise RuntimeError(
-                f"For '{owner}', '{argument}' can't change inside a window, which holds {held}. "
-                "Call 'flush()' or 'clear()' first."
+                f"For '{owner}', '{argument}' can't change inside a window, which holds "
+                f"{_check.quantity(micro_batches, 'micro-batch')}. Call 'flush()' or 'clear()' first."
             )
         if self.next_size is not None:
             raise ValueError(f"For '{owner}', '{argument}' can't be set: it is defined by the update.")

@@ -56,7 +56,7 @@ class NativeUpdate:
         """Update if `finite`, which is returned. A branch is not needed, and costs more than a small update."""
         self.check()
         factor = Tensor(1.0, ms.float32) if divisor is None else 1.0 / divisor
-        kept = Tensor(0.0, ms.float32) if self.ema is None else self.ema.kept(finite)
+        ema_decay = Tensor(0.0, ms.float32) if self.ema is None else self.ema.kept(finite)
         gradients = tree.in_float32(gradients)
         updated: Any = ()
         for number, start, stop, layout in self.groups:
@@ -67,7 +67,7 @@ class NativeUpdate:
             updated = self.operator(
                 finite,
                 ops.cast(factor if sign is None else factor * sign, ms.float32),
-                kept,
+                ema_decay,
                 ops.cast(rates, ms.float32),  # a schedule may compute in another type
                 ops.cast(decays, ms.float32),
                 ops.cast(unscale, ms.float32),
@@ -222,8 +222,8 @@ def _has_only(optimizer: nn.Optimizer, names: _Names) -> bool:
         return False
     # The rate is computed also if the window is skipped: a schedule of the user's that counts would advance.
     schedules: list[Any] = []
-    for each in (optimizer.learning_rate, optimizer.weight_decay):
-        schedules += each if isinstance(each, (tuple, list)) else (each,)
-    cells = [cell for each in schedules if isinstance(each, nn.Cell) for _, cell in each.cells_and_names()]
+    for setting in (optimizer.learning_rate, optimizer.weight_decay):
+        schedules += setting if isinstance(setting, (tuple, list)) else (setting,)
+    cells = [cell for schedule in schedules if isinstance(schedule, nn.Cell) for _, cell in schedule.cells_and_names()]
     users = [cell for cell in cells if not type(cell).__module__.startswith("mindspore.")]
     return not any(True for cell in users for _ in parameters_in(vars(cell)))

@@ -57,7 +57,7 @@ class NoiseScale(Callback):
     def __init__(self, every: int = 25, decay: float = 0.95):
         self._every = _check.positive_int(_OWNER, "every", every)
         self._decay = check_decay(_OWNER, decay)
-        self._windows = self._rows = self._seen = 0
+        self._windows = self._rows = self._open_rows = 0
         self._left_out = 0  # by the observed `Accumulator`, at its last micro-batch inside a window
         self._first: tuple[float, int] | None = None
         self._variance = self._square = 0.0
@@ -117,7 +117,7 @@ class NoiseScale(Callback):
         """dict, all that `load` needs to continue, in types that JSON supports."""
         sums = {"variance": self._variance, "square": self._square, "samples": self.samples, "rows": self._rows}
         first = None if self._first is None else [*self._first]
-        counters = {"windows": self._windows, "seen": self._seen, "left_out": self._left_out}
+        counters = {"windows": self._windows, "seen": self._open_rows, "left_out": self._left_out}
         return {**self.settings, **sums, **counters, "first": first}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
@@ -126,7 +126,7 @@ class NoiseScale(Callback):
         if state is not None and matches:
             names = ("variance", "square", "samples", "rows", "windows", "seen", "left_out")
             self._variance, self._square, self.samples, self._rows, *counters = (state[name] for name in names)
-            self._windows, self._seen, self._left_out = counters
+            self._windows, self._open_rows, self._left_out = counters
             self._first = None if state["first"] is None else (state["first"][0], state["first"][1])
         return matches
 
@@ -140,11 +140,11 @@ class NoiseScale(Callback):
         window = accumulator.window
         micro_batches = int(window.micro_batches.asnumpy())
         left_out = window.collaborators.left_out
-        self._seen = rows if micro_batches == 1 else self._seen + rows
+        self._open_rows = rows if micro_batches == 1 else self._open_rows + rows
         if not micro_batches:
             complete = left_out == self._left_out
             updated = bool(window.updated.asnumpy())
-            self.window_ended(float(window.grad_norm.asnumpy()), self._seen, counts=updated and complete)
+            self.window_ended(float(window.grad_norm.asnumpy()), self._open_rows, counts=updated and complete)
             return
         self._left_out = left_out
         skips = window.sums.skips

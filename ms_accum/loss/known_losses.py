@@ -168,7 +168,7 @@ def why_not_additive(loss_fn: Any) -> str | None:
 class GraphWeight(NamedTuple):
     """The weight of a micro-batch, in a graph."""
 
-    of: Any
+    compute: Any
     """Returns the weight from the columns: a Tensor, or a number that is constant in the graph."""
     varies: bool
     """bool, whether it depends on the values of the columns, so that it may be 0."""

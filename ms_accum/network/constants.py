@@ -195,16 +195,16 @@ class _State:
 
     def _read_class(self, kind: type) -> None:
         """Read the methods of a class that are used, and other attributes; those of MindSpore's classes stay."""
-        for each in kind.__mro__:
-            if each in _OF_CELLS or id(each) in self._visited:
+        for base in kind.__mro__:
+            if base in _OF_CELLS or id(base) in self._visited:
                 continue
-            self._visited.add(id(each))
-            names = [name for name in vars(each) if name in self._used]
-            if not _is_library(each.__module__):
-                self._read_attributes(vars(each), names)
+            self._visited.add(id(base))
+            names = [name for name in vars(base) if name in self._used]
+            if not _is_library(base.__module__):
+                self._read_attributes(vars(base), names)
                 continue
             for name in names:
-                self._read(name, vars(each)[name])
+                self._read(name, vars(base)[name])
 
 
 def _same(mine: Any, its: Any) -> bool:

@@ -36,7 +36,7 @@ class Part:
         self.stop = min(self.full_size, self.start + self.size)
         self.padding = self.size - (self.stop - self.start)
 
-    def of(self, array: np.ndarray) -> np.ndarray:
+    def extract(self, array: np.ndarray) -> np.ndarray:
         """Return this part of an array."""
         return np.pad(array.ravel()[self.start : self.stop], (0, self.padding))
 

@@ -69,7 +69,7 @@ class Unsharded:
 
     def put(self, array: np.ndarray) -> None:
         """Store the array, or this rank's part of it."""
-        values = array if self._part is None else self._part.of(array)
+        values = array if self._part is None else self._part.extract(array)
         ops.assign(self._parameter, Tensor(values).astype(self.dtype))
 
 
@@ -177,7 +177,7 @@ def _part_of_moment(moment: Parameter, parts: dict[str, Part]) -> Part | None:
 
 
 def _slice_of(parameter: Parameter, part: Part) -> Parameter:
-    values = Tensor(part.of(parameter.astype(ms.float32).asnumpy())).astype(parameter.dtype)
+    values = Tensor(part.extract(parameter.astype(ms.float32).asnumpy())).astype(parameter.dtype)
     return Parameter(values, name=parameter.name + _SUFFIX, requires_grad=True)
 
 

@@ -161,15 +161,15 @@ class StateFolder:
         """list[str], the names of the run's own states, oldest first."""
         return [path.name for path in self._run_states]
 
-    def adopt(self, found: FoundState, *, continues: bool) -> None:
+    def adopt(self, found_state: FoundState, *, continues: bool) -> None:
         """Treat the resumed state and the best one before it as this run's own.
 
         If the run `continues` the newest state, those that the earlier run kept are this run's own, too. A run that
         resumes from another state, which the user has named, leaves them unchanged.
         """
-        if self.holds(found.path):
-            facts = found.state.facts
-            resumed = Path(found.path).name
+        if self.holds(found_state.path):
+            facts = found_state.state.facts
+            resumed = Path(found_state.path).name
             names = {resumed, facts["best"][1], *(facts["kept"] if continues else ())}
             self._run_states = [
                 path for path in reversed(self._states()) if path.name in names and path.name <= resumed
@@ -184,14 +184,14 @@ class StateFolder:
     def add(self, path: Path, keep: int, best: str | None) -> None:
         """Add a state to the run's own states, and remove those of them that are neither the newest nor the best."""
         self._run_states.append(path)
-        kept = self._run_states[-keep:]
+        remaining = self._run_states[-keep:]
         for old in self._run_states[:-keep]:
             if old.name == best:
-                kept.insert(0, old)
+                remaining.insert(0, old)
             else:
                 with suppress(OSError):  # already removed, or not removable: this must not end the run
                     old.unlink()
-        self._run_states = kept
+        self._run_states = remaining
 
     def _states(self) -> list[Path]:
         """Return the paths of the states, newest first."""
@@ -323,29 +323,29 @@ class Checkpointer:
             CheckpointError: If it can't be read, or belongs to a run with other settings.
         """
         self._config = json.loads(json.dumps({**self._config, **config}))  # in the form that is read from a file
-        found = self._find_state()
-        if found is None:
+        found_state = self._find_state()
+        if found_state is None:
             self.resumed = [f"nothing: no state in '{self._states.named()}'"] if self._resume else []
             return None
-        facts = found.state.facts
+        facts = found_state.state.facts
         saved_config = {name: value for name, value in facts["config"].items() if name != _NOTES}
         changed = changes(saved_config, self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
-                f"For '{_OWNER}', '{found.path}' belongs to a run with other settings: {', '.join(changed)}. "
+                f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {', '.join(changed)}. "
                 "Give 'allow_config_change' to resume anyway."
             )
-        self._states.adopt(found, continues=self._resume == _AUTO)
+        self._states.adopt(found_state, continues=self._resume == _AUTO)
         self._planned_updates = facts["planned"]
         self.best, self._best_name = facts["best"]
         is_scored = self._score is None or facts["scored"]
-        self._is_saved = not changed and is_scored and self._states.holds(found.path)
+        self._is_saved = not changed and is_scored and self._states.holds(found_state.path)
         self.resumed = [
-            *found.passed_over,
-            f"{found.path}: {_check.quantity(facts['updates'], 'update')}, {found.position}",
+            *found_state.passed_over,
+            f"{found_state.path}: {_check.quantity(facts['updates'], 'update')}, {found_state.position}",
             *changed,
         ]
-        return found._replace(changed=changed)
+        return found_state._replace(changed=changed)
 
     def settings(self) -> Mapping[str, Any]:
         """Return the settings of the run to resume; empty if there is none.
@@ -353,8 +353,8 @@ class Checkpointer:
         Raises:
             CheckpointError: If they can't be read.
         """
-        found = self._find_state()
-        return found.state.facts["config"] if found else {}
+        found_state = self._find_state()
+        return found_state.state.facts["config"] if found_state else {}
 
     def epochs_done(self) -> int | None:
         """Return the number of epochs of the run to resume; None if it stopped inside one, or there is no run.
@@ -362,8 +362,8 @@ class Checkpointer:
         Raises:
             CheckpointError: If it can't be read.
         """
-        found = self._find_state()
-        return found.epochs_done if found else None
+        found_state = self._find_state()
+        return found_state.epochs_done if found_state else None
 
     def updates_done(self) -> int:
         """Return the number of updates of the run to resume; 0 if there is none.
@@ -371,8 +371,8 @@ class Checkpointer:
         Raises:
             CheckpointError: If it can't be read.
         """
-        found = self._find_state()
-        return found.state.facts["updates"] if found else 0
+        found_state = self._find_state()
+        return found_state.state.facts["updates"] if found_state else 0
 
     def _find_state(self) -> FoundState | None:
         if self._resume is None:
@@ -526,14 +526,14 @@ def find_together(
     name = "state to resume from"
     remedy = {name: "Give all ranks access to the files of rank 0."}
     try:
-        found = states.find(config)
+        found_state = states.find(config)
     except CheckpointError as error:
         with suppress(RuntimeError):  # that the ranks differ: this rank's own error is more specific
             agree(owner, group, {name: f"an error ({error})"}, remedy)
         raise
     if group is not None:
-        agree(owner, group, {name: None if found is None else _description(found.state)}, remedy)
-    return found
+        agree(owner, group, {name: None if found_state is None else _description(found_state.state)}, remedy)
+    return found_state
 
 
 def _description(state: TrainingState) -> str:

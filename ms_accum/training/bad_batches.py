@@ -34,27 +34,27 @@ class BadBatches:
         self._folder = Path(os.path.abspath(os.path.expanduser(folder)))
         if os.path.exists(self._folder) and not os.path.isdir(self._folder):
             _check.raise_invalid(ValueError, owner, "save_bad_batches", "a folder", f"the file '{folder}'")
-        self._kept: dict[int, list[np.ndarray]] = {}
+        self._copies: dict[int, list[np.ndarray]] = {}
         self._left = MOST
         self._prefix = "" if group is None else f"rank-{group.rank}-"
 
     def keep(self, number: int, micro_batch: tuple) -> None:
         """Keep a copy of a micro-batch, with its number in the window, until the window has ended."""
         if number == 1:
-            self._kept.clear()
-        self._kept[number] = [as_array(column).copy() for column in micro_batch]
+            self._copies.clear()
+        self._copies[number] = [as_array(column).copy() for column in micro_batch]
 
     def window_ended(self, record: Any, bad: Sequence[int]) -> None:
         """Write the micro-batches of the window that were not finite; `bad` contains their numbers in the window."""
-        kept, self._kept = self._kept, {}
+        copies, self._copies = self._copies, {}
         if not (bad or record.skipped) or record.overflow or not record.samples:
             return
         if not bad and self._prefix:  # it may be a micro-batch of another rank
             return
         offset = record.bad[0] - bad[0] if bad else 0
-        for number in [number for number in (bad or kept) if number in kept][: self._left]:
+        for number in [number for number in (bad or copies) if number in copies][: self._left]:
             part = f"micro-batch-{number + offset}" if bad else f"part-{number}"
-            self._write(f"{self._prefix}epoch-{record.epoch}-window-{record.step}-{part}", kept[number])
+            self._write(f"{self._prefix}epoch-{record.epoch}-window-{record.step}-{part}", copies[number])
 
     def _write(self, name: str, columns: Sequence[np.ndarray]) -> None:
         self._left -= 1

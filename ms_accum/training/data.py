@@ -90,7 +90,7 @@ class Data:
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
         return Position(first, size=size, total=self.batches, ranks=self._ranks, held=open_micro_batches)
 
-    def place(self, at: Position) -> Position:
+    def convert(self, at: Position) -> Position:
         """Convert a position to this batch size and number of ranks, rounded down to complete batches."""
         now = self.start()
         if not (now.size and now.total and at.size and at.total):

@@ -215,25 +215,25 @@ class ResumableLoop:
         optimizer = kind_of(self._accumulator.optimizer)
         noise_settings = {} if self._noise is None else {"noise_scale": self._noise.settings}
         config = {**self._accumulator.settings, **noise_settings, "optimizer": optimizer, "ranks": ranks}
-        found = find_together("ResumableLoop", self._states, config, self._group)
-        if found is None:
+        found_state = find_together("ResumableLoop", self._states, config, self._group)
+        if found_state is None:
             return
         warn_about_random_layers(self._network)
-        micro_batches = found.state.facts["window"]["micro_batches"]
+        micro_batches = found_state.state.facts["window"]["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
         if micro_batches and (self._group is not None or not has_sums):
-            held = _check.quantity(micro_batches, "micro-batch")
             raise CheckpointError(
-                f"The state holds {held} of an open window, which windows of 1 and several "
-                "ranks can't continue. Resume with the settings it was saved with, or from a state between two windows."
+                f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, which windows of "
+                "1 and several ranks can't continue. Resume with the settings it was saved with, or from a state "
+                "between two windows."
             )
-        at = Position(**found.state.facts["at"])
+        at = Position(**found_state.state.facts["at"])
         if at.total != self._at.total:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
-            raise CheckpointError(f"The run of '{found.path}' {reason}. Resume it with batches of the same size.")
-        restore(found.state, parameters, found.path, leave_out=SETTING if found.changed else "")
+            raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
+        restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
         self._at, self._is_resumed = at, True
-        self._noise_in_state = found.state.facts["noise"]
+        self._noise_in_state = found_state.state.facts["noise"]
         if self._noise is not None:
             self._noise.load(self._noise_in_state)
 

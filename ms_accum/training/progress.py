@@ -85,10 +85,10 @@ class Stop:
         last = args.get("initial_epoch", 0) + args.get("epoch_num", epoch)
         self.epoch_begin(args)
         name = "a callback of another rank" if stopper is None else _check.one_line(type(stopper).__name__)
-        place = f"epoch {epoch} of {last}"
+        position = f"epoch {epoch} of {last}"
         if "record" in args:
-            place += f", update {args.record.update}"
-        return f"stopped{' early' if epoch < last else ''} by {name}: {place}{self._best_epoch(stopper)}"
+            position += f", update {args.record.update}"
+        return f"stopped{' early' if epoch < last else ''} by {name}: {position}{self._best_epoch(stopper)}"
 
     def _best_epoch(self, stopper: Callback | None) -> str:
         if isinstance(stopper, EarlyStopping):

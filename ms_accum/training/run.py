@@ -155,8 +155,8 @@ class Run:
             "ranks": self._group.size if self._group else 1,
             **plan.settings,
         }
-        found = find_together(_OWNER, plan.states, settings, self._group)
-        return None if found is None else self._state.restore(found, parameters, plan.epochs, plan.data)
+        found_state = find_together(_OWNER, plan.states, settings, self._group)
+        return None if found_state is None else self._state.restore(found_state, parameters, plan.epochs, plan.data)
 
     def _callback_arguments(self) -> Facts:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""

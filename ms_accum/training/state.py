@@ -86,11 +86,11 @@ class RunState:
         trained = trained_parameters(window.objective.forward, window.optimizer, window.scheduler)
         return {**trained, **window.collaborators.state}
 
-    def restore(self, found: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
+    def restore(self, found_state: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.
 
         Args:
-            found (FoundState): the state.
+            found_state (FoundState): the state.
             parameters (Mapping): what `parameters` returned.
             epochs (int): the epochs of the run.
             data (Data): the data set of the run.
@@ -98,28 +98,27 @@ class RunState:
         Raises:
             CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
         """
-        metadata = found.state.facts
+        metadata = found_state.state.facts
         at, micro_batches = Position(**metadata["at"]), metadata["window"]["micro_batches"]
         if at.epochs_begun > epochs:
-            got = f"but got {epochs}: '{found.path}' has begun epoch {at.epochs_begun}"
+            got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
         warn_about_random_layers(self._network)
         if not self._window.can_load(micro_batches):
             cannot_continue = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
-            held = quantity(micro_batches, "micro-batch")
             raise CheckpointError(
-                f"The state holds {held} of an open window, which {cannot_continue} can't "
-                "continue. Resume with the settings it was saved with, or from a state between two windows."
+                f"The state holds {quantity(micro_batches, 'micro-batch')} of an open window, which {cannot_continue} "
+                "can't continue. Resume with the settings it was saved with, or from a state between two windows."
             )
         parameters = {**parameters, **self._window.accumulators(micro_batches)}
-        if found.changed:
-            restore(found.state, parameters, found.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
+        if found_state.changed:
+            restore(found_state.state, parameters, found_state.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
         else:
-            restore(found.state, parameters, found.path)
+            restore(found_state.state, parameters, found_state.path)
         self._window.load(metadata["window"], metadata)
         self._window.collaborators.load(metadata)
-        if not found.changed:
+        if not found_state.changed:
             return at
         if self._window.size is None:  # it may contain a part of a batch, and batches may be different now
             self._window.clear()
-        return data.place(at)
+        return data.convert(at)

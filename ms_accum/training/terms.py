@@ -209,21 +209,23 @@ class WindowOfTerms:
 
     def _run(self, collected: Sequence[_Collected], *, may_close: bool) -> bool:
         """Run micro-batches, of which the last one may end the window; return whether anything counts on any rank."""
-        divisors = summed([each.divisors for each in collected], len(self._terms.names), self._group)
-        for each in collected:
-            each.loss.value, each.loss.counts = Tensor(np.zeros(1 + len(divisors)), ms.float32), divisors > 0
+        divisors = summed([micro_batch.divisors for micro_batch in collected], len(self._terms.names), self._group)
+        for micro_batch in collected:
+            micro_batch.loss.value = Tensor(np.zeros(1 + len(divisors)), ms.float32)
+            micro_batch.loss.counts = divisors > 0
         if not divisors.any():
             return False
         coefficients, safe = self._terms.coefficients(self._updates()), np.where(divisors > 0, divisors, 1.0)
         gradients: tuple = ()
         if self._first_pass is not None:
             gradients = self._first_pass(collected, coefficients, divisors)
-        for each in collected:
-            shares = np.array(each.divisors) / safe
-            numbers = [Tensor.from_numpy(part.astype(np.float32)) for part in (coefficients * shares, shares)]
-            counts = tuple(divisor > 0 for divisor in each.divisors)
-            closing = 0.0 if may_close and each is collected[-1] and self._runner.closes else None
-            each.loss.value = self._runner.add((*each.columns, *gradients, *numbers, counts), None, closing)
+        for micro_batch in collected:
+            shares = np.array(micro_batch.divisors) / safe
+            numbers = [Tensor.from_numpy(array.astype(np.float32)) for array in (coefficients * shares, shares)]
+            counts = tuple(divisor > 0 for divisor in micro_batch.divisors)
+            closing = 0.0 if may_close and micro_batch is collected[-1] and self._runner.closes else None
+            inputs = (*micro_batch.columns, *gradients, *numbers, counts)
+            micro_batch.loss.value = self._runner.add(inputs, None, closing)
             heartbeat().beat()
         return True
 
@@ -234,14 +236,14 @@ class WindowOfTerms:
         """
         copies = copies_of(self._network, self._trained)
         while self._run(collected, may_close=False):
-            kept = [each for each in collected if np.isfinite(each.loss.asnumpy()[0])]
-            if not summed([(float(len(collected) - len(kept)),)], 1, self._group)[0]:
+            finite = [micro_batch for micro_batch in collected if np.isfinite(micro_batch.loss.asnumpy()[0])]
+            if not summed([(float(len(collected) - len(finite)),)], 1, self._group)[0]:
                 return
             overflows = skips.counts.asnumpy()[1]
             self._runner.clear()
             restore(copies)
             ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
-            collected = kept
+            collected = finite
 
     def _not_updated(self, scalars: Callable[[], Tensor] | None) -> tuple:
         ended = (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
@@ -365,5 +367,5 @@ class TermsOfBatches:
     @property
     def mean(self) -> float:
         """float, the sum of the means times their coefficients; NaN if nothing counts."""
-        found = [self._coefficients[name] * mean for name, mean in self.terms.items()]
-        return float(sum(found)) if found else math.nan
+        weighted = [self._coefficients[name] * mean for name, mean in self.terms.items()]
+        return float(sum(weighted)) if weighted else math.nan

@@ -154,10 +154,10 @@ class OpenWindow:
             RuntimeError: If the size would change inside a window.
         """
         if self.micro_batches and size != self.size:
-            held = _check.quantity(self.micro_batches, "micro-batch")
             raise RuntimeError(
                 f"For 'train_process', 'mini_steps' can't change from {_size_text(self.size)} to {_size_text(size)} "
-                f"inside a window, which holds {held}. Call 'flush()' or 'clear()' first."
+                f"inside a window, which holds {_check.quantity(self.micro_batches, 'micro-batch')}. "
+                "Call 'flush()' or 'clear()' first."
             )
         check_not_applied("train_process", self.collaborators.ema)
         if self._uses_shared_unit and size != self.size:

@@ -200,7 +200,7 @@ def test_crafted_text_is_shown_as_visible_text(way, capfd, tmp_path):
 
 
 def test_unescaped_text_is_detected(capfd, monkeypatch):
-    monkeypatch.setattr("ms_accum._check.visible", lambda text, kept="": text)
+    monkeypatch.setattr("ms_accum._check.visible", lambda text, allowed="": text)
     assert inspect(safetensors("a.safetensors")) == OK
     out, _ = capfd.readouterr()
     assert FORGED in out.splitlines() and "\x1b" in control_characters(out)

@@ -219,14 +219,14 @@ def test_pieces(sizes, expected):
 
 def test_position_for_other_ranks_needs_the_batch_size():
     position = Position(batches=3, rows=24, size=8, total=9, ranks=2)
-    assert Data(program.Batches(numbers([8] * 9)), 2).place(position) is position
-    assert Data(program.Batches(numbers([8] * 18))).place(position).batches == 6
-    assert Data(program.Batches(numbers([16] * 9))).place(position).batches == 3
-    assert Data(program.Batches(numbers([8] * 6)), 3).place(position).batches == 2
+    assert Data(program.Batches(numbers([8] * 9)), 2).convert(position) is position
+    assert Data(program.Batches(numbers([8] * 18))).convert(position).batches == 6
+    assert Data(program.Batches(numbers([16] * 9))).convert(position).batches == 3
+    assert Data(program.Batches(numbers([8] * 6)), 3).convert(position).batches == 2
     with pytest.raises(
         ValueError, match="must provide the size of its batches with 'get_batch_size', because 2 .* and 1 resume"
     ):
-        Data(numbers([8] * 18)).place(position)
+        Data(numbers([8] * 18)).convert(position)
 
 
 @pytest.mark.host

@@ -59,7 +59,7 @@ def test_states_can_be_exchanged_with_the_unsharded_optimizer(seen):
 def test_parts_have_equal_sizes_and_are_complete(ranks, size):
     array = np.arange(1, size + 1, dtype=np.float32)
     parts = [Part(Parameter(Tensor(array)), rank, ranks) for rank in range(ranks)]
-    arrays = [part.of(array) for part in parts]
+    arrays = [part.extract(array) for part in parts]
     part_size = parts[0].size
     assert {len(part) for part in arrays} == {part_size} and part_size - 1 < size / ranks <= part_size
     assert np.concatenate(arrays).tolist() == [*array, *[0] * (ranks * part_size - size)]

@@ -139,9 +139,9 @@ def test_shards_contain_each_row_once(num_shards, shuffle):
 
 def test_order_depends_on_seed_and_pass():
     order = Order(1000, seed=7)
-    assert np.array_equal(order.of(3), Order(1000, seed=7).of(3))
-    assert sorted(order.of(3)) == list(range(1000))
-    assert np.array_equal(Order(10, seed=None).of(5), np.arange(10))
+    assert np.array_equal(order.rows_of_pass(3), Order(1000, seed=7).rows_of_pass(3))
+    assert sorted(order.rows_of_pass(3)) == list(range(1000))
+    assert np.array_equal(Order(10, seed=None).rows_of_pass(5), np.arange(10))
     assert [len(Order(10, 0, num_shards=3, shard_id=i)) for i in range(3)] == [4, 3, 3]
 
 
