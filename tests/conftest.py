@@ -184,7 +184,7 @@ def job(request, once):
 
 
 @pytest.fixture(scope="session")
-def seen(job):
+def at_end(job):
     """The results of each rank that sums gradients at the end of a window, and the job's folder."""
     return [rank["at the end"] for rank in job[0]], job[1]
 

@@ -152,17 +152,17 @@ class Elements(HTMLParser):
         for _, element in self.open:
             element["text"] += data
 
-    def of(self, *tags):
+    def with_tag(self, *tags):
         return [element for element in self.all if element["tag"] in tags]
 
 
 def cells(text, kind):
     """Return the texts of the rows of a table."""
     rows = re.findall(rf'<table class="{kind}">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)[0].split("</tr>")[:-1]
-    return [[element["text"] for element in Elements(f"{row}</tr>").of("th", "td")] for row in rows]
+    return [[element["text"] for element in Elements(f"{row}</tr>").with_tag("th", "td")] for row in rows]
 
 
 def heads(text):
     """Return the names of the columns of all tables, by the kind of the table."""
     tables = re.findall(r'<table class="(\w+)">.*?<thead>(.*?)</thead>', text, re.DOTALL)
-    return {kind: [element["text"] for element in Elements(head).of("th")] for kind, head in tables}
+    return {kind: [element["text"] for element in Elements(head).with_tag("th")] for kind, head in tables}

@@ -72,7 +72,7 @@ class Fed:
             self.weighted(Tensor(weight, ms.float32), *as_gradients(gradient))
 
     @property
-    def seen(self):
+    def applied(self):
         return [-value for value in values(self.parameters)]
 
 
@@ -87,14 +87,14 @@ def accumulators_of(accumulator):
 def test_gradients_of_four_micro_batches_are_reduced(reduction, expected):
     fed = Fed(4, reduction=reduction)
     assert fed.feed(1, 2, 3, 4) == [False, False, False, True]
-    assert fed.seen == [expected]
+    assert fed.applied == [expected]
     assert expected == window_gradient([[1], [2], [3], [4]], reduction=reduction)[0]
 
 
 def test_large_opposite_gradients_cancel_exactly():
     fed = Fed(4, reduction="mean")
     fed.feed(1e8, -1e8, 3, 1)
-    assert fed.seen == [1.0]
+    assert fed.applied == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_reduction_test_detects_mutations(mutation, monkeypatch):
     expected = [np.array([5.0])]
     intact = Fed(4, reduction="mean")
     intact.feed(1, 2, 3, 4, 1, 2, 3, 4)
-    assert miss(intact.seen, expected, 1e-7) == 0
+    assert miss(intact.applied, expected, 1e-7) == 0
     mutate(monkeypatch, mutation)
     broken = Fed(4, reduction="mean")
     broken.feed(1, 2, 3, 4, 1, 2, 3, 4)
-    assert miss(broken.seen, expected, 1e-5) >= 100
+    assert miss(broken.applied, expected, 1e-5) >= 100
 
 
 # The mean, exact for uneven micro-batches
@@ -117,12 +117,12 @@ def test_reduction_test_detects_mutations(mutation, monkeypatch):
 def test_mean_is_weighted():
     fed = Fed(3, reduction="mean")
     fed.feed_weighted((1, 8), (2, 4), (7, 4))
-    assert fed.seen == [np.float32((1 * 8 + 2 * 4 + 7 * 4) / 16)]
+    assert fed.applied == [np.float32((1 * 8 + 2 * 4 + 7 * 4) / 16)]
     fed.feed_weighted((1, 8), (2, 8), (7, 4))  # by 1/20, which is rounded
-    assert miss(fed.seen[1:], window_gradient([[[1]], [[2]], [[7]]], [8, 8, 4]), 1e-7) <= 1
+    assert miss(fed.applied[1:], window_gradient([[[1]], [[2]], [[7]]], [8, 8, 4]), 1e-7) <= 1
     unweighted = Fed(3, reduction="mean")
     unweighted.feed(1, 2, 7)
-    assert miss(unweighted.seen, fed.seen, 1e-5) >= 100
+    assert miss(unweighted.applied, fed.applied, 1e-5) >= 100
 
 
 def test_weight_can_be_python_number():
@@ -135,14 +135,14 @@ def test_weight_can_be_python_number():
 
     step(Tensor(np.zeros(3), ms.float32), *as_gradients(1.0))
     step(Tensor(np.zeros(1), ms.float32), *as_gradients(5.0))
-    assert fed.seen == [2.0]
+    assert fed.applied == [2.0]
 
 
 def test_flush_divides_by_accumulated_weight():
     fed = Fed(4, reduction="mean")
     fed.feed(1, 2)
     assert fed.accumulator.flush() is True
-    assert fed.seen == [1.5]
+    assert fed.applied == [1.5]
     assert fed.accumulator.flush() is False
     assert (fed.accumulator.updates, fed.accumulator.micro_batches) == (1, 0)
 
@@ -151,7 +151,7 @@ def test_flush_with_sum_reduction():
     fed = Fed(4)
     fed.feed(1, 2)
     fed.accumulator.flush()
-    assert fed.seen == [3.0]
+    assert fed.applied == [3.0]
 
 
 def test_flush_returns_false_for_skipped_window():
@@ -217,7 +217,7 @@ def test_clear_discards_open_window():
     fed.accumulator.clear()  # twice is once
     assert fed.accumulator.micro_batches == 0
     assert fed.feed(1, 2) == [False, True]
-    assert fed.seen == [1.5]
+    assert fed.applied == [1.5]
 
 
 def test_counters():
@@ -267,9 +267,9 @@ def test_clipping_is_applied_after_accumulation():
     fed = Fed(2, 1.0)
     fed.feed(10, -10)
     assert fed.accumulator.grad_norm == 0.0
-    assert fed.seen == [0.0]
+    assert fed.applied == [0.0]
     fed.feed(10, -9.5)
-    assert fed.seen == [0.5]
+    assert fed.applied == [0.5]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -282,8 +282,8 @@ def test_clip_norm_bounds_window_gradient(bound, reduction, rng):
         fed.step(*as_gradients(*gradients))
     expected = window_gradient(micro_gradients, reduction=reduction)
     assert fed.accumulator.grad_norm == pytest.approx(global_norm(expected), rel=1e-5)
-    assert global_norm(fed.seen) <= bound * (1 + 1e-6) or bound > 1e3
-    assert miss(fed.seen, clip(expected, bound), 1e-5, 1e-7) <= 1
+    assert global_norm(fed.applied) <= bound * (1 + 1e-6) or bound > 1e3
+    assert miss(fed.applied, clip(expected, bound), 1e-5, 1e-7) <= 1
     early = window_gradient([clip(gradients, bound) for gradients in micro_gradients], reduction=reduction)
     assert miss(early, clip(expected, bound), 1e-5, 1e-7) >= 100 or bound > 1e3
 
@@ -323,10 +323,10 @@ def test_half_precision_gradients_are_summed_in_float32(dtype, micro_batches):
     rounded = float(gradients[0].astype(ms.float32).asnumpy()[0])
     for _ in range(micro_batches):
         fed.step(*gradients)
-    assert fed.seen[0][0] == pytest.approx(micro_batches * rounded, abs=1e-6)
+    assert fed.applied[0][0] == pytest.approx(micro_batches * rounded, abs=1e-6)
     assert rounded == pytest.approx(1e-4, rel=1e-3 if dtype == "float16" else 1e-2)
     if (dtype, micro_batches) == ("float16", 4096):
-        assert fed.seen[0][0] == pytest.approx(0.4096, abs=1e-4)
+        assert fed.applied[0][0] == pytest.approx(0.4096, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_float16_accumulation_is_detected(monkeypatch):
     gradients = as_gradients(1e-4, dtype=ms.float16)
     for _ in range(4096):
         fed.step(*gradients)
-    assert abs(fed.seen[0][0] - 0.4096) >= 100 * 1e-4
+    assert abs(fed.applied[0][0] - 0.4096) >= 100 * 1e-4
 
 
 def test_float16_parameters_get_float16_gradients():
@@ -462,7 +462,7 @@ def test_nonfinite_window_is_skipped(accumulate_step, poison):
 def test_window_after_skipped_window_is_clean(poison):
     fed = Fed(2, reduction="mean")
     fed.feed(poison, 1, 2, 4)
-    assert fed.seen == [3.0]
+    assert fed.applied == [3.0]
 
 
 def cleared_by_multiplication(total, finite=False):
@@ -515,7 +515,7 @@ def test_window_of_1_equals_plain_optimizer(reduction, make, native, rng, monkey
 def test_window_of_1_updates_counters():
     fed = Fed(1, reduction="mean")
     fed.feed_weighted((3, 5))
-    assert fed.seen == [3.0]
+    assert fed.applied == [3.0]
     assert (fed.accumulator.updates, fed.accumulator.updated, fed.accumulator.micro_batches) == (1, True, 0)
     assert fed.accumulator.flush() is False
 
@@ -625,7 +625,7 @@ def test_two_accumulators_in_one_process():
     first.feed(1)
     second.feed(5, 5)
     first.feed(1)
-    assert (first.seen, second.seen) == ([2.0], [10.0])
+    assert (first.applied, second.applied) == ([2.0], [10.0])
 
 
 # Invalid arguments

@@ -221,12 +221,12 @@ class HalvedDecay(nn.Cell):
 
 
 def grouped(make):
-    def of(parameters):
+    def make_grouped(parameters):
         first, *others = parameters
         groups = [{"params": others, "lr": 0.3, "weight_decay": 0.2}, {"params": [first]}, {"order_params": parameters}]
         return make(groups)
 
-    return of
+    return make_grouped
 
 
 def experimental_groups(parameters):

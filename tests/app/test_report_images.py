@@ -230,13 +230,13 @@ def test_model_without_mistakes():
 )
 def test_most_certain_wrong_answers(probability, words, answers):
     answers.worst = [Wrong(1234, 2, 0, probability, np.zeros((1, 4, 6)))]
-    (image,) = Elements(image_page(subject(), answers, NONE)).of("img")
+    (image,) = Elements(image_page(subject(), answers, NONE)).with_tag("img")
     assert image["alt"] == f"Test image 1,234: is cow, predicted ant, {words}"
     assert (image["width"], image["height"]) == ("6", "4")
 
 
 def test_pictures_are_those_of_wrong_answers(answers):
-    images = Elements(image_page(subject(), answers, NONE)).of("img")
+    images = Elements(image_page(subject(), answers, NONE)).with_tag("img")
     assert len(images) == len(answers.worst) > 3
     assert f">{len(images)} of {answers.total - answers.right} wrong answers: those" in image_page(
         subject(), answers, NONE

@@ -45,14 +45,15 @@ def answers(rng):
 
 def is_well_formed(text, elements):
     return elements.faults + [
-        f"{len(elements.of(tag))} <{tag}>" for tag in ("title", "main", "h1") if len(elements.of(tag)) != 1
+        f"{len(elements.with_tag(tag))} <{tag}>" for tag in ("title", "main", "h1") if len(elements.with_tag(tag)) != 1
     ]
 
 
 def loads_nothing(text, elements):
     """Say what the page runs, or would load."""
     wrong = [
-        element["tag"] for element in elements.of("script", "link", "iframe", "object", "embed", "base", "form", "use")
+        element["tag"]
+        for element in elements.with_tag("script", "link", "iframe", "object", "embed", "base", "form", "use")
     ]
     for element in elements.all:
         for name, value in element.items():
@@ -62,29 +63,29 @@ def loads_nothing(text, elements):
 
 
 def has_language(text, elements):
-    return [] if elements.of("html")[0].get("lang") == "en" else ["no lang"]
+    return [] if elements.with_tag("html")[0].get("lang") == "en" else ["no lang"]
 
 
 def has_headings_in_order(text, elements):
-    levels = [int(element["tag"][1]) for element in elements.of("h1", "h2", "h3", "h4", "h5", "h6")]
+    levels = [int(element["tag"][1]) for element in elements.with_tag("h1", "h2", "h3", "h4", "h5", "h6")]
     return [f"h{b} after h{a}" for a, b in zip([0, *levels], levels) if b > a + 1]
 
 
 def has_alt_texts(text, elements):
-    return [element for element in elements.of("img") if not (element.get("alt") or "").strip()]
+    return [element for element in elements.with_tag("img") if not (element.get("alt") or "").strip()]
 
 
 def tables_have_headers(text, elements):
     scopes = [
-        element["text"] for element in elements.of("th") if element.get("scope") not in ("col", "row", "colgroup")
+        element["text"] for element in elements.with_tag("th") if element.get("scope") not in ("col", "row", "colgroup")
     ]
-    return scopes + (["a caption"] if len(elements.of("caption")) != len(elements.of("table")) else [])
+    return scopes + (["a caption"] if len(elements.with_tag("caption")) != len(elements.with_tag("table")) else [])
 
 
 def tables_scroll(text, elements):
-    boxes = [element for element in elements.of("div") if element.get("class") == "scroll"]
+    boxes = [element for element in elements.with_tag("div") if element.get("class") == "scroll"]
     lost = [element for element in boxes if element.get("tabindex") != "0" or not element.get("aria-label")]
-    return lost + (["a box"] if len(boxes) != len(elements.of("table")) else [])
+    return lost + (["a box"] if len(boxes) != len(elements.with_tag("table")) else [])
 
 
 RULES = {
@@ -149,15 +150,15 @@ def test_crafted_texts_are_escaped(answers):
     plain = Elements(image_page(subject(), answers, NONE))
     assert [element["tag"] for element in elements.all] == [element["tag"] for element in plain.all]
     shown = NASTY.replace("\x00", r"\x00").replace("\u202e", r"\u202e").replace("\udc80", r"\udc80")
-    assert elements.of("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
-    assert shown in [element["text"] for element in elements.of("td")]
-    assert shown in elements.of("img")[0]["alt"]
+    assert elements.with_tag("title")[0]["text"] == f"Evaluation of {shown.rpartition('/')[2]}"
+    assert shown in [element["text"] for element in elements.with_tag("td")]
+    assert shown in elements.with_tag("img")[0]["alt"]
 
 
 def test_policy_forbids_loading_and_scripts(answers):
     (policy,) = (
         element["content"]
-        for element in Elements(image_page(subject(), answers, NONE)).of("meta")
+        for element in Elements(image_page(subject(), answers, NONE)).with_tag("meta")
         if "http-equiv" in element
     )
     assert "default-src 'none'" in policy and "script" not in policy and "http" not in policy
@@ -196,7 +197,7 @@ def test_curves_of_run():
 
 def test_curves_equal_those_of_plot_command():
     metrics = metrics_of(5)
-    (image,) = Elements(image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).of("img")
+    (image,) = Elements(image_page(subject(record={**RECORD, "updates": 3}), counted(), metrics)).with_tag("img")
     content = b64decode(image["src"].partition("base64,")[2])
     assert content == draw([metrics], ["png"], mark=3)["png"] != draw([metrics], ["png"])["png"]
 
@@ -204,7 +205,7 @@ def test_curves_equal_those_of_plot_command():
 def test_curves_scroll_on_a_narrow_screen():
     (box,) = (
         element
-        for element in Elements(image_page(subject(), counted(), metrics_of(5))).of("div")
+        for element in Elements(image_page(subject(), counted(), metrics_of(5))).with_tag("div")
         if element["class"] == "scroll wide"
     )
     assert box["tabindex"] == "0" and box["aria-label"] and "img.curves{width:100%;min-width:44rem" in STYLE

@@ -264,7 +264,7 @@ def test_most_surprising_lines_are_marked():
         return bits * LN2
 
     text = text_page(subject(), text_answers([f"\n{line}\n"], losses_of), NONE)
-    (item,) = Elements(text).of("ol")
+    (item,) = Elements(text).with_tag("ol")
     mean = (11 * 0.5 + 1 + 2 + 4 + 8 + 9) / 16
     assert item["text"].strip() == (f"{line}line 2: {mean:.2f} bits per character; most: space 9.0, “é” 8.0, “!” 4.0")
     marked = re.findall(r'<span class="(\w+)">([^<]*)</span>', text[text.index("<ol") :])
@@ -378,9 +378,11 @@ def test_crafted_text_is_escaped():
     answers.add(tokens[np.newaxis, :-1], tokens[np.newaxis, 1:], np.ones((1, len(tokens) - 1)))
     elements = Elements(text_page(subject(), answers, NONE, samples_of(NASTY, prompt=NASTY, how=NASTY)))
     shown = NASTY.replace("\x00", r"\x00").replace("\u202e", r"\u202e").replace("\udc80", r"\udc80")
-    assert not elements.faults and not elements.of("script", "img")
-    assert elements.of("pre")[0]["text"] == shown * 2
-    assert "".join(element["text"] for element in elements.of("p") if element.get("class") == "line").endswith(shown)
+    assert not elements.faults and not elements.with_tag("script", "img")
+    assert elements.with_tag("pre")[0]["text"] == shown * 2
+    assert "".join(element["text"] for element in elements.with_tag("p") if element.get("class") == "line").endswith(
+        shown
+    )
 
 
 def test_page_needs_no_mindspore():

@@ -22,7 +22,7 @@ from ms_accum import (
     TrainForwardBackward,
 )
 from ms_accum.training.coupled import Coupled
-from towers import ROWS, Tempered, Tower, Towers, Whole, info_nce, miss, pairs, seen
+from towers import ROWS, Tempered, Tower, Towers, Whole, gradients_and_loss, info_nce, miss, pairs
 
 pytestmark = pytest.mark.host
 
@@ -59,9 +59,9 @@ def test_gradient_equals_that_of_the_large_batch(case, rng):
     network, loss_fn, micro_batches = make(), loss(), data(rng)
     whole = Whole(network, loss_fn, columns)
     trained = whole.trainable_params()
-    expected, loss = seen(whole, None, [joined(micro_batches)], 1, trained, check="off")
-    found, shown = seen(network, CoupledLoss(loss_fn, columns), micro_batches, 3, trained)
-    plain, _ = seen(whole, None, micro_batches, 3, trained, check="off")
+    expected, loss = gradients_and_loss(whole, None, [joined(micro_batches)], 1, trained, check="off")
+    found, shown = gradients_and_loss(network, CoupledLoss(loss_fn, columns), micro_batches, 3, trained)
+    plain, _ = gradients_and_loss(whole, None, micro_batches, 3, trained, check="off")
     assert shown == pytest.approx(loss, rel=1e-6)
     assert miss(found, expected) < 1 and miss(plain, expected) > 100
 
@@ -70,7 +70,9 @@ def test_gradient_equals_that_of_the_large_batch(case, rng):
 def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
     """The planted fault: what is cached is that of the micro-batch's own loss."""
     network, micro_batches = Towers(), pairs(rng, (4, 4, 4))
-    expected, _ = seen(Whole(network, info_nce), None, [joined(micro_batches)], 1, network.trainable_params())
+    expected, _ = gradients_and_loss(
+        Whole(network, info_nce), None, [joined(micro_batches)], 1, network.trainable_params()
+    )
     cached = Coupled._cached
 
     def alone(self, represented, collected):
@@ -78,7 +80,7 @@ def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
         return results[0][0], (gradients for _, (gradients,) in results)
 
     monkeypatch.setattr(Coupled, "_cached", alone)
-    found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
+    found, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
     assert miss(found, expected) > 100
 
 
@@ -120,15 +122,15 @@ def test_carry_flush_and_clear(rng):
 @pytest.mark.modes
 def test_windows_of_one_equal_plain_training(rng):
     network, data = Towers(), pairs(rng)[:1]
-    found, loss = seen(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
-    expected, other = seen(Whole(network, info_nce), None, data, 1, network.trainable_params())
+    found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
+    expected, other = gradients_and_loss(Whole(network, info_nce), None, data, 1, network.trainable_params())
     assert miss(found, expected) == 0 and loss == other
 
 
 @pytest.mark.modes
 def test_loader_may_reuse_its_buffers(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
-    expected, _ = seen(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
+    expected, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
 
     class Reused:
         buffers = [column.asnumpy().copy() for column in data[0]]
@@ -142,7 +144,7 @@ def test_loader_may_reuse_its_buffers(rng):
         def __len__(self):
             return 3
 
-    found = seen(network, CoupledLoss(info_nce, 2), Reused(), 3, network.trainable_params(), rows=12)[0]
+    found = gradients_and_loss(network, CoupledLoss(info_nce, 2), Reused(), 3, network.trainable_params(), rows=12)[0]
     assert miss(found, expected) == 0
 
 
@@ -164,12 +166,12 @@ def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
     by_hand = [(x * float(np.sin(np.float32(count))), labels) for count, (x, labels) in enumerate(data, 1)]
-    expected, _ = seen(Whole(network.tower, triplets, 1), None, [joined(by_hand)], 1, trained)
-    found, _ = seen(network, CoupledLoss(triplets), data, 3, trained)
+    expected, _ = gradients_and_loss(Whole(network.tower, triplets, 1), None, [joined(by_hand)], 1, trained)
+    found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
     assert int(network.counter.asnumpy()) == 3 and miss(found, expected) < 1
     ops.assign(network.counter, Tensor(0, ms.int32))
     monkeypatch.setattr("ms_accum.training.coupled.restore", lambda kept: None)  # the planted fault
-    found, _ = seen(network, CoupledLoss(triplets), data, 3, trained)
+    found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
     assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
 
 
@@ -181,9 +183,9 @@ def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
 
     network, other, data = normalized(), normalized(), labelled(rng)
     with pytest.warns(UserWarning, match="BatchNorm"):
-        seen(network, CoupledLoss(triplets), data, 3, network.trainable_params())
+        gradients_and_loss(network, CoupledLoss(triplets), data, 3, network.trainable_params())
     with pytest.warns(UserWarning, match="BatchNorm"):
-        seen(Whole(other, triplets, 1), None, data, 3, other.trainable_params(), check="off")
+        gradients_and_loss(Whole(other, triplets, 1), None, data, 3, other.trainable_params(), check="off")
     pairs = zip(network[1].untrainable_params(), other[1].untrainable_params())
     assert all(np.array_equal(one.asnumpy(), another.asnumpy()) for one, another in pairs)
 
@@ -191,7 +193,7 @@ def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
 @pytest.mark.modes
 def test_float16_representations_are_cast_to_float32(rng):
     network = Towers().to_float(ms.float16)
-    found, loss = seen(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
+    found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
     assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
 
 
@@ -388,7 +390,7 @@ def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
 def test_loss_scale_does_not_change_gradients(rng):
     network, micro_batches = Towers(), pairs(rng)
     trained = network.trainable_params()
-    expected, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained)
+    expected, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained)
     for scale in (256, DynamicLossScaler(64.0, 2, 9)):
-        found, _ = seen(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained, loss_scale=scale)
+        found, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), micro_batches, 3, trained, loss_scale=scale)
         assert miss(found, expected) < 1

@@ -31,9 +31,9 @@ from reference import miss
 from runs import Run, numbers, stop_after
 
 
-def same(seen, name):
+def same(at_end, name):
     """Return the result of rank 0, after checking that all ranks have the same."""
-    results = [rank[name] for rank in seen[0]]
+    results = [rank[name] for rank in at_end[0]]
     assert all(result["digest"] == results[0]["digest"] for result in results)
     return results[0]
 
@@ -52,9 +52,9 @@ def alone(reduction, mini_steps, rows):
 
 @pytest.mark.host
 @pytest.mark.parametrize(("reduction", "mini_steps"), [("mean", 1), ("mean", 3), ("sum", 3)])
-def test_ranks_train_like_one_process(seen, reduction, mini_steps):
-    ranks = len(seen[0])
-    result = same(seen, f"{reduction} {mini_steps}")
+def test_ranks_train_like_one_process(at_end, reduction, mini_steps):
+    ranks = len(at_end[0])
+    result = same(at_end, f"{reduction} {mini_steps}")
     records, expected = alone(reduction, mini_steps * ranks, program.ROWS[ranks])
     check_close(result, expected)
     # Those of rank 0, which alone reports: of all rows, with the loss over all ranks.
@@ -63,79 +63,79 @@ def test_ranks_train_like_one_process(seen, reduction, mini_steps):
     for column in (3, 4, 5):  # loss, lr, norm
         expected = [record[column] for record in records]
         assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
-    assert all(not rank[f"{reduction} {mini_steps}"]["records"] for rank in seen[0][1:])
+    assert all(not rank[f"{reduction} {mini_steps}"]["records"] for rank in at_end[0][1:])
 
 
 @pytest.mark.host
-def test_windows_without_division_are_detected(seen, monkeypatch):
+def test_windows_without_division_are_detected(at_end, monkeypatch):
     """A planted fault: windows are not divided by their weights."""
-    ranks = len(seen[0])
+    ranks = len(at_end[0])
     mutate(monkeypatch, "no division")
     _, expected = alone("mean", 3 * ranks, program.ROWS[ranks])
     with pytest.raises(AssertionError):
-        check_close(same(seen, "mean 3"), expected)
+        check_close(same(at_end, "mean 3"), expected)
 
 
-def test_training_is_reproducible(seen):
-    first, second = zip(*(rank["twice"] for rank in seen[0]))
+def test_training_is_reproducible(at_end):
+    first, second = zip(*(rank["twice"] for rank in at_end[0]))
     assert len({result["digest"] for result in (*first, *second)}) == 1
 
 
 @tried_with_3
 @pytest.mark.parametrize("mini_steps", [1, 3])
-def test_accumulators_on_ranks_train_like_one_process(seen, mini_steps):
-    ranks = len(seen[0])
-    result = same(seen, f"functional {mini_steps}")
+def test_accumulators_on_ranks_train_like_one_process(at_end, mini_steps):
+    ranks = len(at_end[0])
+    result = same(at_end, f"functional {mini_steps}")
     model = program.driver_of(program.network_of())
     program.train(model, program.all_data(program.ROWS[ranks]), mini_steps * ranks, epochs=1)
     check_close(result, [parameter.asnumpy() for parameter in model._window.optimizer.parameters])
     assert result["updates"] == model.updates
 
 
-def test_all_ranks_start_from_the_weights_of_rank_0(seen):
-    results = [rank["own weights"] for rank in seen[0]]
+def test_all_ranks_start_from_the_weights_of_rank_0(at_end):
+    results = [rank["own weights"] for rank in at_end[0]]
     for cell in (0, 1):
         before, after = zip(*(result[cell] for result in results))
         assert len(set(before)) == len(results) and set(after) == {before[0]}
 
 
-def test_flush_updates_all_ranks(seen):
-    results = [rank["flushed"] for rank in seen[0]]
+def test_flush_updates_all_ranks(at_end):
+    results = [rank["flushed"] for rank in at_end[0]]
     assert [result["held"] for result in results] == [1] + [0] * (len(results) - 1)
     assert all(result["updated"] == [True, False] and result["sum"] == [7 * len(results)] for result in results)
-    same(seen, "flushed")
+    same(at_end, "flushed")
 
 
-def test_all_ranks_stop_at_a_tail(seen):
-    assert [rank["tails"] for rank in seen[0]] == [2] * len(seen[0])
+def test_all_ranks_stop_at_a_tail(at_end):
+    assert [rank["tails"] for rank in at_end[0]] == [2] * len(at_end[0])
 
 
-def test_all_ranks_skip_a_nonfinite_window_of_one_rank(seen):
-    results = [rank["bad"] for rank in seen[0]]
+def test_all_ranks_skip_a_nonfinite_window_of_one_rank(at_end):
+    results = [rank["bad"] for rank in at_end[0]]
     assert all(result == results[0] for result in results)
     first, bad, third, end = results[0]["digests"]
     assert first != bad == third != end
     assert (results[0]["skipped"], results[0]["updates"]) == (1, 2)
 
 
-def test_different_numbers_of_windows_raise_on_all_ranks(seen):
-    messages = [rank["windows"] for rank in seen[0]]
+def test_different_numbers_of_windows_raise_on_all_ranks(at_end):
+    messages = [rank["windows"] for rank in at_end[0]]
     counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(messages))]
     assert set(messages) == {
         f"For 'train_process', all ranks must have the same number of windows, but got {', '.join(counts)}."
     }
 
 
-def test_settings_that_ranks_do_not_support_are_rejected(seen):
-    for rank in seen[0]:
+def test_settings_that_ranks_do_not_support_are_rejected(at_end):
+    for rank in at_end[0]:
         size, tail = rank["refused"]
         assert "'train_dataset' must be one with a known size if several processes train" in size
         assert "'tail' must be 'flush' or 'drop' with a 'checkpointer' and several processes" in tail
 
 
 @pytest.mark.host
-def test_each_row_is_on_exactly_one_rank(seen):
-    shards = [rank["shards"] for rank in seen[0]]
+def test_each_row_is_on_exactly_one_rank(at_end):
+    shards = [rank["shards"] for rank in at_end[0]]
     rows = [row for shard in shards for row in shard["rows"]]
     dataset = program.create_dataset(batch_size=32, image_size=8, seed=5)
     images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
@@ -147,8 +147,8 @@ def test_each_row_is_on_exactly_one_rank(seen):
     assert all(shard["right"] == right and shard["sums"] == sums for shard in shards)
 
 
-def test_ranks_stop_together_and_resume(seen):
-    results = [rank["resumed"] for rank in seen[0]]
+def test_ranks_stop_together_and_resume(at_end):
+    results = [rank["resumed"] for rank in at_end[0]]
     uninterrupted, resumed = results[0]["digests"]
     assert uninterrupted == resumed
     assert all(result["updates"] == [2, 6] and result["digests"] == results[0]["digests"] for result in results)
@@ -156,8 +156,8 @@ def test_ranks_stop_together_and_resume(seen):
 
 
 @pytest.mark.host
-def test_one_process_resumes_from_a_state_of_several_ranks(seen):
-    ranks, folder = len(seen[0]), seen[1]
+def test_one_process_resumes_from_a_state_of_several_ranks(at_end):
+    ranks, folder = len(at_end[0]), at_end[1]
     state = folder / "states" / "state-00000001.safetensors"
     data = program.Batches(program.all_data([8] * 8 * ranks))
     model = program.driver_of(program.network_of(seed=9))
@@ -166,7 +166,9 @@ def test_one_process_resumes_from_a_state_of_several_ranks(seen):
         program.train(model, data, 3 * ranks, checkpointer=rejected)
     allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
     program.train(model, data, 3 * ranks, checkpointer=allowed)
-    check_close(seen[0][0]["resumed"], [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()])
+    check_close(
+        at_end[0][0]["resumed"], [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()]
+    )
 
 
 # In one process

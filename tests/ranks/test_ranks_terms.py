@@ -15,7 +15,7 @@ N = program.N
 
 
 @pytest.fixture(scope="module")
-def found(job):
+def ranks(job):
     return [rank["terms"] for rank in job[0]]
 
 
@@ -48,53 +48,53 @@ def check(results, windows):
 
 
 @pytest.mark.parametrize("way", ["trained", "in step", "zero 2", "in model"])
-def test_divisors_are_those_of_all_ranks(found, way):
-    check([rank[way] for rank in found], windows_of(len(found)))
+def test_divisors_are_those_of_all_ranks(ranks, way):
+    check([rank[way] for rank in ranks], windows_of(len(ranks)))
 
 
-def test_divisors_of_one_rank_would_be_detected(found):
+def test_divisors_of_one_rank_would_be_detected(ranks):
     """The planted fault: the mean of what each rank would train with its own divisors."""
-    windows = windows_of(len(found))
+    windows = windows_of(len(ranks))
     own = np.mean(
-        [several_terms.oracle(several_terms.Net(), program.data_of(rank)[:N])[0] for rank in range(len(found))], 0
+        [several_terms.oracle(several_terms.Net(), program.data_of(rank)[:N])[0] for rank in range(len(ranks))], 0
     )
     assert several_terms.error(own, several_terms.oracle(several_terms.Net(), windows[0])[0]) > 1e-2
 
 
-def test_micro_batch_of_one_rank_takes_its_shares_on_all(found):
-    results = [rank["left out"] for rank in found]
-    windows = windows_of(len(found))
+def test_micro_batch_of_one_rank_takes_its_shares_on_all(ranks):
+    results = [rank["left out"] for rank in ranks]
+    windows = windows_of(len(ranks))
     check(results, [windows[0][1:], windows[1]])
     assert [result["left out"] for result in results] == [1] * len(results)
 
 
-def test_statistic_is_that_of_all_ranks(found):
+def test_statistic_is_that_of_all_ranks(ranks):
     """One process with the micro-batches of all ranks trains the same."""
     network, recorder = several_terms.Net(), Recorder()
     optimizer = nn.SGD(network.trainable_params(), 1.0)
     model = GradientAccumulation(network, program.WithStatistic(), optimizer, weight=program.STATISTIC, group=None)
-    for window in windows_of(len(found)):
+    for window in windows_of(len(ranks)):
         model.train_process(1, window, len(window), report=(recorder,), ckpt_path=None)
     expected = several_terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
     start = several_terms.flat(parameter.asnumpy() for parameter in several_terms.Net().trainable_params())
-    for result in (rank["statistic"] for rank in found):
+    for result in (rank["statistic"] for rank in ranks):
         moved = several_terms.flat(result["parameters"]) - start
         assert several_terms.error(moved, expected - start) <= 1e-6
     means = [pytest.approx(dict(record.terms), rel=1e-5) for record in recorder.records]
-    assert found[0]["statistic"]["terms"] == means
+    assert ranks[0]["statistic"]["terms"] == means
 
 
-def test_factors_are_shares_of_all_ranks(found):
-    windows = windows_of(len(found))
+def test_factors_are_shares_of_all_ranks(ranks):
+    windows = windows_of(len(ranks))
     rows = sum(len(x) for x, _ in windows[0])
     shares = [len(x) / rows for x, _ in windows[0]]
-    factors = [values for rank in found for values in rank["factors"]]
+    factors = [values for rank in ranks for values in rank["factors"]]
     assert [values[1] for values in factors] == pytest.approx(shares)
     assert [values[2] for values in factors] == pytest.approx([1 / len(factors)] * len(factors))
 
 
-def test_window_in_which_nothing_counts_is_skipped_by_all(found):
-    results = [rank["nothing counts"] for rank in found]
+def test_window_in_which_nothing_counts_is_skipped_by_all(ranks):
+    results = [rank["nothing counts"] for rank in ranks]
     assert [result["counts"] for result in results] == [[2, 1]] * len(results)
     assert len({result["digest"] for result in results}) == 1
     means = results[0]["terms"]
@@ -102,5 +102,5 @@ def test_window_in_which_nothing_counts_is_skipped_by_all(found):
     assert results[0]["losses"][0] == pytest.approx(means[0]["ce"], rel=1e-6) and means[0]["ce"] > 0
 
 
-def test_one_sum_over_ranks_for_the_divisors_of_a_window(found):
-    assert [rank["exchanges"] for rank in found] == [[3, 3]] * len(found)
+def test_one_sum_over_ranks_for_the_divisors_of_a_window(ranks):
+    assert [rank["exchanges"] for rank in ranks] == [[3, 3]] * len(ranks)

@@ -23,30 +23,30 @@ def check_same(state, expected):
     assert miss(*arrays, rtol=1e-6, atol=1e-7) <= 1
 
 
-def test_sharded_optimizer_trains_like_the_unsharded(seen):
-    results = [rank["zero"] for rank in seen[0]]
+def test_sharded_optimizer_trains_like_the_unsharded(at_end):
+    results = [rank["zero"] for rank in at_end[0]]
     for result in results:
         check_same(result["sharded"], results[0]["plain"])
         assert result["again"] and result["sharded"] == results[0]["sharded"]
 
 
-def test_another_optimizer_is_detected(seen):
+def test_another_optimizer_is_detected(at_end):
     """A planted fault: the moments of another number of updates."""
-    result = seen[0][0]["zero"]
+    result = at_end[0][0]["zero"]
     later = result["more"][0]
     with pytest.raises(AssertionError):
         check_same(result["sharded"], later)
 
 
-def test_each_rank_stores_its_part(seen):
-    ranks = len(seen[0])
+def test_each_rank_stores_its_part(at_end):
+    ranks = len(at_end[0])
     full_sizes = [30, 5, 50, 10]
-    for rank in seen[0]:
+    for rank in at_end[0]:
         assert rank["zero"]["kept"] == [-(-full_size // ranks) for full_size in full_sizes]
 
 
-def test_states_can_be_exchanged_with_the_unsharded_optimizer(seen):
-    result = seen[0][0]["zero"]
+def test_states_can_be_exchanged_with_the_unsharded_optimizer(at_end):
+    result = at_end[0][0]["zero"]
     check_same(result["resumed"], result["plain"])
     check_same(result["more"][1], result["more"][0])
 

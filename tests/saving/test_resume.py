@@ -802,7 +802,7 @@ def test_state_of_another_version_is_rejected(saved):
         training_state.write(other, str(saved))
 
 
-def without(facts, name):
+def excluding(facts, name):
     return {key: value for key, value in facts.items() if key != name}
 
 
@@ -811,7 +811,7 @@ CRAFTED = {
     "names that are numbers": lambda facts: {**facts, "kept": [7]},
     "a number instead of names": lambda facts: {**facts, "kept": 7},
     **{
-        f"no {name}": lambda facts, name=name: without(facts, name)
+        f"no {name}": lambda facts, name=name: excluding(facts, name)
         for name in training_state._FACTS
         if name != "version"
     },
@@ -834,7 +834,7 @@ CRAFTED = {
     "a noise of NaN": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
     "noise sampled every 0 updates": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
     "a first norm of NaN": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
-    "a missing field of the noise": lambda facts: {**facts, "noise": without(NOISE, "seen")},
+    "a missing field of the noise": lambda facts: {**facts, "noise": excluding(NOISE, "seen")},
     "a NumPy position out of range": lambda facts: {
         **facts,
         "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},
