@@ -1,1 +1,1 @@
-"""Measurements of ms_accum beside its peers: `python -m benchmarks --help` lists them."""
+"""Measurements of ms_accum compared with its peers: `python -m benchmarks --help` lists them."""

@@ -15,14 +15,14 @@ from .results import RESULTS, kind
 # Each module has `run(arguments)`. It is imported when it is asked for: not all of them need the same libraries.
 MODULES = {
     "setup": ("environments", "make the environments of PyTorch and JAX"),
-    "speed": ("speed", "milliseconds per micro-batch, beside the peers"),
-    "memory": ("memory", "peak memory, beside the peers"),
+    "speed": ("speed", "milliseconds per micro-batch, compared with the peers"),
+    "memory": ("memory", "peak memory, compared with the peers"),
     "data": ("data", "milliseconds per batch of the input pipelines"),
     "start": ("start", "seconds from the command to the first update"),
     "accuracy": ("accuracy", "seconds to an accuracy of LeNet5 on MNIST"),
     "cifar10": ("accuracy", "seconds to an accuracy of a small ResNet on CIFAR-10, by train.py"),
-    "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, beside PyTorch's"),
-    "language": ("language", "a GPT by nanoGPT's recipe for a CPU: losses and seconds, beside PyTorch"),
+    "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, compared with PyTorch's"),
+    "language": ("language", "a GPT by nanoGPT's recipe for a CPU: losses and seconds, compared with PyTorch"),
     "schedules": ("schedules", "validation losses of a GPT with batch schedules, from several seeds"),
     "curves": (
         "curves",
@@ -30,10 +30,10 @@ MODULES = {
     ),
     "splits": ("splits", "time and memory of one window in several splits"),
     "advice": ("advice", "is train.py --advise right? both ways trained on the same rows"),
-    "cost": ("cost", "what accumulating costs beside a plain forward-backward"),
-    "operators": ("operators", "the kernels in which a forward-backward spends its time, beside PyTorch's"),
+    "cost": ("cost", "what accumulating costs compared with a plain forward-backward"),
+    "operators": ("operators", "the kernels in which a forward-backward spends its time, compared with PyTorch's"),
     "forms": ("forms", "ways to write a block of a network, and what each takes on CPU"),
-    "ranks": ("ranks", "what several ranks cost, beside one process"),
+    "ranks": ("ranks", "what several ranks cost, compared with one process"),
     "conformance": ("conformance.matrix", "does accumulating equal the large batch? for each library, in each case"),
     "tables": ("documents", "write the tables of docs/ from the results"),
 }
@@ -85,7 +85,7 @@ def _module(name: str) -> Any:
 
 
 def main() -> int:
-    """Run what the command line says and return the exit code."""
+    """Run the benchmark of the command line and return the exit code."""
     arguments = parse()
     # SIGTERM alone would end this process only: the contenders are stopped and could not notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,4 +1,4 @@
-"""The benchmark `cost`: what accumulating costs beside a plain forward-backward.
+"""The benchmark `cost`: what accumulating costs compared with a plain forward-backward.
 
 All pieces run in turn in one process, so that what slows the machine slows them all; ratios are taken within a round.
 """
@@ -19,7 +19,7 @@ from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
 # What each piece is compared with; the windows that follow ours are ways not taken, then what users may add; last
-# MindSpore's default mode, in which ours are compiled, beside graph mode, and a loop without `ms.jit`.
+# MindSpore's default mode, in which ours are compiled, graph mode, and a loop without `ms.jit`.
 COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",

@@ -1,4 +1,4 @@
-"""The benchmark `losses`: the losses of ResNet-18's first updates, beside PyTorch's from the same weights."""
+"""The benchmark `losses`: the losses of ResNet-18's first updates, compared with PyTorch's from the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `memory`: peak memory, beside the peers.
+"""The benchmark `memory`: peak memory, compared with the peers.
 
 Each figure is the peak of a fresh process: a peak never falls, so one process cannot show the peaks of two windows.
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, for each machine that was measured, and its goals beside their figures."""
+"""The tables of docs/performance.md, for each machine that was measured, and its goals with their figures."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _operators(rows: Rows) -> Lines:
 
 
 class Words(NamedTuple):
-    """What the tables of all machines say in one language."""
+    """The words of the tables of all machines in one language."""
 
     trained: str
     run: str

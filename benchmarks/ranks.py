@@ -1,4 +1,4 @@
-"""The benchmark `ranks`: what several ranks cost, beside one process with the same global batch.
+"""The benchmark `ranks`: what several ranks cost, compared with one process with the same global batch.
 
 A job trains in each way in turn, and beside it one process does alone what all ranks do together: in each round every
 one has its burst, and ratios are taken within a round. While the others work, a job that is not asked waits for a

@@ -59,7 +59,7 @@ class Session:
         """Return the rows that an earlier run has written to the same folder; their versions are kept too.
 
         Raises:
-            NotAvailable: If they were measured on another CPU: one record tells of one machine.
+            NotAvailable: If they were measured on another CPU: one record is of one machine.
         """
         path = Path(self._arguments.output, f"{self._name}.json")
         if not path.exists():

@@ -1,4 +1,4 @@
-"""The benchmark `speed`: milliseconds per micro-batch, beside the peers.
+"""The benchmark `speed`: milliseconds per micro-batch, compared with the peers.
 
 Each contender is started several times, in turn and alone on the machine. PyTorch's OpenMP runs in one of two modes,
 which is decided at the start, and one is ten times as slow; a median of the starts would be a matter of luck. So the

@@ -54,7 +54,7 @@ def quantity(number: int, noun: str) -> str:
 
 
 def first_words(text: str) -> str:
-    """Return the first line of an error message that says something.
+    """Return the first line of an error message that has content.
 
     Messages of MindSpore's kernels begin with an empty line, rules of dashes and headings.
     """

@@ -175,7 +175,7 @@ def _compile(compiler: Sequence[str], path: Path, deadline: float) -> None:
     os.close(descriptor)
     temporary = Path(name)
     try:
-        for flags in _FLAGS_TRIED:  # not all compilers know all CPUs
+        for flags in _FLAGS_TRIED:  # not all compilers support all CPUs
             failed, text = _run([*compiler, *flags, "-o", name, str(_SOURCE)], deadline)
             if not failed:
                 break

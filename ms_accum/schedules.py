@@ -131,8 +131,8 @@ def windows_by(
     """Return window sizes by update, for sizes that are given by the number of samples or tokens that were read.
 
     A window has the size of the last key that was reached before it began; a size never changes inside a window.
-    Without `per_epoch` the data is one stream without ends of epochs. With it, windows end with epochs as `tail` says,
-    and what is read is counted exactly, also where the last micro-batch of an epoch is shorter.
+    Without `per_epoch` the data is one stream without ends of epochs. With it, windows end with epochs as `tail`
+    defines, and what is read is counted exactly, also where the last micro-batch of an epoch is shorter.
 
     Args:
         sizes (Mapping[int, int]): the micro-batches in a window, by the samples (or tokens) read before it; the first

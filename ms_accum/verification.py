@@ -264,8 +264,8 @@ class _Trial:
             return "The gradients of the single terms agree: their difference is rounding, which 'rtol' does not allow."
         shown = ", ".join(f"'{name}' is off by {difference:.2g}" for name, difference in missing.items())
         return (
-            f"'weight' does not say what these terms average over: {shown}. Give for each the number by which the loss "
-            "divides; for a term that compares the rows of a batch, use CoupledLoss or WindowStatistic."
+            f"'weight' does not match what these terms average over: {shown}. Give for each the number by which the "
+            "loss divides; for a term that compares the rows of a batch, use CoupledLoss or WindowStatistic."
         )
 
     def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:

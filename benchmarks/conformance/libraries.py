@@ -268,7 +268,7 @@ LIBRARIES = (
         SELF,
         "",
         "",
-        missing="mindnlp 0.5.1 requires MindSpore <= 2.7.0, and does not import beside 2.10",
+        missing="mindnlp 0.5.1 requires MindSpore <= 2.7.0, and cannot be imported with 2.10",
     ),
 )
 

@@ -65,7 +65,7 @@ def _transferred(url: str, target: Path, stall_seconds: float, max_bytes: int) -
     started: Any = subprocess.Popen(command, **pipes)
     with started as process:
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its stderr has the reason
                 process.stdin.write(line)
                 process.stdin.flush()
             stderr = process.stderr.read().decode(errors="replace").strip()

@@ -3,7 +3,7 @@
 `fetch.py` runs this file as a process of its own. `download` reads by urllib's global opener, which can be replaced by
 one with limits only there; and a transfer that takes too long can be ended: urllib has no timeout for a name lookup,
 nor for a server that sends single bytes. The process ends with its parent. The file is run by its path and imports
-nothing beside it, because a module there has the name of the package.
+nothing from its folder, because a module there has the name of the package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import BaseHandler, HTTPRedirectHandler, Request, build_opener, install_opener
 
 DONE, FAILED, STALLED, NOT_INSTALLED = 0, 1, 2, 3
-"""int, the exit codes; beside them the last line on stderr is the reason."""
+"""int, the exit codes; the last line on stderr is the reason."""
 
 # The bytes that must arrive within `stall_seconds`; if it were one byte, a slow server could take years.
 _PIECE = 8192

@@ -17,7 +17,7 @@ FORMS = "seesaw, seesaw:max=64, warmup:1-8:20000, updates:0:1,100:4, samples:0:1
 
 @dataclass(frozen=True)
 class BatchScheduleText:
-    """What the text of --batch_schedule says."""
+    """What the text of --batch_schedule defines."""
 
     text: str
     """str, the text, which must be equal in a resumed run."""
@@ -67,7 +67,7 @@ class RunOfData(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """str, how the rate follows the window where the method says that it does: as given, or by the optimizer."""
+        """str, how the rate follows the window where the method requires it: as given, or by the optimizer."""
         usual = "sqrt" if self.is_adaptive else "linear"
         return usual if self.lr_scaling == "none" else self.lr_scaling
 
@@ -130,7 +130,7 @@ def _warmup_options(text: str, rest: str) -> dict[str, Any]:
 def schedule_of(schedule: BatchScheduleText, run: RunOfData) -> schedules.BatchSchedule:
     """Return the window sizes and the learning rates of a run.
 
-    Of `updates`, `samples` and `tokens` the rate follows the window as --lr_scaling says; of `seesaw` and `warmup`,
+    Of `updates`, `samples` and `tokens` the rate follows the window as --lr_scaling defines; of `seesaw` and `warmup`,
     without that flag, as their papers do: by its square root with optimizers of the Adam family, else in proportion.
 
     Raises:

@@ -303,7 +303,7 @@ def forget_recording() -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, in one short line."""
+    """Return the message of an error as one short line."""
     text = re.sub(r"^For '[\w.]+', ", "", _check.first_words(str(error)).strip())
     return _check.one_line(text, 160) or type(error).__name__
 

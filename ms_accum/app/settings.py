@@ -109,7 +109,7 @@ class Settings:
     scheduled_rates: tuple[float, ...] = ()
     """tuple[float, ...], the learning rates of a --batch_schedule."""
     is_latest: bool = False
-    """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag said where to write."""
+    """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag gives another path."""
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Settings:

@@ -266,7 +266,7 @@ class Models:
         model (GradientAccumulation): the driver, which counts updates.
         settings (Settings): the settings of the run.
         task (Task): what is trained.
-        facts (Mapping): what the records say of the data and the versions.
+        facts (Mapping): what the records contain about the data and the versions.
         group (Optional[Group]): the processes that train together.
     """
 
@@ -309,7 +309,7 @@ class Models:
                 self.write(ema_of(self._settings.model_path))
 
     def publish(self) -> None:
-        """Copy the model, and its average, to the current folder, if no flag says where to write."""
+        """Copy the model, and its average, to the current folder, if no flag gives a path for the model."""
         if self.writes and self._settings.is_latest:
             with exit_code(DISK, OSError):
                 self.previous = self._copy(self._settings.model_path, DEFAULT) or self.previous
@@ -340,7 +340,7 @@ class Models:
 
 
 def facts_of(version: str, train: Any, test: Any) -> dict[str, Any]:
-    """Return what the records say of the data, and of the versions."""
+    """Return what the records contain about the data and the versions."""
     return {**train.source.facts, "test_data": test.source.facts["data"], **versions_with(version)}
 
 

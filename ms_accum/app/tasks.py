@@ -1,7 +1,7 @@
 """What the programs train: networks that classify images, and networks that predict the next token of a text.
 
-A task has its data, its network, its loss, its evaluation, and what a record says of them. A result has its numbers for
-the logs, its score for the best model, and its text.
+A task has its data, its network, its loss, its evaluation, and the facts about them in a record. A result has its
+numbers for the logs, its score for the best model, and its text.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Task(Protocol):
         """Return a split in batches of `rows` rows."""
 
     def description(self, data: Any) -> str:
-        """Return what is to be said of the training split before a run, may be empty."""
+        """Return the text about the training split that is printed before a run; it may be empty."""
 
     def test_description(self, data: Any) -> str:
         """Return the test split in words."""

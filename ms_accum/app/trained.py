@@ -1,4 +1,4 @@
-"""A trained model: which network its file holds, on which data it was trained, and what its record says."""
+"""A trained model: which network its file holds, on which data it was trained, and what its record contains."""
 
 from __future__ import annotations
 

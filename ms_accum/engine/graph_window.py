@@ -155,7 +155,7 @@ class GraphWindow:
         ops.assign(self.updated, updated)
         return updated
 
-    # Where the host knows whether the window is full with a micro-batch, graphs without a branch, which run faster.
+    # For calls where the host can compute whether a micro-batch fills the window: graphs without a branch run faster.
 
     def add_inside(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
         """Add a micro-batch with which the window is not full; return False."""
@@ -268,7 +268,7 @@ class GraphWindow:
     # What follows is for the host.
 
     def fills_up(self) -> bool | None:
-        """Return whether the window is full with one more micro-batch; None if only a graph can know."""
+        """Return whether the window is full with one more micro-batch; None if only the graph can compute it."""
         if not self.sums.has_sums or self.sums.sum_over_ranks is not None:
             return None
         return is_full(int(self.micro_batches.asnumpy()) + 1, int(self.size.asnumpy()))

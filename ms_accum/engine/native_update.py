@@ -88,7 +88,7 @@ def native_update(collaborators: Collaborators, *, empties: bool) -> NativeUpdat
     return None if rule is None else NativeUpdate(collaborators, rule, empties=empties)
 
 
-# The rules: what `native.cc` needs to know of each optimizer
+# The rules: what `native.cc` needs of each optimizer
 
 
 class _Names(NamedTuple):
@@ -215,7 +215,7 @@ def _rule_of(optimizer: Any) -> _OfNN | _AdamW | None:
 
 
 def _has_only(optimizer: nn.Optimizer, names: _Names) -> bool:
-    """Return whether an optimizer of `mindspore.nn` does what its rule says, and nothing else."""
+    """Return whether an optimizer of `mindspore.nn` computes what its rule describes, and nothing else."""
     if any(getattr(optimizer, name) for name in names.unless) or not getattr(optimizer, "_is_device", True):
         return False
     if optimizer.use_parallel or any(getattr(optimizer, "group_grad_centralization", ())):

@@ -80,7 +80,7 @@ class Window:
         """
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
-        # MindSpore asks our own for shapes before it knows those of gradients that were sparse: that ended in SIGSEGV,
+        # MindSpore asks our own for shapes before it has those of gradients that were sparse: that ended in SIGSEGV,
         # or left a report of a failure in the working directory.
         if sparse or self.sparse:
             return self._add_by(self.mindspores, gradients, weight, extra, kept_factor)

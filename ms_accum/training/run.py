@@ -311,7 +311,7 @@ class Run:
             _log.warning("For 'train_process', all %d windows were skipped, so nothing was learned.", count)
 
     def _warn_of_left_out(self) -> None:
-        """Say on which ranks micro-batches were left out: rank 0, which reports, does not see those of the others."""
+        """Report the ranks that left out micro-batches: rank 0, which reports, does not have the others' counts."""
         if self._group is None or self._window.collaborators.skips is None:
             return
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]

@@ -201,7 +201,7 @@ class WindowOfTerms:
         """Run the window, and do what its end does; if nothing counts on any rank, there is no update and no norm."""
         del weights
         collected, self._collected, self._bytes = self._collected, [], 0
-        if self._skips is not None:  # then the end knows how many micro-batches count
+        if self._skips is not None:  # then the window's end decides by the number that count
             self._run_without_bad(collected, self._skips)
         elif not self._run(collected, may_close=scalars is None):
             return self._not_updated(scalars)
