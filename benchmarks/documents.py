@@ -68,7 +68,7 @@ def tables() -> dict[str, str]:
 
 def _help(*command: str) -> str:
     """Return what a program prints about its flags, in the width of a page."""
-    environment = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, *command, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )

@@ -82,11 +82,12 @@ _PIECES = {
 def _cost(rows: Rows) -> Lines:
     measured = {row["piece"] for row in rows}
     pieces = {name: piece for name, piece in _PIECES.items() if piece in measured}
-    yield ["network", "plain, ms", *pieces]
-    for (network,), mine in groups(rows, "network").items():
-        by_piece = {row["piece"]: row for row in mine}
-        ratios = [f"{by_piece[piece]['ratio']:.2f}" for piece in pieces.values()]
-        yield [network, f"{by_piece['plain']['ms']:.2f}", *ratios]
+    networks = groups(rows, "network")
+    yield ["", *(network for (network,) in networks)]
+    columns = [{row["piece"]: row for row in mine} for mine in networks.values()]
+    yield ["plain, ms", *(f"{by_piece['plain']['ms']:.2f}" for by_piece in columns)]
+    for name, piece in pieces.items():
+        yield [name, *(f"{by_piece[piece]['ratio']:.2f}" for by_piece in columns)]
 
 
 @markdown

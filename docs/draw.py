@@ -13,7 +13,12 @@ IMAGES = Path(__file__).parent / "images"
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 ROWS = (4, 4, 4, 2)  # of the micro-batches; the last one is short
-COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7")  # Okabe and Ito's, which colour-blind people tell apart
+COLOURS = (
+    "#0072b2",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+)  # Okabe and Ito's, which colour-blind people tell apart
 WORDS = {
     "": {
         "title": "A batch of 14 rows is split into four micro-batches; their weighted gradients add up to one update",
@@ -49,13 +54,20 @@ _TOP, _ROW, _GAP = 62, 11, 10  # of the first micro-batch, of a row, between mic
 def window(words: dict) -> str:
     """Return the picture of a window."""
     parts = [_box(172, 22, 470, 262, "none", dash=True), _text(407, 16, words["window"], size=13)]
-    parts += [_text(60, 46, words["batch"]), _text(232, 46, words["micro"]), _text(555, 108, words["accumulator"])]
+    parts += [
+        _text(60, 46, words["batch"]),
+        _text(232, 46, words["micro"]),
+        _text(555, 108, words["accumulator"]),
+    ]
     top = _TOP
     for number, (rows, colour) in enumerate(zip(ROWS, COLOURS), 1):
         high = rows * _ROW
         middle = top + high / 2
         # In the batch its rows are together; as a micro-batch they are on their own.
-        parts += [_rows(25, _TOP + 14 + sum(ROWS[: number - 1]) * _ROW, rows, colour), _rows(197, top, rows, colour)]
+        parts += [
+            _rows(25, _TOP + 14 + sum(ROWS[: number - 1]) * _ROW, rows, colour),
+            _rows(197, top, rows, colour),
+        ]
         parts += [_text(288, middle + 4, words["rows"].format(rows), anchor="start", size=12)]
         parts += [_arrow(336, middle, 424, middle), _formula(430, middle + 5, number, colour)]
         parts += [_arrow(474, middle, 508, 150 + (middle - 150) * 0.25)]
@@ -64,9 +76,15 @@ def window(words: dict) -> str:
     parts += [_box(508, 122, 96, 56, "#f0f4f8"), _sum(556, 156), _arrow(604, 150, 664, 150)]
     parts += [_text(755, 62, words["end"])]
     for place, step in enumerate(words["steps"]):
-        parts += [_box(668, 78 + 52 * place, 174, 36, "#f0f4f8"), _text(755, 101 + 52 * place, step)]
+        parts += [
+            _box(668, 78 + 52 * place, 174, 36, "#f0f4f8"),
+            _text(755, 101 + 52 * place, step),
+        ]
         parts += [_arrow(755, 114 + 52 * place, 755, 128 + 52 * place)]
-    parts += [_box(690, 234, 130, 40, COLOURS[0]), _text(755, 259, words["update"], colour=PAPER, size=15, bold=True)]
+    parts += [
+        _box(690, 234, 130, 40, COLOURS[0]),
+        _text(755, 259, words["update"], colour=PAPER, size=15, bold=True),
+    ]
     return _svg(_WIDTH, _HEIGHT, words["title"], parts)
 
 
@@ -81,7 +99,10 @@ def _svg(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def _rows(x: float, y: float, count: int, colour: str) -> str:
-    bars = [f"<rect x='{x}' y='{y + n * _ROW:g}' width='76' height='9' rx='2' fill='{colour}'/>" for n in range(count)]
+    bars = [
+        f"<rect x='{x}' y='{y + n * _ROW:g}' width='76' height='9' rx='2' fill='{colour}'/>"
+        for n in range(count)
+    ]
     return "".join(bars)
 
 
@@ -91,7 +112,14 @@ def _box(x: float, y: float, width: float, height: float, fill: str, dash: bool 
 
 
 def _text(
-    x: float, y: float, words: str, *, anchor: str = "middle", size: int = 14, colour: str = INK, bold: bool = False
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "middle",
+    size: int = 14,
+    colour: str = INK,
+    bold: bool = False,
 ) -> str:
     weight = " font-weight='bold'" if bold else ""
     return f"<text x='{x}' y='{y:g}' text-anchor='{anchor}' font-size='{size}' fill='{colour}'{weight}>{words}</text>"
@@ -119,7 +147,10 @@ def badges(project: str) -> str:
     pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     low, high = re.search(r'"mindspore>=([\d.]+),<([\d.]+)"', project).groups()  # type: ignore[union-attr]
     licence = re.search(r'^license = "(.+)"', project, re.MULTILINE)[1]  # type: ignore[index]
-    pairs = [("Python", f"{pythons[0]} to {pythons[-1]}"), ("MindSpore", f"{low} to below {high}")]
+    pairs = [
+        ("Python", f"{pythons[0]} to {pythons[-1]}"),
+        ("MindSpore", f"{low} to below {high}"),
+    ]
     pairs += [("tested on", "CPU, Linux"), ("license", licence)]
     x, parts = 0.0, []
     for name, value in pairs:
@@ -130,14 +161,20 @@ def badges(project: str) -> str:
         parts += [_text(x + left + right / 2, 14, value, size=11, colour=PAPER)]
         x += left + right + 6
     words = ", ".join(f"{name}: {value}" for name, value in pairs)
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' width='{x:g}' height='20' role='img' {_FONT}>"
+    head = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{x:g}' height='20' role='img' {_FONT}>"
+    )
     head += f"<title>{words}</title>"
     return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
 def logo(background: str | None) -> str:
     """Return micro-batches that add up to an update: four bars above one. On the header it has no background."""
-    square = [] if background is None else [f"<rect width='64' height='64' rx='12' fill='{background}'/>"]
+    square = (
+        []
+        if background is None
+        else [f"<rect width='64' height='64' rx='12' fill='{background}'/>"]
+    )
     colours = COLOURS if background is not None else (PAPER,) * 4
     bars = [
         f"<rect x='{8 + 12.6 * number:g}' y='{32 - 6 * rows}' width='10' height='{6 * rows}' rx='2' fill='{colour}'/>"

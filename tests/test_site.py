@@ -102,8 +102,8 @@ def test_line_break_in_chinese_is_detected():
         assert not BREAK.search(text)
 
 
-def test_search_check_names_what_is_not_found():
-    spec = importlib.util.spec_from_file_location("search_check", DOCS / "search_check.py")
+def test_site_check_names_what_is_not_found():
+    spec = importlib.util.spec_from_file_location("site_check", DOCS / "site_check.py")
     check = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(check)
     sections = [{"title": "早停\u200b与\u200b学习率", "text": "<code>resume</code>, early"}]

@@ -50,8 +50,8 @@ def _by_case(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _anchor(name: str) -> str:
-    """Return the anchor of a heading, as the site and GitHub make it."""
-    return re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-")
+    """Return the anchor of a heading, as the site makes it."""
+    return re.sub(r"[ -]+", "-", re.sub(r"[^\w -]", "", name.lower()))
 
 
 @markdown
