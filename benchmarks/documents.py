@@ -52,7 +52,8 @@ def tables() -> dict[str, str]:
     """Return all tables, and the programs' help, by the names of their marks."""
     helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
     figures = {**scaling_tables.tables(), **performance_tables.tables()}
-    chinese = {f"{name}.zh": in_chinese(table) for name, table in figures.items() if not name.endswith(".zh")}
+    used = {match[2] for path in marked() for match in MARKED.finditer(path.read_text(encoding="utf-8"))}
+    chinese = {f"{name}.zh": in_chinese(table) for name, table in figures.items() if f"{name}.zh" in used}
     return {
         **chinese,  # tables that have other words replace these
         **figures,
