@@ -62,7 +62,7 @@ def on_post_build(config: Any) -> None:
     for page in (site / OTHER).rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         page.write_text(
-            re.sub(rf'("base": ?"[./]*)(/{OTHER})?"', rf'\1/{OTHER}"', text, count=1),
+            re.sub(rf'("base": ?"[./]*?)(/{OTHER}/)?"', rf'\1/{OTHER}/"', text, count=1),
             encoding="utf-8",
         )
 
