@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+import multiprocessing
 import os
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 
 import mindspore as ms
 import numpy as np
@@ -306,20 +307,25 @@ class Random(nn.Cell):
         return self.dense(self.dropout(self.norm(ops.flatten(x))))
 
 
+def state_after(check, mode):
+    """Train, and return all that random numbers and modes have left."""
+    ms.set_context(mode=mode)
+    ms.set_seed(2)
+    model = driver(Random(), check=check)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of BatchNorm
+        records = run(model, [(IMAGES, LABELS)] * 4, 2).records
+    state = [digest(model._network.get_parameters()), ms.get_rng_state().asnumpy().tolist()]
+    return [*state, [record.loss for record in records], [cell.training for cell in model._network.cells()]]
+
+
 @pytest.mark.modes
 def test_check_changes_no_state():
-    states, models = [], []
-    gc.collect()  # now, and not between the two: where a graph is freed, nn.Dropout may draw other masks
+    """Each run has a process of its own: in the second run of a process nn.Dropout may draw other masks."""
+    states = []
     for check in ("first", "off"):
-        ms.set_seed(2)
-        models.append(
-            model := driver(Random(), check=check)
-        )  # kept: where a graph is freed, nn.Dropout may draw others
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of BatchNorm
-            records = run(model, [(IMAGES, LABELS)] * 4, 2).records
-        states.append([digest(model._network.get_parameters()), ms.get_rng_state().asnumpy().tolist()])
-        states[-1] += [[record.loss for record in records], [cell.training for cell in model._network.cells()]]
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            states.append(process.submit(state_after, check, ms.get_context("mode")).result())
     assert states[0] == states[1]
 
 
