@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from mindspore import Tensor, nn, ops
 from helpers import compiled_step, run, values
 from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer
 from ms_accum.network import optimizers, tree
+from reference import miss
 from ways import WAYS, Trained
 
 ROWS = 10
@@ -75,6 +78,34 @@ def test_custom_step_trains_as_with_dense_gradients(late, window):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
 
 
+class Squares(nn.Cell):
+    """The mean of the squares of what a network returns, as its own loss."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def construct(self, x):
+        return ops.mean(ops.square(self.network(x)))
+
+
+def trained_in_way(way, make, late, window):
+    network = Squares(Words(make, late))
+    trained = Trained(way, network, window, make=lambda parameters: nn.Adam(parameters, 0.1), clip_norm=0.05)
+    assert trained.train(data()).updates == -(-len(data()) // window)
+    return values(network.trainable_params())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("way", ["cells", "step"])
+def test_other_ways_train_as_with_dense_gradients(way, late, window):
+    found, expected = (trained_in_way(way, make, late, window) for make in (nn.EmbeddingLookup, nn.Embedding))
+    for sparse, dense in zip(found, expected):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_accumulator_without_network_rejects_sparse_gradients(late):
@@ -93,8 +124,29 @@ def test_without_conversion_to_dense_training_fails(monkeypatch):
         return gradients
 
     monkeypatch.setattr(tree, "dense", left_alone)
-    with pytest.raises(Exception, match="has no attribute 'shape'"):
-        trained(nn.EmbeddingLookup, False, 1)
+    for train in (
+        partial(trained, nn.EmbeddingLookup),
+        *(partial(trained_in_way, way, nn.EmbeddingLookup) for way in ("cells", "step")),
+    ):
+        with pytest.raises(Exception, match="has no attribute 'shape'"):
+            train(False, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["cells", "step"])
+def test_words_that_come_twice_and_are_not_summed_are_detected(way, monkeypatch):
+    """The mutant: of a word that comes twice in a micro-batch, the last gradient alone."""
+
+    def last(gradient, parameter):
+        rows = ops.reshape(gradient.indices, (-1, 1))
+        return ops.tensor_scatter_update(ops.zeros_like(parameter), rows, gradient.values)
+
+    expected = trained_in_way(way, nn.Embedding, False, 3)
+    mutant = ops.MultitypeFuncGraph("last")
+    mutant.register("Tensor", "Tensor")(tree._dense_gradient)
+    mutant.register("RowTensor", "Tensor")(last)
+    monkeypatch.setattr(tree, "_dense", mutant)
+    assert miss(trained_in_way(way, nn.EmbeddingLookup, False, 3), expected, 1e-6, 1e-7) >= 100
 
 
 @pytest.mark.host
