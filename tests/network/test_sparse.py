@@ -149,12 +149,101 @@ def test_words_that_come_twice_and_are_not_summed_are_detected(way, monkeypatch)
     assert miss(trained_in_way(way, nn.EmbeddingLookup, False, 3), expected, 1e-6, 1e-7) >= 100
 
 
+# Outside graphs MindSpore returns the looked up rows without their numbers
+
+
+WITHOUT_ROWS = "returns those of nn.EmbeddingLookup without their rows. "
+REMEDY = "nn.Embedding, or nn.EmbeddingLookup with target='DEVICE' and sparse=False"
+
+
+def words(count):
+    """Return a micro-batch of this number of words."""
+    return [(Tensor(np.arange(count) // 2, ms.int32),)]
+
+
 @pytest.mark.host
-def test_sparse_gradients_outside_graphs_are_rejected():
+@pytest.mark.parametrize("count", [4, ROWS], ids=["fewer words", "as many words as rows"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sparse_gradients_outside_graphs_are_rejected(way, count):
+    """As many words as rows give a gradient of the right shape, which was added to the wrong rows."""
+    network = Squares(Words(nn.EmbeddingLookup, True))
+    remedy = "Call the Accumulator in a step with ms.jit .*" if way in ("accumulator", "loop") else "Use compile=True, "
     with pytest.raises(
-        ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use compile=True, a jit step, or nn.Emb"
+        ValueError, match=f"got sparse ones of .*embedding_table. .*{WITHOUT_ROWS}{remedy}or .*{REMEDY}"
     ):
-        trained(nn.EmbeddingLookup, True, 3)
+        Trained(way, network).train(words(count))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_without_the_check_other_rows_are_trained(way, monkeypatch):
+    """The mutant."""
+    monkeypatch.setattr(tree.RejectsRows, "__call__", lambda self: False)
+    tables = []
+    for make in (nn.Embedding, nn.EmbeddingLookup):
+        network = Squares(Words(make, True))
+        assert Trained(way, network).train(words(ROWS)).updates == 1
+        tables.append(network.network.words.embedding_table.asnumpy())
+    assert miss(tables[1:], tables[:1], 1e-5, 1e-6) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_table_trains_outside_graphs(way):
+    network = Squares(Words(nn.EmbeddingLookup, True))
+    table = network.network.words.embedding_table
+    trained, before = Trained(way, network), table.asnumpy()
+    table.requires_grad = False
+    assert trained.train(words(ROWS)).updates == 1
+    np.testing.assert_array_equal(table.asnumpy(), before)
+
+
+@pytest.mark.parametrize("way", ["driver", "cells", "step", "loop"])
+def test_sparse_gradients_with_compile_false_are_rejected(way):
+    with pytest.raises(ValueError, match="must be dense outside graphs, but got sparse ones of"):
+        Trained(way, Squares(Words(nn.EmbeddingLookup, False)), compile=False).train(words(ROWS))
+
+
+def dense_lookup(rows, columns):
+    return nn.EmbeddingLookup(rows, columns, target="DEVICE", sparse=False)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("make", [nn.Embedding, dense_lookup])
+@pytest.mark.parametrize("nonfinite", ["skip_window", "skip_micro"])
+def test_layers_that_the_error_names_train_outside_graphs(make, nonfinite):
+    network = Squares(Words(make, False))
+    assert Trained("loop", network, nonfinite=nonfinite).train(words(ROWS)).updates == 1
+
+
+def loop_without_network(differentiate):
+    """Train with an `Accumulator` that can't know about the table."""
+    network = Squares(Words(nn.EmbeddingLookup, False))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_fn = differentiate(ms.value_and_grad(network, None, optimizer.parameters))
+    Accumulator(optimizer, 2, reduction="mean")(grad_fn(*words(4)[0])[1], 4)
+
+
+@pytest.mark.modes
+def test_accumulator_without_network_rejects_rows_by_their_shape():
+    with pytest.raises(
+        ValueError, match=rf"got \(4, 4\) for \(10, 4\)\. Differentiate .*{WITHOUT_ROWS}Call .*{REMEDY}"
+    ):
+        loop_without_network(lambda grad_fn: grad_fn)
+
+
+def test_accumulator_outside_of_the_compiled_gradient_rejects_rows():
+    def compiled(grad_fn):
+        @ms.jit
+        def gradients(x):
+            return grad_fn(x)
+
+        return gradients
+
+    with pytest.raises(
+        ValueError, match=f"'grads' must be Tensors, but got sparse ones. .*{WITHOUT_ROWS}Call .*{REMEDY}"
+    ):
+        loop_without_network(compiled)
 
 
 class Table(nn.Cell):
