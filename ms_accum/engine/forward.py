@@ -36,7 +36,8 @@ class Forward(nn.Cell):
         self.sens = sens * collaborators.scale
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
-        self.rejects_rows = tree.RejectsRows(self.owner, collaborators.tables)
+        tables = collaborators.tables
+        self.rejects_rows = tree.RejectsRows(self.owner, tables) if tables else None
         self.frozen = _frozen(self.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
 
@@ -48,7 +49,8 @@ class Forward(nn.Cell):
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:
-        self.rejects_rows()
+        if self.rejects_rows is not None:
+            self.rejects_rows()
         if self.sens != 1.0:  # constant in the graph, which saves a kernel
             scale = scale * self.sens
         if self.changing:

@@ -301,7 +301,7 @@ def gives_rows(network: nn.Cell) -> bool:
 class RejectsRows(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
     """Rejects sparse gradients outside graphs, where their rows are unknown; in a graph a call does nothing.
 
-    Their shapes alone don't show it: as many words as the table has rows give a gradient of the table's shape.
+    Shapes alone don't show it: if the number of words is that of the table's rows, so is the gradient's.
 
     Args:
         owner (str): the name used in the error message.

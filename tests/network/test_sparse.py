@@ -162,10 +162,10 @@ def words(count):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("count", [4, ROWS], ids=["fewer words", "as many words as rows"])
+@pytest.mark.parametrize("count", [4, ROWS], ids=["fewer words", "words for all rows"])
 @pytest.mark.parametrize("way", WAYS)
 def test_sparse_gradients_outside_graphs_are_rejected(way, count):
-    """As many words as rows give a gradient of the right shape, which was added to the wrong rows."""
+    """If the number of words is that of the rows, so is the gradient's, which was added to the wrong rows."""
     network = Squares(Words(nn.EmbeddingLookup, True))
     remedy = "Call the Accumulator in a step with ms.jit .*" if way in ("accumulator", "loop") else "Use compile=True, "
     with pytest.raises(
