@@ -38,7 +38,8 @@ Row = dict[str, Cell]
 
 RANDOM = "tests/test_any_window.py::test_random_case_matches_simulator[accumulator]"
 """str, in this test the way `accumulator` is a plain loop."""
-NOT_TESTED = NotTested()
+EVALUATED = "tests/test_evaluate.py::test_evaluation_in_own_loop_sees_new_weights_and_changes_nothing[{}]"
+"""str, the test of `evaluate` in a loop of the user's own."""
 DRIVER_ONLY = No(
     "only the driver takes a `CoupledLoss`, see [Limits](limits.md)",
     "只有训练驱动接受 `CoupledLoss`，见[限制](limits.md)",
@@ -50,14 +51,6 @@ NO_TERMS = No(
 NO_STATISTIC = No(
     "`Terms` rejects a `WindowStatistic`: use the driver or `Model`",
     "`Terms` 不接受 `WindowStatistic`：请使用训练驱动或 `Model`",
-)
-RANKS_ONLY = NotTested(
-    "a test compares the ranks with each other, but not with one process",
-    "有测试比较各 rank 的结果，但没有与单进程比较",
-)
-OWN_LOOP = NotTested(
-    "call `evaluate` in your loop; the examples call it after the training",
-    "请在自己的循环中调用 `evaluate`；示例程序在训练之后调用",
 )
 
 
@@ -120,16 +113,10 @@ FEATURES: dict[str, Row] = {
         "tests/network/test_learning_rate.py::test_schedule_advanced_by_get_lr_steps_once_per_update", "warm-up"
     ),
     "scale": _all_ways("tests/engine/test_loss_scale.py::test_dynamic_scale_is_lowered_until_nothing_overflows"),
-    "amp": {
-        "driver": "tests/zoo/test_gpt.py::test_training_in_float16",
-        "cells": NOT_TESTED,
-        "jit": NotTested(
-            "the step of [Mixed precision](how-to/amp.md) runs in a test, but its weights are not compared",
-            "[混合精度](how-to/amp.md)中的训练步在测试中运行，但没有比较权重",
-        ),
-        "loop": NOT_TESTED,
-        "model": NOT_TESTED,
-    },
+    "amp": _all_ways(
+        "tests/engine/test_loss_scale.py::test_mixed_precision_trains_like_large_batches",
+        driver="tests/zoo/test_gpt.py::test_training_in_float16",
+    ),
     "skip-window": {
         "driver": "tests/test_driver.py::test_nonfinite_window_is_skipped_and_counted",
         "cells": "tests/engine/test_cells.py::test_nonfinite_window_is_skipped",
@@ -148,7 +135,7 @@ FEATURES: dict[str, Row] = {
             "`NoiseScale` works with the driver, an `Accumulator` or a step of `Model` only",
             "`NoiseScale` 只能用于训练驱动、`Accumulator` 或 `Model` 的训练步",
         ),
-        "jit": NOT_TESTED,
+        "jit": "tests/engine/test_noise_scale.py::test_estimate_in_compiled_step",
         "loop": "tests/engine/test_noise_scale.py::test_estimate_in_custom_loop",
         "model": "tests/engine/test_noise_scale.py::test_estimate_as_callback_of_model",
     },
@@ -162,7 +149,7 @@ FEATURES: dict[str, Row] = {
             "tests/loss/test_terms.py::test_compiled_functional_pattern_is_that_of_the_oracle",
             _conformance("Accumulator", "two terms"),
         ),
-        "loop": NOT_TESTED,
+        "loop": "tests/loss/test_terms.py::test_plain_loop_is_that_of_the_oracle",
         "model": (
             "tests/test_terms_in_model.py::test_model_trains_like_the_driver",
             _conformance("Model", "two terms"),
@@ -215,17 +202,17 @@ FEATURES: dict[str, Row] = {
             "tests/ranks/test_zero.py::test_sharded_optimizer_trains_like_the_unsharded",
             "tests/ranks/test_reduction.py::test_all_ways_to_sum_train_alike[zero 1]",
         ),
-        "cells": RANKS_ONLY,
+        "cells": "tests/ranks/test_reduction.py::test_cells_on_ranks_train_like_one_process[zero 1]",
         "jit": "tests/ranks/test_reduction.py::test_accumulators_on_ranks_train_like_one_process[zero 1]",
         "loop": "tests/ranks/test_agreement.py::test_uneven_ranks_in_all_ways_to_sum[tail zero 1]",
         "model": "tests/ranks/test_ranks_in_model.py::test_ranks_in_model_train_like_one_process[zero]",
     },
     "zero-2": {
         "driver": "tests/ranks/test_reduction.py::test_all_ways_to_sum_train_alike[zero 2]",
-        "cells": RANKS_ONLY,
+        "cells": "tests/ranks/test_reduction.py::test_cells_on_ranks_train_like_one_process[zero 2]",
         "jit": "tests/ranks/test_reduction.py::test_accumulators_on_ranks_train_like_one_process[zero 2]",
         "loop": "tests/ranks/test_agreement.py::test_uneven_ranks_in_all_ways_to_sum[tail zero 2]",
-        "model": NOT_TESTED,
+        "model": "tests/ranks/test_ranks_in_model.py::test_sharded_accumulators_in_model_train_like_one_process",
     },
     "resume": {
         "driver": (
@@ -243,17 +230,14 @@ FEATURES: dict[str, Row] = {
     "batch-norm": _all_ways("tests/layers/test_pooled_in_windows.py::test_statistics_equal_those_of_large_batch"),
     "sparse": {
         "driver": "tests/network/test_sparse.py::test_driver_trains_as_with_dense_gradients",
-        "cells": NOT_TESTED,
+        "cells": "tests/network/test_sparse.py::test_other_ways_train_as_with_dense_gradients[cells]",
         "jit": "tests/network/test_sparse.py::test_custom_step_trains_as_with_dense_gradients",
         "loop": No("it raises an error, see [Limits](limits.md)", "会报错，见[限制](limits.md)"),
-        "model": NOT_TESTED,
+        "model": "tests/network/test_sparse.py::test_other_ways_train_as_with_dense_gradients[step]",
     },
     "graph": {
         "driver": "tests/test_driver.py::test_tails",
-        "cells": NotTested(
-            "`tests/layers/test_pooled.py::test_each_micro_batch_is_counted_once` runs `TrainForwardBackward` alone",
-            "`tests/layers/test_pooled.py::test_each_micro_batch_is_counted_once` 只运行 `TrainForwardBackward`",
-        ),
+        "cells": "tests/engine/test_cells.py::test_windows_in_graph_mode_equal_large_batches",
         "jit": "tests/loss/test_terms.py::test_compiled_functional_pattern_is_that_of_the_oracle",
         "loop": No("a plain loop runs in PyNative mode", "普通循环在 PyNative 模式下运行"),
         "model": (
@@ -273,9 +257,9 @@ FEATURES: dict[str, Row] = {
             "tests/training/test_callbacks.py::test_evaluation_covers_complete_data_set",
             _conformance("driver", "evaluation"),
         ),
-        "cells": OWN_LOOP,
-        "jit": OWN_LOOP,
-        "loop": OWN_LOOP,
+        "cells": EVALUATED.format("cells"),
+        "jit": EVALUATED.format("accumulator"),
+        "loop": EVALUATED.format("loop"),
         "model": (
             "tests/test_model_step.py::test_tail_is_applied_before_evaluation_and_saving",
             _conformance("Model", "evaluation"),

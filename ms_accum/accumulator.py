@@ -170,6 +170,8 @@ class Accumulator:
         """Optional[Group], the ranks; None for a single process."""
         self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
+        tables = collaborators.tables
+        self.rejects_rows = tree.RejectsRows(_OWNER, tables, in_loop=True) if tables else None
         self._add_in_graph = {full: _Add(self, full) for full in (None, False, True)}
         needs = not self.window.sums.has_sums or collaborators.skips is not None or may_have_sparse_rule(optimizer)
         self.dense_only = network is None and needs
@@ -177,6 +179,8 @@ class Accumulator:
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         window = self.window
+        if self.rejects_rows is not None:
+            call(self.rejects_rows, ())
         if call(window.outside, ()) and window.compiles:
             checked = tree.check_gradients_outside(_OWNER, grads, window.parameters, dense_only=self.dense_only)
             return self._add_in_graph[window.fills_up()](checked, self._checked(weight))

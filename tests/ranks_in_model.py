@@ -25,13 +25,13 @@ def dataset(micro_batches):
     return GeneratorDataset(rows, ["x", "y"], shuffle=False)
 
 
-def step_of(network, zero=False):
+def step_of(network, zero=False, **options):
     def make(parameters):
         return nn.Momentum(parameters, 0.05, 0.9)
 
     parameters = network.trainable_params()
     optimizer = ZeroOptimizer(make, parameters) if zero else make(parameters)
-    return AccumulatedTrainStep((network, cross_entropy()), optimizer, ranks.N, clip_norm=0.5)
+    return AccumulatedTrainStep((network, cross_entropy()), optimizer, ranks.N, clip_norm=0.5, **options)
 
 
 class Losses(Callback):
@@ -42,9 +42,9 @@ class Losses(Callback):
         self.seen.append(float(run_context.original_args().net_outputs.asnumpy()))
 
 
-def trained(group, zero=False):
+def trained(group, zero=False, **options):
     """From weights that only rank 0 has."""
-    step, losses = step_of(ranks.network_of(seed=1 + group.rank), zero), Losses()
+    step, losses = step_of(ranks.network_of(seed=1 + group.rank), zero, **options), Losses()
     Model(step).train(2, dataset(ranks.own_data(group)), callbacks=[losses, FlushTail()])
     parameters = values(step.optimizer.parameters)
     return {
@@ -98,7 +98,9 @@ def stopped_by_a_callback(group):
 
 
 def run_scenarios(group):
+    parts = {"zero": True, "sync_every_micro_batch": True}
     return {
+        **({"zero 2": trained(group, **parts)} if ranks.EVERYTHING else {}),
         "mode": "graph" if ranks.EVERYTHING else "host",
         "trained": ranks.in_job_mode(trained, group),
         "zero": ranks.on_host(trained, group, zero=True),

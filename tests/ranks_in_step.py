@@ -167,6 +167,27 @@ def functional(group, zero, **options):
     return {"parameters": parameters, "updates": accumulator.updates, "norm": accumulator.grad_norm}
 
 
+def by_cells(group, zero, **options):
+    """The three Cells in a loop of the user's own, with windows of N and a tail."""
+    network = ranks.network_of()
+    optimizer = ranks.momentum_of(network, zero)
+    like = optimizer.inner.parameters if zero and options else optimizer.parameters
+    grad_sum = like.clone(prefix="grad_sum", init="zeros")
+    sums = {"weight_sum": Parameter(Tensor(0.0, ms.float32), name="weight_sum", requires_grad=False)}
+    loss = nn.WithLossCell(network, nn.CrossEntropyLoss())
+    forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **sums, **options)
+    update, clear = TrainOptim(optimizer, grad_sum, clip_norm=0.05, **sums, **options), TrainClear(grad_sum, **sums)
+    data, updates = even(group), 0
+    for first in range(0, len(data), N):
+        for x, y in data[first : first + N]:
+            forward_backward(x, y, weight=counting(x, y))
+        updated, norm = update()
+        clear()
+        updates += bool(updated.asnumpy())
+    parameters = [array.tolist() for array in values(optimizer.parameters)]
+    return {"parameters": parameters, "updates": updates, "norm": float(norm.asnumpy())}
+
+
 def passed_over(group, **options):
     """The first micro-batch of the last rank counts for nothing; every loss of it is 0/0."""
     data = [
@@ -308,6 +329,9 @@ def run_scenarios(group):
             name: functional(group, zero, **options)
             for name, (zero, options) in kinds.items()
             if ranks.EVERYTHING and name != "plain"  # tried in `ranks.run_scenarios`
+        },
+        "cells": {
+            name: by_cells(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
         },
         "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
         "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],

@@ -56,10 +56,15 @@ class Collaborators:
     """The average of the weights."""
     noise: NoiseScale | None
     """Estimates the noise scale from the norms of gradients."""
-    sparse: bool
-    """Whether some gradients are sparse: MindSpore can't use them before they are added to an accumulator."""
+    tables: tuple[Parameter, ...]
+    """The trained parameters whose gradients are sparse, if the network is known."""
     pooled: tuple[PooledStatistics, ...]
     """The statistics of BatchNorm layers over complete windows."""
+
+    @property
+    def sparse(self) -> bool:
+        """bool, whether some gradients are sparse: MindSpore can't use them before they are added to an accumulator."""
+        return bool(self.tables)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -223,6 +228,11 @@ def resolve(
         policy=policy,
         ema=ema,
         noise=noise_scale,
-        sparse=network is not None and tree.gives_rows(network),
+        tables=() if network is None else _trained_tables(network, optimizer),
         pooled=tuple(pooled_of([*optimizer.parameters, *in_network])),
     )
+
+
+def _trained_tables(network: nn.Cell, optimizer: Any) -> tuple[Parameter, ...]:
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    return tuple(table for table in tree.tables_of(network) if id(table) in trained)

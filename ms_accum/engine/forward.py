@@ -16,8 +16,6 @@ from ..network.calls import call
 from ..network.state import untracked
 from .collaborators import Collaborators
 
-_SPARSE = "Outside graphs MindSpore returns sparse ones without rows: use compile=True, a jit step, or nn.Embedding."
-
 
 class Forward(nn.Cell):
     """Computes the loss and the gradients of a micro-batch. Scaling the loss scales the gradients at no cost.
@@ -38,6 +36,8 @@ class Forward(nn.Cell):
         self.sens = sens * collaborators.scale
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
+        tables = collaborators.tables
+        self.rejects_rows = tree.RejectsRows(self.owner, tables) if tables else None
         self.frozen = _frozen(self.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
 
@@ -49,13 +49,15 @@ class Forward(nn.Cell):
         return loss * scale, loss
 
     def construct(self, scale: Any, *inputs: Any) -> Any:
+        if self.rejects_rows is not None:
+            self.rejects_rows()
         if self.sens != 1.0:  # constant in the graph, which saves a kernel
             scale = scale * self.sens
         if self.changing:
             scale = scale * self.changing[0]
         (_, loss), grads = call(self.differentiate, (scale, *inputs))
         grads = tree.dense(grads, self.parameters)
-        grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters, _SPARSE)
+        grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters)
         return loss, tree.zero_where(self.frozen(), grads)  # a graph differentiates them all the same
 
 

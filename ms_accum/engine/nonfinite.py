@@ -96,7 +96,7 @@ def skip_micro_of(grad_sum: Any) -> SkipMicro:
 def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]) -> None:
     """Raise an error for "skip_micro" with sparse gradients, which MindSpore can't compile."""
     if skips is not None and any(map(tree.gives_rows, networks)):
-        remedy = "Use nn.Embedding, or nn.EmbeddingLookup(..., sparse=False)."
+        remedy = f"Use {tree.DENSE_LAYERS}."
         _check.raise_invalid(
             ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import mindspore as ms
@@ -59,6 +60,12 @@ _on_cpu = ops.constexpr(lambda: ms.get_context("device_target") == "CPU")
 # The CPU kernel sums the squares of a row one after the other: for longer rows the error grows, to 1e-5 at 1,000,000.
 _LONGEST_ROW = 2**16
 _SPARSE = "SparseGatherV2"
+# Layers whose gradients are dense.
+DENSE_LAYERS = "nn.Embedding, or nn.EmbeddingLookup with target='DEVICE' and sparse=False"
+_WITHOUT_ROWS = "Outside graphs MindSpore returns those of nn.EmbeddingLookup without their rows. "
+_LOOKED_UP = (
+    f"{_WITHOUT_ROWS}Call the Accumulator in a step with ms.jit that contains the network, or use {DENSE_LAYERS}."
+)
 _dense = ops.MultitypeFuncGraph("dense")
 
 
@@ -106,7 +113,8 @@ def _reject_rows() -> bool:
     """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
     raise ValueError(
         "For 'Accumulator', 'network' must be given with sparse gradients in windows of 1, with 'skip_micro', and if "
-        "the optimizer has a rule of its own for them, but got None. Give the network, or use nn.Embedding."
+        "the optimizer has a rule of its own for them, but got None. Give the network, or use "
+        f"{DENSE_LAYERS}."
     )
 
 
@@ -234,6 +242,8 @@ def check_gradients(owner: str, grads: Any, parameters: Any, *, dense_only: bool
 def check_gradients_outside(owner: str, grads: Any, parameters: Any, *, dense_only: bool = False) -> Any:
     """Do what `check_gradients` does, outside of graphs, where MindSpore's maps take longer than a small graph."""
     grads = tuple(grads)
+    if any(isinstance(gradient, tuple) for gradient in grads):  # of a function with ms.jit: indices, values, shape
+        raise ValueError(f"For '{owner}', 'grads' must be Tensors, but got sparse ones. {_LOOKED_UP}")
     if not all(isinstance(gradient, ms.Tensor) for gradient in grads):
         return check_gradients(owner, grads, parameters, dense_only=dense_only)
     check_not_traced(owner)
@@ -257,6 +267,8 @@ def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
     """
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
+            if remedy == _DIFFERENTIATE and len(tensor.shape) == 2 and tensor.shape[1:] == parameter.shape[1:]:
+                remedy = f"{_DIFFERENTIATE} {_LOOKED_UP}"
             raise ValueError(
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
                 f"{tensor.shape} for {parameter.shape}. {remedy}"
@@ -284,6 +296,33 @@ def check_weight(owner: str, value: Any) -> Any:
 def gives_rows(network: nn.Cell) -> bool:
     """Return whether some gradients of a network are sparse (rows of an embedding)."""
     return bool(_lookup_layers(network))
+
+
+class RejectsRows(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
+    """Rejects sparse gradients outside graphs, where their rows are unknown; in a graph a call does nothing.
+
+    Shapes alone don't show it: if the number of words is that of the table's rows, so is the gradient's.
+
+    Args:
+        owner (str): the name used in the error message.
+        tables (Sequence[Parameter]): the trained Parameters whose gradients are sparse.
+        in_loop (bool): whether the user's loop calls for it, so that another step is the remedy. Default: ``False``.
+    """
+
+    def __init__(self, owner: str, tables: Sequence[ms.Parameter], *, in_loop: bool = False):
+        super().__init__()
+        self.owner, self.tables = owner, tables
+        self.remedy = _LOOKED_UP if in_loop else f"{_WITHOUT_ROWS}Use compile=True, or {DENSE_LAYERS}."
+
+    def __call__(self) -> bool:
+        """Raise the error if a table is trained."""
+        for table in self.tables:
+            if table.requires_grad:
+                raise ValueError(
+                    f"For '{self.owner}', the gradients must be dense outside graphs, but got sparse ones of "
+                    f"{table.name}. {self.remedy}"
+                )
+        return False
 
 
 def tables_of(network: nn.Cell) -> list[ms.Parameter]:

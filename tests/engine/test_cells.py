@@ -126,6 +126,39 @@ def test_nonfinite_window_is_skipped():
     assert values([network.w]) == [-3.0]
 
 
+def moved_in_graph_mode(rng):
+    """Return how far two windows by the Cells move the parameters, and how far their large batches do."""
+    moves = []
+    windows = [batches(rng, [8, 8, 5]), batches(rng, [5, 8, 8])]
+    for large in (False, True):
+        ms.set_seed(1)
+        network = nn.SequentialCell(nn.Dense(6, 5), nn.ReLU(), nn.Dense(5, 3))
+        before = values(network.trainable_params())
+        optimizer = nn.Momentum(network.trainable_params(), 0.5, 0.9)
+        if large:
+            grad_fn = ms.value_and_grad(forward_of(network, cross_entropy()), None, optimizer.parameters)
+            for window in windows:
+                optimizer(grad_fn(*joined(window))[1])
+        else:
+            cells = ByHand(nn.WithLossCell(network, cross_entropy()), optimizer, mean=True)
+            assert all(cells.window(window)[1] for window in windows)
+        moves.append([a - b for a, b in zip(values(network.trainable_params()), before)])
+    return moves
+
+
+@pytest.mark.graph
+def test_windows_in_graph_mode_equal_large_batches(rng):
+    assert gradient_miss(*moved_in_graph_mode(rng)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.graph
+@pytest.mark.parametrize("mutation", ["no division", "no clear"])
+def test_missing_division_or_clear_in_graph_mode_is_detected(mutation, rng, monkeypatch):
+    mutate(monkeypatch, mutation)
+    assert gradient_miss(*moved_in_graph_mode(rng)) >= 100
+
+
 def test_cells_run_in_pynative_mode():
     ms.set_context(mode=ms.PYNATIVE_MODE)
     network, cells = slope_by_hand(mean=True)

@@ -7,9 +7,9 @@ import gc
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn
+from mindspore import Tensor, amp, nn, ops
 
-from helpers import Recorder, micro_batch
+from helpers import Recorder, joined, micro_batch, mutate, values
 from ms_accum import Accumulator, Checkpointer, Ema, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
 from ms_accum.engine import boundary
 from ms_accum.engine.collaborators import Collaborators
@@ -316,3 +316,77 @@ def test_scales_have_unique_parameter_names():
     made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
     names = [run.system._window.collaborators.dynamic.value.name for run in made]
     assert len(set(names)) == 2
+
+
+# `amp.auto_mixed_precision`
+
+
+class Converted(nn.Cell):
+    """The mean over rows of two layers' outputs, as its own loss; MindSpore's `amp` converts the layers."""
+
+    def __init__(self, level):
+        super().__init__()
+        layers = nn.SequentialCell(nn.Dense(3, 2), nn.ReLU(), nn.Dense(2, 1, has_bias=False))
+        for parameter, numbers in zip(layers.trainable_params(), ([1, -1, 2, 2, 1, -1], [1, 0], [1, -1])):
+            parameter.set_data(Tensor(np.reshape(numbers, parameter.shape), ms.float32))
+        self.layers = amp.auto_mixed_precision(Wrapped(layers), level) if level else layers
+
+    def construct(self, x):
+        return ops.mean(ops.cast(self.layers(x), ms.float32))
+
+
+class Wrapped(nn.Cell):
+    """O1 converts no layers of a network that is a SequentialCell: see docs/how-to/amp.md."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def construct(self, x):
+        return self.layers(x)
+
+
+def mixed_windows():
+    """Two windows of 2, 2 and 4 rows. All numbers are short in binary, but for one that float16 rounds to 1."""
+    random = np.random.RandomState(4)
+    windows = []
+    for _ in range(2):
+        arrays = [random.randint(-2, 3, (rows, 3)).astype(np.float32) for rows in (2, 2, 4)]
+        arrays[0][0, 0] = 1 + 2**-12
+        windows.append([(Tensor(array),) for array in arrays])
+    return windows
+
+
+def of_large_batches(level):
+    """Train with plain MindSpore, the rows of each window at once."""
+    network = Converted(level)
+    optimizer = nn.SGD(network.trainable_params(), 0.5)
+    grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
+    for window in mixed_windows():
+        optimizer(grad_fn(*joined(window))[1])
+    return values(network.trainable_params())
+
+
+def of_windows(way, level):
+    network, scaler = Converted(level), amp.DynamicLossScaler(16.0, 2, 50)
+    trained = Trained(way, network, window=3, lr=0.5, loss_scale=scaler)
+    trained.train([columns for window in mixed_windows() for columns in window])
+    assert trained.updates == 2
+    return values(network.trainable_params())
+
+
+@pytest.mark.modes
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("way", WAYS)
+def test_mixed_precision_trains_like_large_batches(way, level):
+    expected, unrounded = of_large_batches(level), of_large_batches(None)
+    assert miss(unrounded, expected, 1e-5, 1e-6) > 1, "nothing was computed in float16"
+    assert miss(of_windows(way, level), expected, 1e-5, 1e-6) <= 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_mixed_precision_without_division_is_detected(way, monkeypatch):
+    expected = of_large_batches("O2")
+    mutate(monkeypatch, "no division")
+    assert miss(of_windows(way, "O2"), expected, 1e-5, 1e-6) >= 100

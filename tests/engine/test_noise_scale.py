@@ -10,7 +10,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Recorder
+from helpers import Recorder, mutate
 from ms_accum import (
     AccumulatedTrainStep,
     Accumulator,
@@ -141,10 +141,9 @@ def test_skipped_window_is_not_sampled():
     assert (noise.samples, model.skipped) == (1, 1)
 
 
-@pytest.mark.host
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_estimate_in_custom_loop(reduction):
-    noise, network, rows = NoiseScale(every=1, decay=0.9999), Linear(), data([4] * 4 * 30)
+def observed_by_hand(reduction, compiled):
+    """Return the estimate of a loop of the user's own, whose step is compiled or not."""
+    noise, network = NoiseScale(every=1, decay=0.9999), Linear()
     optimizer = nn.SGD([network.w], 1e-9)
     accumulator = Accumulator(optimizer, 4, reduction=reduction, loss_scale=8)
     share = 4 if reduction == "sum" else 1
@@ -153,12 +152,38 @@ def test_estimate_in_custom_loop(reduction):
         return accumulator.scale(network(x, y) / share)
 
     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
-    for x, y in rows:
+
+    def step(x, y):
         grads = grad_fn(x, y)[1]
-        accumulator(grads) if reduction == "sum" else accumulator(grads, 4)
+        return accumulator(grads) if reduction == "sum" else accumulator(grads, 4)
+
+    run = ms.jit(step) if compiled else step
+    for x, y in data([4] * 4 * 30):
+        run(x, y)
         noise.observe(accumulator, 4)
+    return noise
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_estimate_in_custom_loop(reduction):
+    noise = observed_by_hand(reduction, compiled=False)
     assert noise.samples == 30
     assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
+def test_estimate_in_compiled_step(reduction):
+    noise = observed_by_hand(reduction, compiled=True)
+    assert noise.samples == 30
+    assert noise.rows == pytest.approx(by_numpy([4] * 4 * 30, 4), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_estimate_from_sums_that_are_not_emptied_is_detected(monkeypatch):
+    mutate(monkeypatch, "no clear")
+    expected = by_numpy([4] * 4 * 30, 4)
+    assert not abs(observed_by_hand("mean", compiled=True).rows - expected) <= 100 * 1e-4 * expected  # or NaN
 
 
 def bad_at(*numbers):

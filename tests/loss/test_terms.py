@@ -16,8 +16,8 @@ DATA = terms.data_of((4, 2, 5), masked=[2])
 X, Y = (Tensor(column) for column in DATA[0])
 
 
-def loop(network, definition, window, reduction="sum", wrong=None):
-    """Return how far a window moves the parameters in the functional pattern."""
+def loop(network, definition, window, reduction="sum", wrong=None, way="accumulator"):
+    """Return how far a window moves the parameters in the functional pattern, in a compiled step or a plain loop."""
     loss_fn, optimizer = terms.Loss(), nn.SGD(network.trainable_params(), 1.0)
     accumulator = Accumulator(optimizer, len(window), reduction=reduction)
 
@@ -26,11 +26,11 @@ def loop(network, definition, window, reduction="sum", wrong=None):
 
     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
 
-    @ms.jit
-    def train_step(x, y, factors, counts):
+    def step(x, y, factors, counts):
         loss, grads = grad_fn(x, y, factors, counts)
         return ops.depend(loss, accumulator(grads))
 
+    train_step = ms.jit(step) if way == "accumulator" else step
     before = terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
     factors = definition.factors(window) if wrong is None else wrong
     losses = [
@@ -54,14 +54,23 @@ def test_compiled_functional_pattern_is_that_of_the_oracle():
     test_functional_pattern_is_that_of_the_oracle()
 
 
-def test_factors_of_single_micro_batches_are_detected():
+@pytest.mark.modes
+def test_plain_loop_is_that_of_the_oracle():
+    network = terms.Net()
+    expected, means = terms.oracle(network, DATA)
+    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA, way="loop")
+    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["accumulator", "loop"])
+def test_factors_of_single_micro_batches_are_detected(way):
     """The planted fault: each micro-batch divided by what it counts itself, and their number."""
     network, definition = terms.Net(), Terms(terms.WEIGHT, terms.COEFFICIENTS)
     expected, _ = terms.oracle(network, DATA)
     wrong = [
         (factors / len(DATA), counts) for [(factors, counts)] in map(definition.factors, [[each] for each in DATA])
     ]
-    assert terms.error(loop(network, definition, DATA, wrong=wrong)[0], expected) > 1e-2
+    assert terms.error(loop(network, definition, DATA, wrong=wrong, way=way)[0], expected) > 1e-2
 
 
 @pytest.mark.parametrize(

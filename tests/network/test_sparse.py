@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from mindspore import Tensor, nn, ops
 from helpers import compiled_step, run, values
 from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer
 from ms_accum.network import optimizers, tree
+from reference import miss
 from ways import WAYS, Trained
 
 ROWS = 10
@@ -75,6 +78,34 @@ def test_custom_step_trains_as_with_dense_gradients(late, window):
         np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
 
 
+class Squares(nn.Cell):
+    """The mean of the squares of what a network returns, as its own loss."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def construct(self, x):
+        return ops.mean(ops.square(self.network(x)))
+
+
+def trained_in_way(way, make, late, window):
+    network = Squares(Words(make, late))
+    trained = Trained(way, network, window, make=lambda parameters: nn.Adam(parameters, 0.1), clip_norm=0.05)
+    assert trained.train(data()).updates == -(-len(data()) // window)
+    return values(network.trainable_params())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("way", ["cells", "step"])
+def test_other_ways_train_as_with_dense_gradients(way, late, window):
+    found, expected = (trained_in_way(way, make, late, window) for make in (nn.EmbeddingLookup, nn.Embedding))
+    for sparse, dense in zip(found, expected):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_accumulator_without_network_rejects_sparse_gradients(late):
@@ -93,16 +124,126 @@ def test_without_conversion_to_dense_training_fails(monkeypatch):
         return gradients
 
     monkeypatch.setattr(tree, "dense", left_alone)
-    with pytest.raises(Exception, match="has no attribute 'shape'"):
-        trained(nn.EmbeddingLookup, False, 1)
+    for train in (
+        partial(trained, nn.EmbeddingLookup),
+        *(partial(trained_in_way, way, nn.EmbeddingLookup) for way in ("cells", "step")),
+    ):
+        with pytest.raises(Exception, match="has no attribute 'shape'"):
+            train(False, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["cells", "step"])
+def test_words_that_come_twice_and_are_not_summed_are_detected(way, monkeypatch):
+    """The mutant: of a word that comes twice in a micro-batch, the last gradient alone."""
+
+    def last(gradient, parameter):
+        rows = ops.reshape(gradient.indices, (-1, 1))
+        return ops.tensor_scatter_update(ops.zeros_like(parameter), rows, gradient.values)
+
+    expected = trained_in_way(way, nn.Embedding, False, 3)
+    mutant = ops.MultitypeFuncGraph("last")
+    mutant.register("Tensor", "Tensor")(tree._dense_gradient)
+    mutant.register("RowTensor", "Tensor")(last)
+    monkeypatch.setattr(tree, "_dense", mutant)
+    assert miss(trained_in_way(way, nn.EmbeddingLookup, False, 3), expected, 1e-6, 1e-7) >= 100
+
+
+# Outside graphs MindSpore returns the looked up rows without their numbers
+
+
+WITHOUT_ROWS = "returns those of nn.EmbeddingLookup without their rows. "
+REMEDY = "nn.Embedding, or nn.EmbeddingLookup with target='DEVICE' and sparse=False"
+
+
+def words(count):
+    """Return a micro-batch of this number of words."""
+    return [(Tensor(np.arange(count) // 2, ms.int32),)]
 
 
 @pytest.mark.host
-def test_sparse_gradients_outside_graphs_are_rejected():
+@pytest.mark.parametrize("count", [4, ROWS], ids=["fewer words", "words for all rows"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sparse_gradients_outside_graphs_are_rejected(way, count):
+    """If the number of words is that of the rows, so is the gradient's, which was added to the wrong rows."""
+    network = Squares(Words(nn.EmbeddingLookup, True))
+    remedy = "Call the Accumulator in a step with ms.jit .*" if way in ("accumulator", "loop") else "Use compile=True, "
     with pytest.raises(
-        ValueError, match=r"got \(4, 4\) for \(10, 4\)\. Outside graphs .* use compile=True, a jit step, or nn.Emb"
+        ValueError, match=f"got sparse ones of .*embedding_table. .*{WITHOUT_ROWS}{remedy}or .*{REMEDY}"
     ):
-        trained(nn.EmbeddingLookup, True, 3)
+        Trained(way, network).train(words(count))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_without_the_check_other_rows_are_trained(way, monkeypatch):
+    """The mutant."""
+    monkeypatch.setattr(tree.RejectsRows, "__call__", lambda self: False)
+    tables = []
+    for make in (nn.Embedding, nn.EmbeddingLookup):
+        network = Squares(Words(make, True))
+        assert Trained(way, network).train(words(ROWS)).updates == 1
+        tables.append(network.network.words.embedding_table.asnumpy())
+    assert miss(tables[1:], tables[:1], 1e-5, 1e-6) >= 100
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_table_trains_outside_graphs(way):
+    network = Squares(Words(nn.EmbeddingLookup, True))
+    table = network.network.words.embedding_table
+    trained, before = Trained(way, network), table.asnumpy()
+    table.requires_grad = False
+    assert trained.train(words(ROWS)).updates == 1
+    np.testing.assert_array_equal(table.asnumpy(), before)
+
+
+@pytest.mark.parametrize("way", ["driver", "cells", "step", "loop"])
+def test_sparse_gradients_with_compile_false_are_rejected(way):
+    with pytest.raises(ValueError, match="must be dense outside graphs, but got sparse ones of"):
+        Trained(way, Squares(Words(nn.EmbeddingLookup, False)), compile=False).train(words(ROWS))
+
+
+def dense_lookup(rows, columns):
+    return nn.EmbeddingLookup(rows, columns, target="DEVICE", sparse=False)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("make", [nn.Embedding, dense_lookup])
+@pytest.mark.parametrize("nonfinite", ["skip_window", "skip_micro"])
+def test_layers_that_the_error_names_train_outside_graphs(make, nonfinite):
+    network = Squares(Words(make, False))
+    assert Trained("loop", network, nonfinite=nonfinite).train(words(ROWS)).updates == 1
+
+
+def loop_without_network(differentiate):
+    """Train with an `Accumulator` that can't know about the table."""
+    network = Squares(Words(nn.EmbeddingLookup, False))
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    grad_fn = differentiate(ms.value_and_grad(network, None, optimizer.parameters))
+    Accumulator(optimizer, 2, reduction="mean")(grad_fn(*words(4)[0])[1], 4)
+
+
+@pytest.mark.modes
+def test_accumulator_without_network_rejects_rows_by_their_shape():
+    with pytest.raises(
+        ValueError, match=rf"got \(4, 4\) for \(10, 4\)\. Differentiate .*{WITHOUT_ROWS}Call .*{REMEDY}"
+    ):
+        loop_without_network(lambda grad_fn: grad_fn)
+
+
+def test_accumulator_outside_of_the_compiled_gradient_rejects_rows():
+    def compiled(grad_fn):
+        @ms.jit
+        def gradients(x):
+            return grad_fn(x)
+
+        return gradients
+
+    with pytest.raises(
+        ValueError, match=f"'grads' must be Tensors, but got sparse ones. .*{WITHOUT_ROWS}Call .*{REMEDY}"
+    ):
+        loop_without_network(compiled)
 
 
 class Table(nn.Cell):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import ranks as program
+from conftest import tried_with_3
+from helpers import mutate
 from reference import miss
 
 
@@ -14,9 +16,7 @@ def in_model(job):
     return [rank["in model"] for rank in job[0]]
 
 
-@pytest.mark.host
-@pytest.mark.parametrize("name", ["trained", "zero"])
-def test_ranks_in_model_train_like_one_process(in_model, name):
+def check_like_one_process(in_model, name):
     results = [rank[name] for rank in in_model]
     ranks = len(results)
     assert all(result["digest"] == results[0]["digest"] for result in results)
@@ -29,6 +29,26 @@ def test_ranks_in_model_train_like_one_process(in_model, name):
     for rank in results:  # at a window's end all see the loss of all rows: callbacks decide alike
         assert [rank["losses"][end] for end in (2, 4, 7, 9)] == pytest.approx([r.loss for r in records], rel=1e-5)
     assert results[0]["losses"][0] != results[1]["losses"][0]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["trained", "zero"])
+def test_ranks_in_model_train_like_one_process(in_model, name):
+    check_like_one_process(in_model, name)
+
+
+@tried_with_3
+def test_sharded_accumulators_in_model_train_like_one_process(in_model):
+    check_like_one_process(in_model, "zero 2")
+
+
+@pytest.mark.host
+@tried_with_3
+def test_windows_without_division_are_detected(in_model, monkeypatch):
+    """The planted fault: that one process divides nothing by its weights."""
+    mutate(monkeypatch, "no division")
+    with pytest.raises(AssertionError, match=r"assert \d{3,}\.\d+ <= 1"):
+        check_like_one_process(in_model, "zero 2")
 
 
 def test_different_numbers_of_micro_batches_are_rejected(in_model):

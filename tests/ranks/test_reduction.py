@@ -11,7 +11,7 @@ from mindspore import nn
 import ranks as program
 import ranks_in_step
 from conftest import tried_with_3
-from helpers import micro_batch, slope_driver
+from helpers import micro_batch, mutate, slope_driver
 from ms_accum import Accumulator, GradientAccumulation, Group, TrainForwardBackward, TrainOptim, ZeroOptimizer
 from ms_accum.loss.objective import unit_near
 from reference import miss
@@ -124,17 +124,36 @@ def test_accumulators_contain_full_or_partial_sums(in_step):
         assert [result["elements"] for result in results] == [part_size if kind == "zero 2" else full_size] * ranks
 
 
-@tried_with_3
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_accumulators_on_ranks_train_like_one_process(in_step, kind):
-    results = [rank["functional"][kind] for rank in in_step]
+def check_like_one_process(results):
+    """Compare an epoch of all ranks with that of one process, which has the data of all."""
     assert all(result == results[0] for result in results)
-    model, records = alone(len(in_step), epochs=1)
+    model, records = alone(len(results), epochs=1)
     expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
     arrays = [np.array(array, np.float32) for array in results[0]["parameters"]]
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
     assert results[0]["updates"] == model.updates
     assert results[0]["norm"] == pytest.approx(records[-1].grad_norm, rel=1e-5)
+
+
+@tried_with_3
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_accumulators_on_ranks_train_like_one_process(in_step, kind):
+    check_like_one_process([rank["functional"][kind] for rank in in_step])
+
+
+@tried_with_3
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_on_ranks_train_like_one_process(in_step, kind):
+    check_like_one_process([rank["cells"][kind] for rank in in_step])
+
+
+@pytest.mark.host
+@tried_with_3
+def test_windows_without_division_are_detected(in_step, monkeypatch):
+    """The planted fault: that one process divides nothing by its weights."""
+    mutate(monkeypatch, "no division")
+    with pytest.raises(AssertionError, match=r"assert \d{3,}\.\d+ <= 1"):
+        check_like_one_process([rank["cells"]["zero 2"] for rank in in_step])
 
 
 def test_micro_batches_of_weight_0_take_part(in_step):
