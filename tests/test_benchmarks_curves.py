@@ -31,6 +31,12 @@ def test_differences_are_from_the_same_way_without_a_split():
     assert [row["difference"] for row in runs] == [0, 0.5, 0, 0.25]
 
 
+def test_splits_are_compared_with_the_undivided_batch():
+    assert curves.splits_of([8, 4]) == [1, 4, 8]
+    with pytest.raises(ValueError, match="argument --windows: must divide the 32 rows of an update, but got 3"):
+        curves.splits_of([3])
+
+
 @pytest.mark.slow
 def test_splits_are_measured(tmp_path):
     record, printed = benchmark("splits", tmp_path)
