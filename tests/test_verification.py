@@ -166,7 +166,7 @@ def test_fault_in_user_network_is_diagnosed(fault):
     assert not result.ok and re.search(diagnosis, result.diagnosis), result
 
 
-IN_GRAPH_MODE = ("coupled", "BatchNorm")  # a case of each kind of diagnosis
+IN_GRAPH_MODE = ("BatchNorm",)  # the others are slow
 NO_GRAPH = "BCE outside graphs"  # what MindSpore does wrongly outside graphs only
 
 

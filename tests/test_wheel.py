@@ -135,7 +135,11 @@ def test_metadata_is_complete(built):
     needed = {re.match(r"Requires-Dist: ([\w-]+)", field)[1] for field in fields if field.startswith("Requires-Dist")}
     needed -= {re.match(r"Requires-Dist: ([\w-]+)", f)[1] for f in fields if "extra ==" in f}
     assert needed == {"mindspore", "numpy", "protobuf", "safetensors", "filelock", "tqdm", "pillow"}
-    assert not [field for field in fields if field.startswith("Dynamic: ") and "license-file" not in field]
+    # setup.py makes the description: README with complete links, for a package index. The rest is in pyproject.toml.
+    dynamic = {field.lower() for field in fields if field.startswith("Dynamic: ")}
+    assert dynamic <= {f"dynamic: {name}" for name in ("license-file", "description", "description-content-type")}
+    links = re.findall(r"\]\(([^)\s]+)\)", text.partition("\n\n")[2])
+    assert links and [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 # What is installed

@@ -274,6 +274,7 @@ def test_text_is_evaluated_and_sampled(model, capfd):
     assert "sample           5 tokens" in out and result_of(out)["Tokens"]
 
 
+@pytest.mark.slow
 def test_sample_of_text_without_line_breaks_begins_with_its_first_character(here, capfd):
     (here / "text.txt").write_text("ab " * 400)
     assert train(*TINY) == OK
@@ -381,6 +382,7 @@ def test_contradictory_flags_are_rejected(argv, message, capfd, here):
     assert rejected(capfd, train, *argv, code=USAGE) == message
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_its_vocabulary(here, capfd):
     """The tokens of another vocabulary of the same size would be other characters, without an error."""
     assert train(*TINY) == OK

@@ -319,6 +319,7 @@ def state_after(check, mode):
     return [*state, [record.loss for record in records], [cell.training for cell in model._network.cells()]]
 
 
+@pytest.mark.slow
 @pytest.mark.modes
 def test_check_changes_no_state():
     """Each run has a process of its own: in the second run of a process nn.Dropout may draw other masks."""

@@ -152,6 +152,7 @@ def known(data, labels, ignored):
     return (labels != ignored).sum()
 
 
+@pytest.mark.slow
 def test_partial_in_the_driver():
     one_batch = [(Tensor(X), Tensor(CLASSES))]
     right = trained(nn.CrossEntropyLoss(ignore_index=0), one_batch, 1)
