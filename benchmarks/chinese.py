@@ -45,7 +45,7 @@ CELLS = {
     "seconds of `train.py`'s start": "`train.py` 启动各阶段的秒数",
     "graphs": "计算图",
     "compiling, s": "编译，s",
-    "more for a tail": "有尾部窗口时增加",
+    "more for a tail": "有尾窗口时增加",
     "more for a short micro-batch": "有较短的微批次时增加",
     "kernels, share of the time in all": "算子，占总时间的比例",
     # accuracy, losses, language
@@ -53,7 +53,7 @@ CELLS = {
     "seconds to it": "达到目标的秒数",
     "epochs": "轮数",
     "all epochs, s": "全部轮次，s",
-    "accuracy then": "最终精度",
+    "accuracy then": "最终准确率",
     "update": "更新",
     "ours": "ms_accum",
     "validation loss": "验证损失",
@@ -65,10 +65,6 @@ CELLS = {
     "benchmark": "基准测试",
     "date": "日期",
     "versions": "版本",
-    # fast networks
-    "block": "模块",
-    "form": "写法",
-    "ratio to the first": "与第一种之比",
 }
 # Within a cell, with numbers that stay.
 PATTERNS = (

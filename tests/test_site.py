@@ -181,6 +181,18 @@ def test_every_public_name_is_in_reference():
     assert sorted(documented) == sorted(set(public) - constants)
 
 
+def test_dead_links_are_found(tmp_path):
+    spec = importlib.util.spec_from_file_location("site_check", DOCS / "site_check.py")
+    check = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "index.html").write_text('<h2 id="here">', encoding="utf-8")
+    links = ("b/", "b/#here", "#top", "https://x/y", "/b/", "b/#gone", "c/", "#gone")
+    anchors = "".join(f'<a class="x" href="{link}">' for link in links)
+    (tmp_path / "index.html").write_text(f'<p id="top">{anchors}', encoding="utf-8")
+    assert check.dead_links(tmp_path) == [f"index.html: {link}" for link in ("b/#gone", "c/", "#gone")]
+
+
 def test_pictures_equal_script_output():
     spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
     draw = importlib.util.module_from_spec(spec)

@@ -9,10 +9,10 @@ import itertools
 from typing import Any, Callable, Literal
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import nn
 from ours import VERSIONS
 from protocol import flags_of, serve
-from tutorial_functional import SumsInGraph
+from tutorial_functional import step_of
 
 import train
 from benchmarks.curves import ROWS
@@ -54,18 +54,7 @@ def _driver(network: nn.Cell, task: Any, optimizer: nn.Optimizer, split: int) ->
 
 
 def _usual_loop(network: nn.Cell, task: Any, optimizer: nn.Optimizer, split: int) -> Callable[[list], None]:
-    sums, loss_of = SumsInGraph(optimizer, split), task.loss()
-
-    def part_of_the_mean(tokens: Tensor, targets: Tensor) -> Tensor:
-        return loss_of(network(tokens), targets) / split
-
-    differentiated = ms.value_and_grad(part_of_the_mean, None, network.trainable_params())
-
-    @ms.jit
-    def accumulate(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss, gradients = differentiated(tokens, targets)
-        sums(gradients)
-        return loss
+    accumulate = step_of(network, task.loss(), optimizer, split)
 
     def train_on(batches: list) -> None:
         network.set_train()

@@ -37,8 +37,13 @@ class SumsInGraph:
 
 
 def step(network: nn.Cell, window: int) -> Callable[..., Any]:
+    """Return a compiled step of the workload."""
+    return step_of(network, nn.CrossEntropyLoss(), networks_ms.momentum(network), window)
+
+
+def step_of(network: nn.Cell, loss_of: nn.Cell, optimizer: nn.Optimizer, window: int) -> Callable[..., Any]:
     """Return a compiled step: the loss is divided by the window's size before it is differentiated."""
-    sums, loss_of = SumsInGraph(networks_ms.momentum(network), window), nn.CrossEntropyLoss()
+    sums = SumsInGraph(optimizer, window)
 
     def part_of_the_mean(inputs: Any, targets: Any) -> Any:
         return loss_of(network(inputs), targets) / window
