@@ -9,15 +9,18 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any, Callable
 
+import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from .. import _check
+from .parameters import as_array
 from .restoring import CELL_ATTRIBUTES
 
 # Each graph keeps memory, and compiling takes seconds.
@@ -29,6 +32,8 @@ _requires_grad = attrgetter("requires_grad")
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _ENTRIES = frozenset({"construct", "bprop", "__call__"})
 _OF_CELLS = frozenset(nn.Cell.__mro__)
+# Modules whose attributes programs do not change. Python 3.9 has no list of its own.
+_LIBRARIES = frozenset({"mindspore", "ms_accum", "numpy", "builtins", *getattr(sys, "stdlib_module_names", ())})
 
 
 class Constants:
@@ -89,6 +94,7 @@ class _State:
             self._visited: set[int] = set()
             self._parameters: list[Parameter] = []
             self._sources: list[Callable[[], Iterable[Any]]] = []
+            self._arrays: list[tuple[Any, bytes]] = []
             for part in parts:
                 self._read("", part)
         self._objects = self._current_objects()
@@ -102,7 +108,9 @@ class _State:
     def is_untouched(self) -> bool:
         """Return whether all that has been read refers to the same objects; fast, because each call asks."""
         now = self._current_objects()
-        return len(now) == len(self._objects) and all(map(is_, now, self._objects))
+        if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
+            return False
+        return all(_content_of(array) == content for array, content in self._arrays)
 
     def equals(self, other: _State) -> bool:
         """Return whether graphs would be the same."""
@@ -115,9 +123,12 @@ class _State:
                 return name
         return max(self._names, other._names, key=len)[-1]
 
-    def _read(self, name: str, value: Any) -> None:
+    def _note(self, name: str, value: Any) -> None:
         self._names.append(name)
         self._values.append(value)
+
+    def _read(self, name: str, value: Any) -> None:
+        self._note(name, value)
         if value is None or isinstance(value, _PLAIN):
             return
         if isinstance(value, (list, tuple, dict, set)):
@@ -133,7 +144,12 @@ class _State:
         """Read what an object contains, of those that MindSpore can compile."""
         if isinstance(value, Parameter):
             self._parameters.append(value)
-            self._read(f"{name}.requires_grad", value.requires_grad)
+            self._note(f"{name}.requires_grad", value.requires_grad)
+        elif isinstance(value, (Tensor, np.ndarray)):
+            if isinstance(value, np.ndarray) or ms.get_context("device_target") == "CPU":  # elsewhere that is slow
+                content = _content_of(value)
+                self._arrays.append((value, content))
+                self._note(name, content)
         elif isinstance(value, (list, set)):
             self._sources.append(functools.partial(list, value))
             for item in value:
@@ -156,10 +172,14 @@ class _State:
             self._read(name, value.__func__)
         elif isinstance(value, types.FunctionType):
             self._read_function(inspect.unwrap(value))
-        elif not isinstance(value, (type, types.ModuleType)) and not _is_library(type(value).__module__):
-            attributes = getattr(value, "__dict__", {})
+        elif isinstance(value, types.ModuleType):
+            if not _is_library(value.__name__):
+                self._read_attributes(vars(value), [name for name in vars(value) if name in self._used])
+        elif not isinstance(value, type) and not _is_library(type(value).__module__):
+            attributes, slots = getattr(value, "__dict__", {}), _slots_of(type(value))
             self._read_class(type(value))
             self._read_attributes(attributes, [name for name in attributes if name in self._used])
+            self._read_slots(value, [name for name in slots if name in self._used])
 
     def _read_function(self, function: Any) -> None:
         """Read which attributes a function names, and, for one of the user's, its variables that are not local."""
@@ -177,7 +197,8 @@ class _State:
         self._read_class(type(cell))
         attributes = vars(cell)
         named = self._used - CELL_ATTRIBUTES
-        self._read_attributes(attributes, [name for name in attributes if name in _OF_EVERY_CELL or name in named])
+        names = [name for name in attributes if name in _OF_EVERY_CELL or name in named]
+        self._read_attributes(attributes, names, of_library=_is_library(type(cell).__module__))
         self._sources.append(attributes["_cells"].values)
         if attributes["_params"]:
             self._sources.append(attributes["_params"].values)
@@ -186,12 +207,24 @@ class _State:
         for name, child in attributes["_cells"].items():
             self._read(name, child)
 
-    def _read_attributes(self, attributes: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Read these attributes of an object."""
+    def _read_attributes(
+        self, attributes: Mapping[str, Any], names: Sequence[str], *, of_library: bool = False
+    ) -> None:
+        """Read these attributes of an object. Nobody writes into the tensors of MindSpore's own classes."""
         self._sources.append(functools.partial(_values_of, attributes, names))
         for name in names:
             value = attributes[name]
-            self._read(name, None if name in _HOOKS and not value else value)
+            if of_library and isinstance(value, Tensor) and not isinstance(value, Parameter):
+                self._note(name, value)
+            else:
+                self._read(name, None if name in _HOOKS and not value else value)
+
+    def _read_slots(self, value: Any, names: Sequence[str]) -> None:
+        """Read these attributes of an object that has slots for them."""
+        values = functools.partial(_values_in_slots, value, names)
+        self._sources.append(values)
+        for name, content in zip(names, values()):
+            self._read(name, content)
 
     def _read_class(self, kind: type) -> None:
         """Read the methods of a class that are used, and other attributes; those of MindSpore's classes stay."""
@@ -217,6 +250,23 @@ def _same(mine: Any, its: Any) -> bool:
 def _values_of(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
     """Return the values of attributes, and how many there are, because `hasattr` may ask for a new one."""
     return (*map(attributes.get, names), len(attributes))
+
+
+def _slots_of(kind: type) -> list[str]:
+    return [
+        name
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+
+
+def _values_in_slots(value: Any, names: Sequence[str]) -> list[Any]:
+    return [getattr(value, name, None) for name in names]
+
+
+def _content_of(array: Any) -> bytes:
+    return (array if isinstance(array, np.ndarray) else as_array(array)).tobytes()
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -253,4 +303,4 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in ("mindspore", "ms_accum", "numpy", "builtins")
+    return (module or "").partition(".")[0] in _LIBRARIES

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import sys
+import types
 import warnings
 
 import mindspore as ms
@@ -22,9 +24,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")
 
 shift = 1.0
 TABLE = {"scale": 1.0}
+MODULE = sys.modules["settings_of_the_user"] = types.ModuleType("settings_of_the_user")
+MODULE.scale = 1.0
 
 
 class Settings:
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
     def __init__(self):
         self.scale = 1.0
 
@@ -42,11 +53,15 @@ class Network(nn.Cell):
         self.factor = 1.0
         self.factors = [1.0]
         self.table = {"scale": 1.0}
+        self.slotted = Slotted()
+        self.tensor = Tensor(np.ones(1), ms.float32)
+        self.array = np.ones(1, np.float32)
 
     def construct(self, x):
         hidden = self.act(self.norm(self.first(x)))
         hidden = hidden * 3 if hasattr(self, "triples") else hidden
-        scale = scaled(self.gain * self.settings.scale * self.table["scale"])
+        hidden = hidden * self.tensor * Tensor(self.array)
+        scale = scaled(self.gain * self.settings.scale * self.table["scale"] * self.slotted.scale * MODULE.scale)
         return self.last(hidden) * self.factor * self.factors[0] * scale
 
 
@@ -80,6 +95,22 @@ def set_dict(network, optimizer):
 
 def set_in_object(network, optimizer):
     network.settings.scale = 3.0
+
+
+def set_in_slot(network, optimizer):
+    network.slotted.scale = 3.0
+
+
+def set_in_module(network, optimizer):
+    MODULE.scale = 3.0
+
+
+def set_in_tensor(network, optimizer):
+    network.tensor[0] = 3.0
+
+
+def set_in_array(network, optimizer):
+    network.array[0] = 3.0
 
 
 def set_in_class(network, optimizer):
@@ -133,6 +164,10 @@ CHANGES = {
         set_list,
         set_dict,
         set_in_object,
+        set_in_slot,
+        set_in_module,
+        set_in_tensor,
+        set_in_array,
         set_in_class,
         set_global,
         set_global_of_helper,
@@ -151,7 +186,7 @@ CHANGES = {
 @pytest.fixture(autouse=True)
 def restored():
     yield
-    globals()["shift"] = TABLE["scale"] = Network.gain = 1.0
+    globals()["shift"] = TABLE["scale"] = MODULE.scale = Network.gain = 1.0
     Scaled.construct.__defaults__[0][1:] = []
 
 
@@ -180,6 +215,13 @@ def test_graph_is_used_again_after_a_change_back():
     assert numbers == [0, 1, 0, 2, 1]
 
 
+def of_two(x):
+    return x * TABLE["scale"]
+
+
+MODULE.of_two = of_two
+
+
 class Anything:
     """Has every attribute, like a mock."""
 
@@ -189,7 +231,7 @@ class Anything:
 
 class Mixin:
     def shifted(self, x):
-        return x + sum([shift for _ in range(2)])
+        return MODULE.of_two(x + sum([shift for _ in range(2)]))
 
 
 class Scaled(nn.Cell, Mixin):
@@ -232,6 +274,7 @@ HIDDEN = {
     "in a closure": lambda network, inner: setattr(inner, "scale", 2.0),
     "named by the loss only": lambda network, inner: setattr(network, "temperature", 2.0),
     "a global in a comprehension of a mixin": lambda network, inner: globals().update(shift=2.0),
+    "a global of a function in a module": lambda network, inner: TABLE.update(scale=2.0),
     "a default": lambda network, inner: Scaled.construct.__defaults__[0].append(2.0),
     "a set": lambda network, inner: inner.known.add(2),
 }
@@ -374,7 +417,7 @@ class Loss(nn.Cell):
 
 def trained(way, change, mode, **options):
     """Return the parameters after a window, a change of what a graph contains as a constant, and another window."""
-    globals()["shift"] = TABLE["scale"] = Network.gain = 1.0
+    globals()["shift"] = TABLE["scale"] = MODULE.scale = Network.gain = 1.0
     with running_in(mode):
         network = Network()
         window = 1 if way == "driver, windows of 1" else 2
