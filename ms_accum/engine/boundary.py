@@ -9,6 +9,9 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..network import tree
+from ..network.calls import call
+from ..network.compiled import Compiled
+from ..network.optimizers import runs_compiled
 from .collaborators import Collaborators
 from .loss_scale import own_scale
 from .native_update import native_update
@@ -43,6 +46,8 @@ class Boundary:
     ):
         optimizer = collaborators.optimizer
         self.optimizer = optimizer
+        outside = not collaborators.compiles and runs_compiled(optimizer)
+        self.update_outside = _UpdateOutside(collaborators.owner, optimizer) if outside else None
         self.parameters = collaborators.parameters
         self.clip_norm = collaborators.clip_norm
         self.scale = collaborators.scale
@@ -116,7 +121,10 @@ class Boundary:
     def _call_optimizer(self, finite: Any, gradients: Any) -> Any:
         """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
         if finite:
-            self.optimizer(gradients)
+            if self.update_outside is None:
+                self.optimizer(gradients)
+            else:
+                call(self.update_outside, gradients)
         return finite
 
     def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
@@ -160,3 +168,17 @@ class Boundary:
         if self.dynamic is not None or self.scale != 1.0:
             divisor = scale if divisor is None else scale * divisor
         return divisor
+
+
+class _UpdateOutside(Compiled):
+    """Calls an optimizer outside graphs that MindSpore runs as a graph of its own (`ms.jit`).
+
+    That graph keeps the storage of its first run, so it would not train weights that are loaded later.
+    """
+
+    def __init__(self, owner: str, optimizer: Any):
+        super().__init__(owner, True, optimizer)
+        self.optimizer = optimizer
+
+    def construct(self, *gradients: Any) -> Any:
+        return self.optimizer(gradients)

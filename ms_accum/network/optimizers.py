@@ -62,6 +62,11 @@ def is_sharded(optimizer: Any) -> bool:
     return inner_of(optimizer) is not optimizer and optimizer.group is not None
 
 
+def runs_compiled(optimizer: Any) -> bool:
+    """Return whether MindSpore runs an optimizer as a graph outside of graphs, too."""
+    return hasattr(type(optimizer).construct, "__wrapped__")
+
+
 # Checks
 
 
