@@ -553,6 +553,30 @@ def check_coupled() -> Measured:
     return _compare(network, expected)
 
 
+def _two_terms(scores: Any, labels: Any) -> Any:
+    """Return the mean over the rows that have a label above 0, and the mean of all squares."""
+    labeled = ops.cast(labels > 0, ms.float32)
+    losses = nn.SoftmaxCrossEntropyWithLogits(sparse=True)(scores, labels)
+    return {"labeled": ops.sum(losses * labeled) / ops.sum(labeled), "size": ops.mean(ops.square(scores))}
+
+
+def _sum_of_terms(scores: Any, labels: Any) -> Any:
+    terms = _two_terms(scores, labels)
+    return terms["labeled"] + 0.5 * terms["size"]
+
+
+def check_terms() -> Measured:
+    """Each term of a loss is divided by its own number over the window: equal to the sum of terms of one batch."""
+    batches = _batches([4, 8, 6])
+    weight = {"labeled": lambda x, labels: (labels > 0).sum(), "size": "rows"}
+    network = _Classifier()
+    options = {"loss_fn": _two_terms, "weight": weight, "coefficients": {"size": 0.5}}
+    _drive(network, _momentum(network), batches, 3, **options)
+    expected = _Classifier()
+    _step_of(expected, _sum_of_terms, _momentum(expected))(*_joined(batches))
+    return _compare(network, expected)
+
+
 # Optimizers, operators, cost
 
 OPTIMIZERS: Mapping[str, Callable] = {
@@ -881,6 +905,7 @@ CHECKS = (
     Check("loss scale, with overflows", check_loss_scale),
     Check("resume inside a window", check_resume),
     Check("sparse gradients", check_sparse),
+    Check("a loss of several terms", check_terms),
     Check("optimizers", check_optimizers),
     Check("operators", check_operators),
     Check("cost", measure_cost),

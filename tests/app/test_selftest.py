@@ -35,6 +35,7 @@ from ms_accum.engine.loss_scale import DynamicScale
 from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.engine.window import Window
 from ms_accum.loss.objective import Weight
+from ms_accum.loss.terms import Terms
 from ms_accum.network import tree
 from programs import one_line
 from test_platforms import apis
@@ -120,6 +121,7 @@ FAULTS = {
     "loss scale, with overflows": [(DynamicScale, "adjust", lambda scale, updated, loss, left_out=None: None)],
     "resume inside a window": [(Window, "state", property(without_sums))],
     "sparse gradients": [(tree, "dense", last_row_wins)],
+    "a loss of several terms": [(Terms, "counted", lambda terms, micro_batch: (1.0, 1.0))],
     "optimizers": in_both("add_weighted", weight_ignored),
     "operators": [(ops, "minimum", lambda x, y: ops.maximum(x, y))],
     "convolution and pooling": NO_DIVISION,
