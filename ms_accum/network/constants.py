@@ -25,6 +25,8 @@ from .restoring import CELL_ATTRIBUTES
 
 # Each graph keeps memory, and compiling takes seconds.
 _MANY = 8
+# Bytes of a tensor or an array whose contents are compared in each call: 0.1 ms for one of this size.
+_LARGEST_COMPARED = 2**20
 # Of the attributes that every Cell has, graphs depend on these; others are notes of MindSpore.
 _HOOKS = tuple(sorted(name for name in CELL_ATTRIBUTES if "ward" in name and "hook" in name))
 _OF_EVERY_CELL = ("training", "mixed_precision_type", "construct", *_HOOKS)
@@ -146,7 +148,8 @@ class _State:
             self._parameters.append(value)
             self._note(f"{name}.requires_grad", value.requires_grad)
         elif isinstance(value, (Tensor, np.ndarray)):
-            if isinstance(value, np.ndarray) or ms.get_context("device_target") == "CPU":  # elsewhere that is slow
+            in_memory = isinstance(value, np.ndarray) or ms.get_context("device_target") == "CPU"
+            if in_memory and value.nbytes <= _LARGEST_COMPARED:
                 content = _content_of(value)
                 self._arrays.append((value, content))
                 self._note(name, content)

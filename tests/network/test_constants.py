@@ -15,6 +15,7 @@ from mindspore.experimental import optim
 from conftest import running_in
 from ms_accum import evaluate, freeze_batch_norm, replace_dropout
 from ms_accum.loss.known_losses import WithLoss
+from ms_accum.network import constants as constants_module
 from ms_accum.network.constants import Constants
 from ms_accum.network.restoring import training_mode
 from ms_accum.training.evaluation import evaluate_seen
@@ -352,6 +353,16 @@ def test_graph_stays_without_a_change(no_change):
     network.set_train()
     assert constants.graph() == 0
     no_change(network, optimizer)
+    assert constants.graph() == 0
+
+
+@pytest.mark.parametrize("change", [set_in_tensor, set_in_array])
+def test_contents_of_large_tensors_are_not_compared(change, monkeypatch):
+    """As docs/limits.md states it: reading them would take longer than a small network."""
+    monkeypatch.setattr(constants_module, "_LARGEST_COMPARED", 3)
+    constants, network, optimizer = parts()
+    assert constants.graph() == 0
+    change(network, optimizer)
     assert constants.graph() == 0
 
 
