@@ -49,7 +49,7 @@ BASES = {
     "nn.Cell": "what MindSpore compiles",
     "Compiled": "an nn.Cell that runs as a graph in every mode: how a Cell is called can only be inherited",
     "nn.WithLossCell": "what a network says of its compilation goes over",
-    "ops.constexpr(_has_in_place, get_instance=False)": "it has one answer inside a graph and one outside",
+    "ops.constexpr(has_in_place, get_instance=False)": "it has one answer inside a graph and one outside",
     "ops.constexpr(lambda: False, get_instance=False)": "it notes calls outside a graph, and none inside",
     "Callback": "what MindSpore's Model calls",
     "LearningRateSchedule": "optimizers take a schedule only if it is one",
@@ -121,7 +121,8 @@ def name_of(node):
 
 def unlisted_bases(source):
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
-    return [f"{c.name}({ast.unparse(b)})" for c in classes for b in c.bases if ast.unparse(b) not in BASES]
+    bases = [(c.name, ast.unparse(b).replace("lambda :", "lambda:")) for c in classes for b in c.bases]  # Python 3.9
+    return [f"{name}({base})" for name, base in bases if base not in BASES]
 
 
 def dangerous(source):

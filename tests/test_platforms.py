@@ -52,7 +52,7 @@ EXCEPTIONS = {
 }
 
 OTHER = "is no Tensor's:"
-NEUTRAL = "documented for Ascend alone, measured on CPU; elsewhere `ops.assign` (`_has_in_place`)"
+NEUTRAL = "documented for Ascend alone, measured on CPU; elsewhere `ops.assign` (`has_in_place`)"
 # The same of methods, by module: what a name stands for can't be read off a source, so other objects' are listed, too.
 METHODS = {
     (

@@ -8,7 +8,7 @@ from walk import THIRD_END, WAYS, walk
 
 # What is allowed at most. `python tests/walk.py --list` shows what it is, and where.
 BOUNDS = {
-    "driver": {"stops": 49, "files": 17, "rooms": 39, "classes": 21},
+    "driver": {"stops": 48, "files": 17, "rooms": 39, "classes": 21},
     "accumulator": {"stops": 21, "files": 6, "rooms": 14, "classes": 6},
     "step": {"stops": 25, "files": 9, "rooms": 18, "classes": 9},
 }

@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # after PYTHONPATH, w
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from mindspore.experimental import optim
 
 import ms_accum
 from ms_accum import AccumulatedTrainStep, Accumulator, GradientAccumulation
@@ -171,7 +172,8 @@ def walk(way, watched=THIRD_END):
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     seen = Walk(watched)
     try:
-        WAYS[way](network, loss_fn, nn.Momentum(network.trainable_params(), 0.1, 0.9), seen)
+        # MindSpore compiles `nn` optimizers outside of graphs, too: with them the walk would enter a graph of its own.
+        WAYS[way](network, loss_fn, optim.SGD(network.trainable_params(), 0.1, momentum=0.9), seen)
     finally:
         seen.stop()
     return seen

@@ -758,7 +758,7 @@ def _operators() -> dict[str, tuple[Callable[[], Any], Any]]:
     if library is not None:
         norm = NativeKernels(library).norm
         calls["Custom"] = (lambda: norm((x, y)), np.sqrt((a**2).sum() + (b**2).sum()))
-    if device in ("CPU", "Ascend"):
+    if tree.has_in_place():
         calls["Tensor.mul_"] = (lambda: _in_place("mul_", parameter(), Tensor(3.0, ms.float32)), 3 * a)
         calls["Tensor.copy_"] = (lambda: _in_place("copy_", parameter(), y), b)
     return calls

@@ -213,7 +213,7 @@ class _State:
     def _read_attributes(
         self, attributes: Mapping[str, Any], names: Sequence[str], *, of_library: bool = False
     ) -> None:
-        """Read these attributes of an object. Nobody writes into the tensors of MindSpore's own classes."""
+        """Read these attributes of an object. The contents of tensors that MindSpore's own classes hold stay."""
         self._sources.append(functools.partial(_values_of, attributes, names))
         for name in names:
             value = attributes[name]

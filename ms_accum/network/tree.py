@@ -39,12 +39,13 @@ _WRITES = tuple(int(part) for part in ms.__version__.split(".")[:2]) >= (2, 9)
 _IN_PLACE_ON = ("CPU", "Ascend")
 
 
-def _has_in_place() -> bool:
+def has_in_place() -> bool:
+    """Return whether graphs use in-place kernels here."""
     level = (ms.get_context("jit_config") or {}).get("jit_level")
     return _WRITES and ms.get_context("device_target") in _IN_PLACE_ON and level != "O2"
 
 
-class _InPlace(ops.constexpr(_has_in_place, get_instance=False)):  # type: ignore[misc]
+class _InPlace(ops.constexpr(has_in_place, get_instance=False)):  # type: ignore[misc]
     """Whether in-place kernels (which write into their first operand) work, decided when a graph is compiled.
 
     They save memory: without them the gradients are in memory twice while they are multiplied.
