@@ -210,7 +210,7 @@ class _State:
     def _read_attributes(
         self, attributes: Mapping[str, Any], names: Sequence[str], *, of_library: bool = False
     ) -> None:
-        """Read these attributes of an object. Nobody writes into the tensors of MindSpore's own classes."""
+        """Read these attributes of an object. The tensors of MindSpore's own classes are never written into."""
         self._sources.append(functools.partial(_values_of, attributes, names))
         for name in names:
             value = attributes[name]
