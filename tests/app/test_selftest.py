@@ -360,6 +360,7 @@ def test_full_adds_checks(monkeypatch):
     [
         ("--jsn=a", USAGE, "unrecognized arguments: --jsn=a"),
         ("--json=none/a.json", DISK, "none/a.json"),
+        ("--json=", USAGE, "argument --json: must be a path, but got ''"),
         ("--device_target=Ascend", USAGE, "Ascend is not available here"),
     ],
 )
