@@ -1,5 +1,6 @@
 """Checks on this device what ms_accum promises: python -m ms_accum.selftest [--device_target Ascend] [--full]"""
 
+import argparse
 import sys
 
 from . import __version__
@@ -22,9 +23,14 @@ def flags() -> Parser:
 def main() -> int:
     """Run the checks; return 1 if one has failed."""
     begin(flags(), __version__)
-    from .app.self_test import main as program  # imports MindSpore, after `begin`
+    return run(_checked, flags())
 
-    return run(program, flags())
+
+def _checked(args: argparse.Namespace) -> None:
+    """Import MindSpore, after `begin`, and run the checks. An import that fails is one line, as all errors."""
+    from .app.self_test import main
+
+    main(args)
 
 
 if __name__ == "__main__":

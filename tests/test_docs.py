@@ -220,6 +220,31 @@ def test_other_documents_python_runs(name, pages):
     assert faults(name, pages[name]) == []
 
 
+def sections(text):
+    """Return the Python of each section of a page, by its heading."""
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return {part.split("\n")[0]: source for part in parts if (source := "\n".join(blocks(part, "python")))}
+
+
+NAMED = {
+    "Hand-written PyTorch loops": "MindSpore 2.x tutorial"
+}  # a section, and the one whose code it says that it uses
+
+
+@pytest.fixture(scope="module")
+def migrations(tmp_path_factory):
+    """What the sections of the page printed, each with the page's data, as a reader of this section alone runs it."""
+    data, own = PYTHON["docs/migration.md"][0], sections(TEXTS["docs/migration.md"])
+    programs = {name: "\n".join([data, own.get(NAMED.get(name), ""), source]) for name, source in own.items()}
+    return execute(programs, tmp_path_factory.mktemp("migrations"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sections(TEXTS["docs/migration.md"]))
+def test_section_of_migration_runs_alone(name, migrations):
+    assert migrations[name]["error"] is None
+
+
 def test_docstring_examples_are_collected():
     assert {"ms_accum.accumulator.Accumulator", "ms_accum.engine.ends.split_batch", "model_zoo.lenet.LeNet5"} <= set(
         DOCTESTS

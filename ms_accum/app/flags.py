@@ -439,7 +439,9 @@ def number(low: float, *, above: bool = False, below: float = math.inf) -> Calla
 
 
 def path(text: str) -> str:
-    """Convert a flag's text to a path; a shell does not expand the `~` of --flag=~/x."""
+    """Convert a flag's text to a path; a shell does not expand the `~` of --flag=~/x. A variable may be not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a path, but got ''")
     return os.path.expanduser(text)
 
 

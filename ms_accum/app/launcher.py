@@ -49,6 +49,7 @@ from .processes import (
 )
 
 _PORT, _LAST_PORT = 8118, 65535  # the first is msrun's
+_ANY_ADDRESS = "0.0.0.0"
 _ELSEWHERE = "the reason may be on another machine: see the launcher's output there"
 _NO_SCHEDULER = "no rank can continue without the scheduler: all ranks receive SIGTERM, to save their state and end"
 CHECK_SECONDS, KILL_SECONDS, LATE_SECONDS, LOST_SECONDS = 0.1, 1.0, 20.0, 3.0
@@ -328,7 +329,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
     given = {name: getattr(args, name) for name in ("node_rank", "master_addr", "master_port")}
     if args.nnodes == 1:
         for name in (name for name, value in given.items() if value is not None):
-            raise Failure(f"argument --{name}: needs --nnodes, the number of machines", USAGE)
+            raise Failure(f"argument --{name}: needs --nnodes=2 or more, the number of machines", USAGE)
         return Machine(args.nproc)
     for name in ("node_rank", "master_addr"):
         if given[name] is None:
@@ -343,6 +344,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
         address = socket.gethostbyname(args.master_addr)
     except (OSError, UnicodeError) as error:
         raise Failure(f"argument --master_addr: '{args.master_addr}' has no address: {error}", USAGE) from None
+    if address == _ANY_ADDRESS:  # also that of an empty text: each machine would take itself for machine 0
+        raise Failure(f"argument --master_addr: '{args.master_addr}' is not the address of a machine", USAGE)
     machine = Machine(args.nproc, args.nnodes, args.node_rank, address, port)
     if machine.has_scheduler:
         try:
@@ -378,7 +381,8 @@ def ranks_text(machine: Machine) -> str:
         return str(machine.nproc)
     first, last = machine.ranks[0], machine.ranks[-1]
     own = str(first) if first == last else f"{first} to {last}"
-    return f"{own} of {machine.world_size}, scheduler at {machine.address}:{machine.port}"
+    alone = " (only this machine can reach it)" if machine.address.startswith("127.") else ""
+    return f"{own} of {machine.world_size}, scheduler at {machine.address}:{machine.port}{alone}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

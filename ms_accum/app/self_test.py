@@ -29,7 +29,7 @@ from .. import __version__, _check, native
 from ..ranks.group import AUTO, Group, gather_arrays, group_of, is_first
 from ..saving.files import write_bytes
 from . import checks, steps
-from .process import DISK, TRAINING, Failure, exit_code, quiet
+from .process import DISK, SIGNALS, TRAINING, Failure, exit_code, quiet
 
 PASSED, FAILED, NOT_RUN, MEASURED = "ok", "FAILED", "not run", "measured"
 _CANN = ("version.cfg", "/usr/local/Ascend/ascend-toolkit/latest/version.cfg")
@@ -70,8 +70,13 @@ def main(args: argparse.Namespace) -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # rank 0 prints for all
     report = Report(facts_of(device, group), args.full, args.json if is_first(group) else None)
     for check in chosen(args.full, group):
+        SIGNALS.raise_pending()  # most of a check's time is inside MindSpore, where a signal does not interrupt it
         report.begin(check.name)
-        report.add(worst(run_check(check), group))
+        try:
+            report.add(worst(run_check(check), group))
+        except KeyboardInterrupt:
+            print("stopped")
+            raise
     report.end()
     failed = [row.name for row in report.rows if row.status == FAILED]
     if failed:

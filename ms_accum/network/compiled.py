@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import traceback
 from typing import Any, Callable
 
 import mindspore as ms
@@ -17,6 +18,8 @@ from .state import attached
 # In the call stack of errors that MindSpore's compiler raises. Those of kernels that run have other files, such as the
 # error of a sum over ranks of which one is lost.
 _COMPILER = re.compile(r"ccsrc/(frontend|pipeline)/")
+_PARSER = re.compile(r"mindspore/(graph/_parse|_extends/parse)/")  # its part in Python, whose errors have no such stack
+_UNKNOWN = "shape=[-2]"  # of what the compiler does not understand, such as NumPy's result; then an operator rejects it
 _LINE = re.compile(r"In file (\S+?):(\d+)")
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _MINDSPORE = os.path.dirname(ms.__file__)
@@ -115,12 +118,21 @@ def check_compile(owner: str, compile: bool) -> bool:
 def raise_if_not_compiled(owner: str, error: Exception) -> None:
     """Raise a one-line error if MindSpore could not compile a network; not for what an operator, or ours, rejects."""
     text = str(error)
-    if not _COMPILER.search(text) or text.lstrip("' \n").startswith("For '"):
+    is_of_operator = text.lstrip("' \n").startswith("For '") and _UNKNOWN not in text
+    if is_of_operator or not (_COMPILER.search(text) or _UNKNOWN in text or _is_of_parser(error)):
         return
     lines = [f"{path}:{line}" for path, line in _LINE.findall(text) if not path.startswith((_OURS, _MINDSPORE))]
     where = f" ({lines[-1]})" if lines else ""
     reason = _check.one_line(_check.first_words(text))
+    if reason.startswith("'"):  # the text of an error of the user's, in quotes
+        reason = reason.strip("'")
     raise RuntimeError(
-        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{where}: {reason} "
+        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{where}: {reason.rstrip('.')}. "
         "Use compile=False to run it in PyNative mode, without ms.set_context(mode=ms.GRAPH_MODE)."
     ) from error
+
+
+def _is_of_parser(error: Exception) -> bool:
+    """Return whether the part of MindSpore's compiler that is written in Python raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _PARSER.search(frames[-1].filename) is not None

@@ -647,14 +647,16 @@ def test_wrong_flags_are_one_line_error(tmp_path, flags, message):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--node_rank=0"], "argument --node_rank: needs --nnodes, the number of machines"),
-        (["--master_addr=10.0.0.1"], "argument --master_addr: needs --nnodes, the number of machines"),
-        (["--master_port=9000"], "argument --master_port: needs --nnodes, the number of machines"),
+        (["--nnodes=1", "--node_rank=0"], "argument --node_rank: needs --nnodes=2 or more, the number of machines"),
+        (["--master_addr=10.0.0.1"], "argument --master_addr: needs --nnodes=2 or more, the number of machines"),
+        (["--master_port=9000"], "argument --master_port: needs --nnodes=2 or more, the number of machines"),
         (["--nnodes=2", "--node_rank=0"], "argument --master_addr: must be given with --nnodes=2"),
         (["--nnodes=2", "--master_addr=127.0.0.1"], "argument --node_rank: must be given with --nnodes=2"),
         ([*SECOND, "--node_rank=2"], "argument --node_rank: must be < 2, the number of machines, but got 2"),
         ([*SECOND, "--master_port=65536"], "argument --master_port: must be <= 65535, but got 65536"),
         ([*SECOND, "--master_addr=a..b"], "argument --master_addr: 'a..b' has no address: "),
+        ([*SECOND, "--master_addr=0.0.0.0"], "argument --master_addr: '0.0.0.0' is not the address of a machine"),
+        ([*SECOND, "--master_addr="], "argument --master_addr: '' is not the address of a machine"),
         (
             ["--nnodes=2", "--node_rank=0", "--master_addr=192.0.2.1"],
             "argument --master_addr: port 8118 of 192.0.2.1 can't be used on this machine, number 0 of 2: ",
@@ -686,8 +688,8 @@ def test_each_machine_starts_its_ranks_and_the_first_one_the_scheduler(tmp_path,
     flags = ("--nnodes=2", f"--node_rank={node}", "--master_addr=localhost", f"--master_port={port}")
     code, out, err = launch(tmp_path, source, *flags)
     own = f"{2 * node} to {2 * node + 1}"
-    shown = [f"ranks            {own} of 4, scheduler at {HOST}:{port}, logs in log", *["[0] I am 0"] * (node == 0)]
-    assert (code, out, err) == (0, shown, [])
+    shown = f"ranks            {own} of 4, scheduler at {HOST}:{port} (only this machine can reach it), logs in log"
+    assert (code, out, err) == (0, [shown, *["[0] I am 0"] * (node == 0)], [])
     for device in range(2):
         rank = 2 * node + device
         environment = json.loads((tmp_path / f"got{rank}").read_text())

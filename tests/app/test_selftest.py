@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +27,8 @@ import ms_accum.engine.graph_window
 import ms_accum.training.record
 from helpers import MUTATIONS, in_both, never_emptied
 from ms_accum import AccumulatedTrainStep, FlushTail, selftest
-from ms_accum.app import checks, self_test
-from ms_accum.app.process import DISK, OK, TRAINING, USAGE, run
+from ms_accum.app import checks, process, self_test
+from ms_accum.app.process import DISK, INTERRUPTED, OK, TERMINATED, TRAINING, USAGE, run
 from ms_accum.app.self_test import FAILED, MEASURED, NOT_RUN, PASSED
 from ms_accum.engine.coupled import LossOfRepresentations
 from ms_accum.engine.ema import Ema
@@ -283,6 +285,13 @@ def self_tested(*argv, **options):
     return run(self_test.main, selftest.flags(), argv, **options)
 
 
+def send(number, signals):
+    """Send a signal to this process as another one would, and wait until it has come."""
+    os.kill(os.getpid(), number)
+    while not signals.pending():
+        time.sleep(0.01)
+
+
 @pytest.mark.host
 def test_table_block_and_json_show_the_same(capfd, monkeypatch):
     not_run = checks.Check("bfloat16", raising(checks.NotHere("no kernel")).run)
@@ -313,6 +322,41 @@ def test_failure_is_exit_code_and_one_line(capfd, monkeypatch):
 
 
 @pytest.mark.host
+def test_signal_inside_mindspore_ends_program_before_the_next_check(capfd, monkeypatch):
+    def signalled():
+        send(signal.SIGTERM, process.SIGNALS)
+        return checks.Measured(0.0, 1.0)
+
+    monkeypatch.setattr(process, "_is_in_mindspore", lambda frame: True)
+    monkeypatch.setattr(checks, "CHECKS", (checks.Check("first", signalled), *FEW))
+    assert self_tested() == TERMINATED
+    out, err = capfd.readouterr()
+    assert one_line(err) == "terminated" and "\nfirst " in out and out.endswith("  ok\n")
+
+
+@pytest.mark.host
+def test_signal_between_calls_of_mindspore_ends_the_line_of_the_check(capfd, monkeypatch):
+    def signalled():
+        send(signal.SIGINT, process.SIGNALS)
+        time.sleep(20)
+        pytest.fail("it slept on")
+
+    monkeypatch.setattr(checks, "CHECKS", (checks.Check("first", signalled), *FEW))
+    assert self_tested() == INTERRUPTED
+    out, err = capfd.readouterr()
+    assert one_line(err) == "interrupted" and out.endswith(f"\n{'first':36}stopped\n")
+
+
+@pytest.mark.host
+def test_missing_mindspore_is_one_line(tmp_path):
+    (tmp_path / "mindspore.py").write_text("raise ImportError('libascend_hal.so: cannot open')", encoding="utf-8")
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    done = command("ms_accum.selftest", cwd=tmp_path, PYTHONPATH=paths)
+    assert (done.returncode, done.stdout) == (TRAINING, "")
+    assert one_line(done.stderr) == "libascend_hal.so: cannot open"
+
+
+@pytest.mark.host
 def test_full_adds_checks(monkeypatch):
     assert {check.name for check in self_test.chosen(False, None)} == {check.name for check in checks.CHECKS}
     assert {check.name for check in self_test.chosen(True, None)} == set(BY_NAME)
@@ -324,6 +368,7 @@ def test_full_adds_checks(monkeypatch):
     [
         ("--jsn=a", USAGE, "unrecognized arguments: --jsn=a"),
         ("--json=none/a.json", DISK, "none/a.json"),
+        ("--json=", USAGE, "argument --json: must be a path, but got ''"),
         ("--device_target=Ascend", USAGE, "Ascend is not available here"),
     ],
 )

@@ -121,6 +121,8 @@ def test_flags_are_checked_before_mindspore_import(command, code, tmp_path):
         (["--model=vgg"], "argument --model: invalid choice: 'vgg'"),
         (["--device_target=TPU"], "argument --device_target: invalid choice: 'TPU'"),
         (["--data_path="], "argument --data_path: must be a path, but got ''"),
+        (["--output_dir="], "argument --output_dir: must be a path, but got ''"),
+        (["--ckpt_path="], "argument --ckpt_path: must be a path, but got ''"),
         (["--ckpt_path=model.pt"], "argument --ckpt_path: must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
         (["--ckpt_path=."], "'.ckpt' or '.safetensors', but got '.'"),
         *[([f"--save_every={text}"], "must be a number of updates, such as 100") for text in ("0", "5s", "0min")],

@@ -52,6 +52,22 @@ class NotCompilable(nn.Cell):
         return self.dense(x)
 
 
+class OpensFile(NotCompilable):
+    def construct(self, x):
+        with open("/dev/null"):  # the part of the compiler in Python fails, without a stack in C++
+            return self.dense(x)
+
+
+class UsesNumPy(NotCompilable):
+    def construct(self, x):
+        return Tensor(np.tanh(self.dense(x).asnumpy()))  # whose type the compiler does not find out, so the loss fails
+
+
+class Raises(NotCompilable):
+    def construct(self, x):
+        raise ValueError("x is wrong")
+
+
 def make_driver(network, **options):
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
     return GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, check="off", **options)
@@ -186,6 +202,19 @@ def test_network_that_can_not_be_compiled_is_one_line(mode):
         train(make_driver(NotCompilable()))
     with pytest.raises(RuntimeError, match="^For 'evaluate', MindSpore can't compile"):
         evaluate(NotCompilable(), data())
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (OpensFile, r"issubclass\(\) arg 1 must be a class"),
+        (UsesNumPy, "For 'CrossEntropyLoss', .*"),
+        (Raises, "x is wrong"),
+    ],
+)
+def test_each_reason_comes_with_the_way_out(network, reason):
+    with pytest.raises(RuntimeError, match=rf"^For '{PUBLIC}', MindSpore can't compile .*: {reason}\. Use compile=Fal"):
+        train(make_driver(network()))
 
 
 def test_network_that_can_not_be_compiled_trains_with_compile_false():
