@@ -41,6 +41,7 @@ _WRITTEN = (
     "requires_grad=False, or use compile=False."
 )
 _requires_grad = attrgetter("requires_grad")
+_HAS_HOOKS = hasattr(Tensor, "hooks")  # not in older versions of MindSpore
 # A Cell keeps layers, Parameters and buffers in dicts, which some containers replace.
 _MEMBERS = tuple(name for name in ("_cells", "_params", "_buffers") if name in CELL_ATTRIBUTES)
 _members_of = itemgetter(*_MEMBERS)
@@ -201,6 +202,10 @@ class _State:
         if isinstance(value, Parameter):
             self._parameters.append(value)
             self._note(f"{name}.requires_grad", value.requires_grad)
+            if _HAS_HOOKS:
+                self._sources.append(value.hooks)
+                for hook in value.hooks():
+                    self._read(f"{name}.hook", hook)
         elif isinstance(value, (Tensor, np.ndarray)):
             reads = isinstance(value, np.ndarray) or ms.get_context("device_target") == "CPU"  # elsewhere that is slow
             if reads and id(value) not in self._written:

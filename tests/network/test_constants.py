@@ -151,6 +151,14 @@ def add_hook(network, optimizer):
     network.act.register_forward_hook(times_three)
 
 
+def times_two(gradient):
+    return gradient * 2
+
+
+def add_hook_of_parameter(network, optimizer):
+    network.last.weight.register_hook(times_two)
+
+
 def set_rate(network, optimizer):
     optimizer.param_groups[0]["lr"] = 0.3
 
@@ -179,6 +187,7 @@ CHANGES = {
         freeze_statistics,
         replace,
         add_hook,
+        add_hook_of_parameter,
         set_rate,
         set_decay,
     )
