@@ -145,6 +145,7 @@ class _State:
             self._parameters: list[Parameter] = []
             self._sources: list[Callable[[], Iterable[Any]]] = []
             self._arrays: list[tuple[str, Any, tuple]] = []
+            self._empty: list[Mapping] = []
             for part in parts:
                 self._read("", part)
         self._objects = self._current_objects()
@@ -157,6 +158,8 @@ class _State:
 
     def is_untouched(self) -> bool:
         """Return whether all that has been read refers to the same objects; fast, because each call asks."""
+        if any(self._empty):
+            return False
         now = self._current_objects()
         if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
             return False
@@ -281,7 +284,10 @@ class _State:
         self._read_attributes(attributes, names, of_library=of_library)
         self._sources.append(functools.partial(_members_of, attributes))
         for members in _members_of(attributes):
-            self._sources.append(members.values)
+            if members:
+                self._sources.append(members.values)
+            else:
+                self._empty.append(members)
             for name, member in members.items():
                 self._read(name, member)
 
