@@ -316,7 +316,8 @@ class _Add(Compiled):
     """
 
     def __init__(self, accumulator: Accumulator, full: bool | None):
-        super().__init__(_OWNER, accumulator.window.compiles, accumulator.optimizer)
+        window = accumulator.window
+        super().__init__(_OWNER, window.compiles, accumulator.optimizer, window.sizes.function)
         self.accumulator, self.full = accumulator, full
 
     def __call__(self, grads: Any, weight: Any) -> Any:

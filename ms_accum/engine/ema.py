@@ -52,10 +52,10 @@ class Ema:
     """
 
     def __init__(self, decay: float, warm_up: int = 0):
-        self.decay = check_decay(_OWNER, decay)
+        self._decay = check_decay(_OWNER, decay)
         if type(warm_up) is not int or warm_up < 0:
             _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
-        self.warm_up = warm_up
+        self._warm_up = warm_up
         self._weights: tuple = ()
         self.averages: tuple = ()
         """tuple[Parameter], the averages, in the order of the weights."""
@@ -83,9 +83,9 @@ class Ema:
         """Count an update, if it is one; return the weight of the old average, in the graph that ends a window."""
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         count = ops.cast(self._updates, ms.float32)
-        one, decay = Tensor(1.0, ms.float32), Tensor(self.decay, ms.float32)
+        one, decay = Tensor(1.0, ms.float32), Tensor(self._decay, ms.float32)
         mean = (count - one) / ops.maximum(count, one)  # 0 at the first update, so that the initial zeros do not count
-        return ops.where(count <= max(self.warm_up, 1), ops.minimum(decay, mean), decay)
+        return ops.where(count <= max(self._warm_up, 1), ops.minimum(decay, mean), decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -118,6 +118,16 @@ class Ema:
                 f"For 'Ema', 'applied' must be left before training, but got {updates} inside the block, which are "
                 "lost: the weights are those from before the block."
             )
+
+    @property
+    def decay(self) -> float:
+        """float, the weight of the old average; constant in the compiled graphs."""
+        return self._decay
+
+    @property
+    def warm_up(self) -> int:
+        """int, the number of first updates with a plain mean."""
+        return self._warm_up
 
     @property
     def is_applied(self) -> bool:

@@ -83,7 +83,9 @@ def _run(
             inputs, named = bound.args, bound.kwargs
         if not getattr(cell, "__compile_cell_hook__", False):
             cell.__compile_cell_hook__ = True  # the Cell's own hooks are in the graph
-        return cell.compile_and_run(*inputs, **named)
+        output = cell.compile_and_run(*inputs, **named)
+        constants.ran()
+        return output
     except Exception as error:
         raise_if_not_compiled(owner, error)
         raise

@@ -53,6 +53,15 @@ def test_average_in_graph_mode(way):
     test_average_follows_its_definition(way, 0.9, 4)
 
 
+@pytest.mark.parametrize("name", ["decay", "warm_up"])
+def test_settings_can_not_be_changed(name):
+    """Compiled graphs would ignore it."""
+    ema = Ema(0.5, 3)
+    assert (ema.decay, ema.warm_up) == (0.5, 3)
+    with pytest.raises(AttributeError, match=name):
+        setattr(ema, name, 1)
+
+
 @pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_average_updated_twice_per_window_is_detected(way, monkeypatch):

@@ -1,10 +1,12 @@
 """What graphs contain as constants may change between two calls, as it may where nothing is compiled."""
 
 import copy
+import dataclasses
 import functools
 import sys
 import types
 import warnings
+from collections import UserDict, deque
 
 import mindspore as ms
 import numpy as np
@@ -150,6 +152,14 @@ def add_hook(network, optimizer):
     network.act.register_forward_hook(times_three)
 
 
+def times_two(gradient):
+    return gradient * 2
+
+
+def add_hook_of_parameter(network, optimizer):
+    network.last.weight.register_hook(times_two)
+
+
 def set_rate(network, optimizer):
     optimizer.param_groups[0]["lr"] = 0.3
 
@@ -178,16 +188,22 @@ CHANGES = {
         freeze_statistics,
         replace,
         add_hook,
+        add_hook_of_parameter,
         set_rate,
         set_decay,
     )
 }
 
 
+def restore_globals():
+    globals()["shift"] = TABLE["scale"] = MODULE.scale = Network.gain = Plain.scale = 1.0
+    remembered.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def restored():
     yield
-    globals()["shift"] = TABLE["scale"] = MODULE.scale = Network.gain = 1.0
+    restore_globals()
     Scaled.construct.__defaults__[0][1:] = []
 
 
@@ -287,6 +303,306 @@ def test_hidden_change_needs_another_graph(change):
     assert constants.graph() == 0
     change(network, inner)
     assert [constants.graph(), constants.graph()] == [1, 1]
+
+
+class Plain:
+    scale = 1.0
+
+
+class Indexed(Plain):
+    def __getitem__(self, index):
+        return self.scale
+
+
+class Computed:
+    """Has the attributes that are in a dict, as settings from a file often do."""
+
+    def __init__(self):
+        self.content = {"scale": 1.0}
+
+    def __getattr__(self, name):
+        if name not in vars(self).get("content", ()):
+            raise AttributeError(name)
+        return self.content[name]
+
+
+class Reads(nn.Cell):
+    """Multiplies by what `read` takes from what it is given."""
+
+    def __init__(self, given, read, **attributes):
+        super().__init__()
+        self.w = Parameter(Tensor(np.ones(3), ms.float32), name="w")
+        self.given, self.read = given, read
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def construct(self, x):
+        return ops.mean((x * self.w) ** 2) * self.read(self, self.given)
+
+    @functools.cached_property
+    def cached(self):
+        return 2.0 * self.given
+
+
+def given_number(network, given):
+    return given * 1.0
+
+
+def first(network, given):
+    return given[0] * 1.0
+
+
+def scale_of(network, given):
+    return given.scale * 1.0
+
+
+def scale_in(network, given):
+    return given["scale"] * 1.0
+
+
+def scale_of_class(network, given):
+    return Plain.scale * 1.0
+
+
+def named(network, given):
+    return getattr(network, given) * getattr(network, f"{given}_{1}")
+
+
+def current(network, given):
+    return network.current["scale"] + given["x"]["scale"] + given["y"]["scale"]
+
+
+def rows(network, given):
+    return Tensor(given).shape[0] * 1.0
+
+
+def inverse_sign(network, given):
+    return ops.sum(ops.sign(1.0 / (ops.stop_gradient(network.w) * 0 + given)))
+
+
+def cached(network, given):
+    return network.cached
+
+
+def total(network, given):
+    return ops.sum(network.buffer)
+
+
+def late(network, given):
+    return given(network.w)[0] * 1.0
+
+
+@functools.cache
+def remembered():
+    return TABLE["scale"]
+
+
+def of_remembered(network, given):
+    return remembered() * 1.0
+
+
+class Late(nn.Cell):
+    """Uses a Parameter that it may be given later."""
+
+    def construct(self, x):
+        return x * self.factor if hasattr(self, "factor") else x
+
+
+class Times(nn.Cell):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def construct(self, x):
+        return x * self.factor
+
+
+def with_buffer():
+    network = Reads(None, total)
+    network.register_buffer("buffer", Tensor([1.0, 0.0], ms.float32))
+    return network
+
+
+def tables():
+    both = {"x": {"scale": 1.0}, "y": {"scale": 2.0}}
+    return Reads(both, current, current=both["x"])
+
+
+def reset_cached(network):
+    network.given = 3.0
+    del network.__dict__["cached"]
+
+
+def set_remembered(network):
+    TABLE["scale"] = 3.0
+    remembered.cache_clear()
+
+
+def add_parameter(network):
+    network.given.factor = Parameter(Tensor(3.0, ms.float32), name="factor", requires_grad=False)
+
+
+def layers(network, given):
+    output = network.w
+    for layer in given:
+        output = layer(output)
+    return output[0] * 1.0
+
+
+OBJECTS = {
+    "namespace": (lambda: Reads(types.SimpleNamespace(scale=1.0), scale_of), lambda n: vars(n.given).update(scale=3.0)),
+    "object with __getitem__": (lambda: Reads(Indexed(), first), lambda n: setattr(n.given, "scale", 3.0)),
+    "object with __getattr__": (lambda: Reads(Computed(), scale_of), lambda n: n.given.content.update(scale=3.0)),
+    "class": (lambda: Reads(Plain, scale_of), lambda n: setattr(Plain, "scale", 3.0)),
+    "class as a global": (lambda: Reads(None, scale_of_class), lambda n: setattr(Plain, "scale", 3.0)),
+    "deque": (lambda: Reads(deque([1.0]), first), lambda n: n.given.__setitem__(0, 3.0)),
+    "view of a dict": (lambda: Reads(types.MappingProxyType(TABLE), scale_in), lambda n: TABLE.update(scale=3.0)),
+    "UserDict": (lambda: Reads(UserDict(scale=1.0), scale_in), lambda n: n.given.update(scale=3.0)),
+    "computed name": (lambda: Reads("k", named, k=1.0, k_1=1.0), lambda n: setattr(n, "k_1", 3.0)),
+    "other one of two dicts": (tables, lambda n: setattr(n, "current", n.given["y"])),
+    "shape of an array": (lambda: Reads(np.ones((2, 3)), rows), lambda n: setattr(n.given, "shape", (3, 2))),
+    "sign of 0": (lambda: Reads(0.0, inverse_sign), lambda n: setattr(n, "given", -0.0)),
+    "cached_property": (lambda: Reads(1.0, cached), reset_cached),
+    "buffer": (with_buffer, lambda n: n.register_buffer("buffer", Tensor([3.0, 0.0], ms.float32))),
+    "content of a buffer": (with_buffer, lambda n: n.buffer.__setitem__(0, 3.0)),
+    "lru_cache": (lambda: Reads(None, of_remembered), set_remembered),
+    "first Parameter of a Cell": (lambda: Reads(Late(), late), add_parameter),
+    "layer taken from a CellList": (
+        lambda: Reads(nn.CellList([Times(1.0), Times(3.0)]), layers),
+        lambda n: n.given.__delitem__(1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), OBJECTS.values(), ids=OBJECTS)
+def test_change_in_an_object_needs_another_graph(make, change):
+    network = make()
+    constants = Constants("test", [network])
+    assert constants.graph() == 0
+    if network.read is cached:
+        assert network.cached == 2.0  # as while it is compiled
+    constants.ran()
+    assert constants.graph() == 0
+    change(network)
+    assert [constants.graph(), constants.graph()] == [1, 1]
+
+
+ARRAYS = [
+    Tensor(np.ones(3), ms.bfloat16),
+    Tensor(np.ones(3), ms.bool_),
+    Tensor(1.0, ms.float32),
+    np.ones((4, 4))[:, ::2],
+    np.ones(3, np.float16),
+    np.array([1, "one"], object),
+    np.array(["2026-11-26"], "datetime64[D]"),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{type(array).__name__}, {array.dtype}")
+def test_contents_of_any_type_are_compared(array):
+    network = Reads(array, first)
+    constants = Constants("test", [network])
+    assert [constants.graph(), constants.graph()] == [0, 0]
+    if isinstance(array, Tensor):
+        array.assign_value(Tensor(np.zeros(array.shape), array.dtype))
+    else:
+        array[0] = 0
+    assert [constants.graph(), constants.graph()] == [1, 1]
+
+
+class Counts(nn.Cell):
+    """Writes into a tensor that is no Parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.ones(3), ms.float32), name="w")
+        self.seen = Tensor(np.zeros(2), ms.float32)
+
+    def construct(self, x):
+        seen = ops.assign_add(self.seen, ops.ones_like(self.seen))
+        return ops.mean((x * self.w) ** 2) * ops.sum(seen)
+
+
+def test_tensor_that_a_graph_writes_into_is_a_warning_and_needs_no_other_graph(monkeypatch):
+    weights, numbers = [], []
+    graph = Constants.graph
+    monkeypatch.setattr(Constants, "graph", lambda self: numbers.append(graph(self)) or numbers[-1])
+    for compile in (False, True):
+        trained = Trained("driver", Counts(), window=1, lr=0.01, compile=compile)
+        with warnings.catch_warnings() if not compile else pytest.warns(RuntimeWarning, match="writes into .*'seen'"):
+            trained.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 4)
+        weights.append(trained.weights)
+    np.testing.assert_allclose(*weights, rtol=1e-6)
+    assert set(numbers[-4:]) == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "change"), OBJECTS.values(), ids=OBJECTS)
+def test_change_in_an_object_is_followed(make, change, monkeypatch):
+    """And nothing is compiled without a change, also if compiling changes the network, as a `cached_property` does."""
+
+    def trained(changes, **options):
+        restore_globals()
+        network = make()
+        system = Trained("driver", network, window=1, **options)
+        system.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 2)
+        ops.assign(network.w, ops.ones(3))
+        if changes:
+            change(network)
+        return system.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 2).weights
+
+    expected = trained(True, compile=False)
+    assert not np.array_equal(expected, trained(False, compile=False), equal_nan=True)
+    numbers = []
+    graph = Constants.graph
+    monkeypatch.setattr(Constants, "graph", lambda self: numbers.append(graph(self)) or numbers[-1])
+    np.testing.assert_allclose(trained(True), expected, rtol=1e-5)
+    assert numbers == [0, 0, 1, 1]
+
+
+def test_attribute_that_only_generated_code_names_needs_no_other_graph():
+    """A dataclass compares all its fields, in code without a source."""
+
+    @dataclasses.dataclass
+    class State:
+        scale: float = 1.0
+        seen: int = 0
+
+    network = Reads(State(), scale_of)
+    constants = Constants("test", [network])
+    constants.graph()
+    network.given.seen += 1
+    assert constants.graph() == 0
+    network.given.scale = 2.0
+    assert constants.graph() == 1
+
+
+def three_times(function):
+    @functools.wraps(function)
+    def wrapper(*inputs):
+        return function(*inputs) * 3
+
+    return wrapper
+
+
+@three_times
+def decorated(network, given):
+    return given * 1.0
+
+
+@ms.jit
+def compiled_by_user(network, given):
+    return given * 1.0
+
+
+def test_decorator_that_mindspore_leaves_out_is_a_warning():
+    constants = Constants("test", [Reads(1.0, decorated)])
+    with pytest.warns(RuntimeWarning, match="'test', MindSpore compiles 'decorated' without its decorator.*compile=F"):
+        constants.graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constants.graph()
+        Constants("test", [Reads(1.0, compiled_by_user), Reads(1.0, of_remembered)]).graph()
 
 
 def test_other_name_of_an_equal_value_needs_another_graph():
@@ -428,7 +744,7 @@ class Loss(nn.Cell):
 
 def trained(way, change, mode, **options):
     """Return the parameters after a window, a change of what a graph contains as a constant, and another window."""
-    globals()["shift"] = TABLE["scale"] = MODULE.scale = Network.gain = 1.0
+    restore_globals()
     with running_in(mode):
         network = Network()
         window = 1 if way == "driver, windows of 1" else 2
@@ -476,6 +792,26 @@ def test_change_would_be_ignored_without_constants(monkeypatch):
     monkeypatch.setattr(Constants, "graph", lambda self: 0)
     with pytest.raises(AssertionError):
         check_equal("driver", set_factor, ms.PYNATIVE_MODE)
+
+
+WINDOW = [2]
+
+
+def window_size(updates):
+    return WINDOW[0]
+
+
+@pytest.mark.parametrize("way", ["loop", "step"])
+def test_function_of_window_sizes_may_read_what_changes(way):
+    updates = []
+    for compile in (False, True):
+        WINDOW[0] = 2
+        trained = Trained(way, Reads(1.0, given_number), window_size, compile=compile)
+        trained.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 5)  # the last window is flushed
+        WINDOW[0] = 1
+        trained.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 5)
+        updates.append(trained.updates)
+    assert updates == [3 + 4, 3 + 4]
 
 
 def test_evaluate_follows_a_change_and_hooks_of_the_network():
@@ -527,3 +863,12 @@ def test_momentum_moves_a_frozen_parameter(compile):
     trained.train([micro_batch])
     np.testing.assert_allclose(network.last.bias.asnumpy(), before - 0.09 * moment, rtol=1e-5)
     assert moment.any()
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.filterwarnings("ignore:For 'GradientAccumulation', MindSpore compiles 'decorated' without its decorator")
+def test_graph_leaves_out_a_decorator(compile):
+    """Also in plain MindSpore."""
+    trained = Trained("driver", Reads(1.0, decorated), window=1, compile=compile)
+    weights = trained.train([(Tensor(np.ones((2, 3)), ms.float32),)]).weights
+    np.testing.assert_allclose(weights, 1 - (2 / 3 if compile else 2), rtol=1e-6)
