@@ -180,5 +180,10 @@ class _UpdateOutside(Compiled):
         super().__init__(owner, True, optimizer)
         self.optimizer = optimizer
 
+    def __call__(self, *gradients: Any) -> Any:
+        if not runs_compiled(self.optimizer):  # it has a hook by now, which runs as Python
+            return self.optimizer(gradients)
+        return super().__call__(*gradients)
+
     def construct(self, *gradients: Any) -> Any:
         return self.optimizer(gradients)

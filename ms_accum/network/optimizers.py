@@ -63,8 +63,9 @@ def is_sharded(optimizer: Any) -> bool:
 
 
 def runs_compiled(optimizer: Any) -> bool:
-    """Return whether MindSpore runs an optimizer as a graph outside of graphs, too."""
-    return hasattr(type(optimizer).construct, "__wrapped__")
+    """Return whether MindSpore runs an optimizer as a graph outside of graphs, too, and nothing else with it."""
+    has_hooks = optimizer._forward_pre_hook or optimizer._forward_hook
+    return hasattr(optimizer.construct, "__wrapped__") and not has_hooks
 
 
 # Checks

@@ -318,6 +318,27 @@ def test_graph_of_jit_would_not_train_weights_loaded_later(monkeypatch):
     assert trained_after_loading(by_driver) == [10.0, 20.0]
 
 
+@pytest.mark.parametrize("registers_first", [True, False])
+def test_hooks_of_the_optimizer_run_as_python_with_compile_false(registers_first):
+    network, x, calls = MeanProduct(), Tensor(np.ones((2, 2)), ms.float32), []
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+
+    def doubled(cell, inputs):
+        calls.append(len(inputs[0]))
+        return (tuple(gradient * 2 for gradient in inputs[0]),)
+
+    if registers_first:
+        optimizer.register_forward_pre_hook(doubled)
+    train_once = by_driver(network, optimizer, x, compile=False)
+    if not registers_first:
+        train_once()
+        optimizer.register_forward_pre_hook(doubled)
+    before = network.w.asnumpy().copy()
+    train_once()
+    np.testing.assert_array_equal(network.w.asnumpy(), before - 1.0)  # twice the gradient, which is 0.5
+    assert calls == [1]
+
+
 def test_graph_of_the_optimizer_itself_would_not_either(monkeypatch):
     monkeypatch.setattr(boundary, "runs_compiled", lambda optimizer: False)
     assert trained_after_loading(LOADING["driver, compile=False"]) == [10.0, 20.0]
