@@ -58,7 +58,7 @@ def test_settings_can_not_be_changed(name):
     """Compiled graphs would ignore it."""
     ema = Ema(0.5, 3)
     assert (ema.decay, ema.warm_up) == (0.5, 3)
-    with pytest.raises(AttributeError, match=name):
+    with pytest.raises(AttributeError):
         setattr(ema, name, 1)
 
 
