@@ -65,6 +65,7 @@ METHODS = {
     ): NEUTRAL,
     ("app/memory.py", "untyped_storage"): f"{HOST}: asks where a Tensor is",
     ("app/memory.py", "data_ptr"): f"{HOST}: asks where a Tensor is",
+    ("network/constants.py", "hooks"): f"{HOST}: the functions that are registered",
     ("network/tree.py", "register"): f"{OTHER} of a MultitypeFuncGraph",
     ("app/trials.py", "split"): f"{OTHER} of a text",
     ("app/self_test.py", "index"): f"{OTHER} of a tuple",

@@ -55,7 +55,7 @@ _DICTS = (dict, types.MappingProxyType, UserDict)
 _ENTRIES = frozenset({"construct", "bprop", "__call__"})
 # Methods that code calls without naming them.
 _OPERATORS = [name for name in dir(operator) if name.startswith("__") and callable(getattr(operator, name))]
-_BY_SYNTAX = "bool enter exit float get getattr getattribute int iter len next".split()
+_BY_SYNTAX = ("bool", "enter", "exit", "float", "get", "getattr", "getattribute", "int", "iter", "len", "next")
 _UNNAMED = frozenset({*_OPERATORS, *(f"__r{name[2:]}" for name in _OPERATORS), *(f"__{name}__" for name in _BY_SYNTAX)})
 _OF_CELLS = frozenset(nn.Cell.__mro__)
 # Modules whose attributes programs do not change. Python 3.9 has no list of the standard ones.
