@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import time
 from functools import partial
@@ -150,34 +149,18 @@ def build(
     return model, network, runtime
 
 
-def trial(settings: Settings, rows: int, *, single: bool = False) -> Callable[[], None]:
-    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former.
-
-    With `single`, the same rows are trained with an update after each micro-batch.
-    """
-    count = math.ceil(settings.window_rows / rows) if single else 1
-    settings = settings.without_accumulation(rows) if single else settings.with_micro_batches_of(rows)
+def trial(settings: Settings, rows: int) -> Callable[[], None]:
+    """Train the first window of this run in micro-batches of `rows` rows, and evaluate one batch; return the former."""
+    settings = settings.with_micro_batches_of(rows)
     steps.choose_device(settings.device_target)
     task = task_of(settings)
     train, test = datasets(settings, task, None)
     model, network, _ = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
-    batches = list(islice(train.create_tuple_iterator(num_epochs=1), count))
-    window = partial(model.train_process, 1, batches, **settings.window, report=(), ckpt_path=None)
+    batch = next(train.create_tuple_iterator(num_epochs=1))
+    window = partial(model.train_process, 1, [batch], **settings.window, report=(), ckpt_path=None)
     window()
     task.evaluate(network, [next(test.create_tuple_iterator(num_epochs=1))], None)
     return window
-
-
-def estimate_noise(settings: Settings, rows: int, updates: int) -> tuple[float, int]:
-    """Train the first updates of this run in micro-batches of `rows` rows; return its noise scale, and their number."""
-    settings = settings.with_micro_batches_of(rows)
-    steps.choose_device(settings.device_target)
-    task = task_of(settings)
-    train, _ = datasets(settings, task, None)
-    model, _, _ = build(settings, task, train, noise := NoiseScale(every=1))
-    updates = min(updates, settings.updates)
-    model.train_process(updates, train, micro_batch_size=rows, max_updates=updates, report=(), ckpt_path=None)
-    return noise.rows, model.updates
 
 
 def main(settings: Settings) -> None:
@@ -192,10 +175,6 @@ def main(settings: Settings) -> None:
     model, network, runtime = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
     if settings.verify:
         check_gradients(settings, task, network, train)
-        return
-    if settings.advise:
-        single = partial(trial, settings, single=True)
-        steps.advise(settings, network, partial(trial, settings), single, partial(estimate_noise, settings))
         return
     settings, search = steps.choose_micro_batch(settings, partial(trial, settings), __version__)
     settings = steps.make_folders(settings, group)

@@ -29,7 +29,6 @@ MODULES = {
         "one training with its effective batch in 1, 2, 4 and 8 micro-batches, ours and the usual loop",
     ),
     "splits": ("splits", "time and memory of one window in several splits"),
-    "advice": ("advice", "is train.py --advise right? both ways trained on the same rows"),
     "cost": ("cost", "what accumulating costs compared with a plain forward-backward"),
     "operators": ("operators", "the kernels in which a forward-backward spends its time, compared with PyTorch's"),
     "forms": ("forms", "ways to write a block of a network, and what each takes on CPU"),

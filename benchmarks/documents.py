@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import advice, curves, features, forms, performance_tables, scaling_tables, schedules, splits
+from . import curves, features, forms, performance_tables, scaling_tables, schedules, splits
 from .chinese import in_chinese
 from .conformance import page
 from .process import ROOT
@@ -59,7 +59,6 @@ def tables() -> dict[str, str]:
         **figures,
         **forms.tables(performance_tables.MACHINES),
         **schedules.tables(),
-        **advice.tables(),
         **curves.tables(),
         **features.tables(),
         **page.tables(),

@@ -189,11 +189,8 @@ class Parser(argparse.ArgumentParser):
         text = "windows that change during the run, and the rates that go with them, such as seesaw, seesaw:max=64, "
         text += "warmup:1-8:20000, samples:0:1,20000:4 or tokens:0:1,1000000:4"
         add("--batch_schedule", type=batch_schedule, metavar="SCHEDULE", help=text)
-        text = "memory that the process may use with --batch_size auto and --advise, such as 2GiB; must be given on CPU"
+        text = "memory that the process may use with --batch_size auto, such as 2GiB; must be given on CPU"
         add("--memory_budget", type=memory, metavar="SIZE", help=text)
-        text = "do not train, but measure splits of the window, and updates without accumulation, and advise which to "
-        text += "take; needs --memory_budget on CPU"
-        add("--advise", action="store_true", help=text)
         text = "whether a window's gradient is the mean over its rows, of text over its tokens, or the sum over its "
         text += "micro-batches (default: %(default)s)"
         add("--reduction", choices=("mean", "sum"), default="mean", help=text)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
@@ -27,7 +25,6 @@ from .settings import Settings
 from .tasks import Result
 from .trials import on_host
 
-_INDENT = 17  # of what `show` prints
 _TAIL_DESCRIPTIONS = {"flush": "a shorter last window", "carry": "a window that continues", "drop": "no window"}
 # Milliseconds: on two CPU cores the MLP, whose micro-batches of 32 rows take 2.5, trains 3 times as fast with larger
 # ones; LeNet5, with 5, not a third faster.
@@ -68,16 +65,6 @@ def search_lines(micro_batch: MicroBatch, budget: int | None) -> list[str]:
     lines += [f"the fastest of those that fit, {short(micro_batch.peak)}{of_budget}"]
     lines += micro_batch.table.splitlines()
     return [*lines, micro_batch.advice] if micro_batch.advice else lines
-
-
-def show_advice(table: Sequence[str], verdict: str, reasons: str) -> None:
-    """Print a table, an advice that can be copied, and the reasons as a paragraph as wide as the terminal."""
-    width = max(40, shutil.get_terminal_size().columns - _INDENT)
-    paragraph = textwrap.wrap(reasons, width, break_long_words=False, break_on_hyphens=False)
-    for number, line in enumerate(table):
-        show("" if number else "speed", line)
-    for number, line in enumerate([verdict, *paragraph]):
-        show("" if number else "advice", line)
 
 
 def show_plan(

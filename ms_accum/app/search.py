@@ -141,7 +141,7 @@ def find_micro_batch_size(
         rule = "given on CPU, where a process could use all memory of the machine"
         _check.raise_invalid(ValueError, owner, "memory_budget", rule, None, "Give for example '2GiB'.")
     budget = None if memory_budget is None else amounts.amount(owner, "memory_budget", memory_budget)
-    limit = limit_of(budget)
+    limit = _limit_of(budget)
     if by_speed:
         trials = _time_splits(owner, trial, rows, limit)
     else:
@@ -153,7 +153,7 @@ def find_micro_batch_size(
     return MicroBatch(best_trial.rows, math.ceil(rows / best_trial.rows), best_trial.peak or 0, trials, rows)
 
 
-def limit_of(budget: int | None) -> int | None:
+def _limit_of(budget: int | None) -> int | None:
     """Return the peak memory in bytes up to which a trial fits into a budget."""
     return None if budget is None else int(budget * (1 - _MARGIN))
 
@@ -242,14 +242,14 @@ def _time_splits(owner: str, trial: Callable[[int], Any], rows: int, limit: int 
     max_rows = rows
     failed: list[Trial] = []
     while True:
-        trials = time_sizes(owner, trial, sizes(rows, max_rows), limit)
+        trials = _time_sizes(owner, trial, sizes(rows, max_rows), limit)
         if trials[0].fits or trials[0].rows == 1:
             return (*trials, *failed)
         failed = [trials[0], *failed]
         max_rows = trials[0].rows - 1
 
 
-def time_sizes(owner: str, trial: Callable, candidates: Sequence[int], limit: int | None) -> list[Trial]:
+def _time_sizes(owner: str, trial: Callable, candidates: Sequence[int], limit: int | None) -> list[Trial]:
     """Time these sizes, smallest first, in one process, until one does not fit."""
     outcome = run_in_new_process(owner, partial(_time_in_child, trial, candidates), candidates, limit)
     seconds: dict[int, float] = {}

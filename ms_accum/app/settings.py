@@ -58,7 +58,6 @@ class Settings:
     batch_schedule: BatchScheduleText | None
     """Optional[BatchScheduleText], sets `mini_steps` and the rates when the number of micro-batches is known."""
     memory_budget: int | None
-    advise: bool
     reduction: str
     tail: str
     clip_norm: float | None
@@ -119,12 +118,8 @@ class Settings:
             Failure: If flags contradict each other.
         """
         values = {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
-        if values["advise"] and values["verify"]:
-            raise Failure("argument --advise: can't be combined with --verify; give one after the other", USAGE)
         if values["verify"] and values["batch_size"] == AUTO:
             raise Failure("argument --verify: needs the rows of a micro-batch; give --batch_size", USAGE)
-        if values["advise"]:
-            _count_window_in_rows(values)
         _check_window(values)
         if values["effective_batch"] is None:
             values["mini_steps"] = values["mini_steps"] or MINI_STEPS
@@ -200,10 +195,6 @@ class Settings:
     def with_micro_batches_of(self, rows: int) -> Settings:
         """Return the same settings with micro-batches of `rows` rows."""
         return replace(self, batch_size=rows)
-
-    def without_accumulation(self, rows: int) -> Settings:
-        """Return the same settings with an update after each micro-batch of `rows` rows."""
-        return replace(self, batch_size=rows, mini_steps=1, effective_batch=None)
 
     @property
     def auto(self) -> bool:
@@ -348,22 +339,6 @@ def best_of(model: str) -> str:
 def ema_of(model: str) -> str:
     """Return the path of the averaged model beside the last one."""
     return "{}.ema{}".format(*os.path.splitext(model))
-
-
-def _count_window_in_rows(values: dict[str, Any]) -> None:
-    """Make the rows of the window, which --advise splits, from the flags that count it in micro-batches."""
-    flag = "argument --advise:"
-    mini_steps = values["mini_steps"] or MINI_STEPS
-    if values["batch_schedule"] is not None or isinstance(mini_steps, Mapping):
-        raise Failure(f"{flag} is for windows of one size; give --effective_batch", USAGE)
-    if values["effective_batch"] is None:
-        if values["batch_size"] == AUTO:
-            raise Failure(f"{flag} needs the rows of a window; give --effective_batch", USAGE)
-        values["effective_batch"] = values["batch_size"] * mini_steps
-    if values["effective_batch"] < 2:
-        raise Failure(f"{flag} needs a window of several rows; give --effective_batch", USAGE)
-    # A trial is one window, on one process.
-    values.update(batch_size=AUTO, mini_steps=None, tail="flush", zero=None)
 
 
 def _check_schedule(values: Mapping[str, Any]) -> None:

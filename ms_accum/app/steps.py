@@ -17,7 +17,6 @@ from mindspore import nn
 from .._check import quantity
 from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
-from ..layers.batch_norm import takes_statistics
 from ..ranks.group import AUTO, Group, group_of, is_first, is_launched, total
 from ..saving.checkpointer import Checkpointer, FolderInUse, StateFolder, Stopped
 from ..saving.files import remove_leftovers
@@ -33,10 +32,9 @@ from ..saving.model_file import (
 )
 from ..zoo.data.text import CHARACTERS
 from . import outputs
-from .advice import advice, flags_of, measured, reasons
 from .evaluations import Evaluations
 from .metrics import MetricsFile
-from .plan import print_line, reporters, search_lines, show_advice
+from .plan import print_line, reporters, search_lines
 from .process import CHECKPOINT, DISK, MINDSPORE_LOG, SIGNALS, USAGE, Failure, exit_code, quiet, without_native_log
 from .search import SearchCache, find_micro_batch_size
 from .settings import Settings, best_of, ema_of
@@ -92,8 +90,6 @@ def join(settings: Settings) -> tuple[Settings, Group | None]:
 
 def _with_ranks(settings: Settings, ranks: int) -> Settings:
     """Return the settings of each of several processes; raise a `Failure` if they can't have these."""
-    if ranks > 1 and settings.advise:
-        raise Failure("argument --advise: measures one process, so a launcher must not start it", USAGE)
     if ranks > 1 and settings.auto:
         raise Failure("argument --batch_size: auto tries one process; give several the number it finds", USAGE)
     if ranks > 1 and settings.tail == "carry":
@@ -167,33 +163,6 @@ def choose_micro_batch(settings: Settings, trial: Callable[[int], Any], version:
         cache.store(micro_batch)
     lines = [*search_lines(micro_batch, settings.memory_budget), *lines]
     return settings.with_micro_batches_of(micro_batch.micro_batch_size), lines
-
-
-def advise(
-    settings: Settings,
-    network: nn.Cell,
-    trial: Callable[[int], Any],
-    single: Callable[[int], Any],
-    noise: Callable[..., tuple[float, int]],
-) -> None:
-    """Print measurements of the window, and whether to accumulate.
-
-    Args:
-        settings (Settings): the settings of the run.
-        network (Cell): the network.
-        trial (Callable), single (Callable), noise (Callable): as for `measured`.
-    """
-    print_line(f"{'advice':16} measuring; each part starts a process ...")
-    with exit_code(USAGE, ValueError):
-        measurements = measured(settings, trial, single, noise)
-    has_batch_norm = any(takes_statistics(cell, training=True) for _, cell in network.cells_and_names())
-    advised = advice(measurements, has_batch_norm=has_batch_norm)
-    verdict = "accumulate" if advised.accumulates else "do not accumulate"
-    show_advice(
-        measurements.table,
-        f"{verdict}: {' '.join(flags_of(settings, advised))}",
-        reasons(settings, measurements, advised, has_batch_norm=has_batch_norm),
-    )
 
 
 def make_folders(settings: Settings, group: Group | None) -> Settings:
