@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from model_zoo import MODELS
 from ms_accum import __version__
 from ms_accum.app.flags import Parser, path
 from ms_accum.app.process import CHECKPOINT, DISK, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import ema_of
-from ms_accum.zoo import MODELS
 
 
 def flags() -> Parser:

@@ -9,14 +9,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, Callable
 
+from model_zoo import MODELS, OPTIMIZERS, RECIPES
+from model_zoo.recipes import ADAPTIVE_LR, SGD_LR, TextSizes, by_dataset, filled_in
 from ms_accum import __version__
 from ms_accum.app import outputs
 from ms_accum.app.batch_schedule import batch_schedule
 from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import Settings
-from ms_accum.zoo import MODELS, OPTIMIZERS, RECIPES
-from ms_accum.zoo.recipes import ADAPTIVE_LR, SGD_LR, TextSizes, by_dataset, filled_in
 
 
 def flags() -> Parser:
@@ -69,6 +69,7 @@ if __name__ == "__main__":
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo import DOWNLOADS, DataError, make_optimizer
 from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, tune_cpu, verify
 from ms_accum.app import plan, steps
 from ms_accum.app.rates import rate_by_update
@@ -76,7 +77,6 @@ from ms_accum.app.tasks import Task, task_of
 from ms_accum.engine.loss_scale import mixed, scaler_of
 from ms_accum.network.runtime import keep_cpu_defaults
 from ms_accum.ranks.group import comes_first
-from ms_accum.zoo import DOWNLOADS, DataError, make_optimizer
 
 
 def download(settings: Settings) -> None:

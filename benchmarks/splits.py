@@ -15,8 +15,8 @@ import numpy as np
 from mindspore import nn
 
 import ms_accum
+from model_zoo import GPT, NextTokenLoss, SmallResNet
 from ms_accum import GradientAccumulation, find_micro_batch_size
-from ms_accum.zoo import GPT, NextTokenLoss, SmallResNet
 
 from . import charts
 from .options import check_names, reject_options

@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.train import EarlyStopping
 
+from model_zoo import create_dataset
 from ms_accum import GradientAccumulation, evaluate
-from ms_accum.zoo import create_dataset
 
 
 def block(channels_in, channels):

@@ -7,8 +7,8 @@ import numpy as np
 from mindspore import Tensor, amp, nn, ops
 from mindspore.train import Callback
 
+from model_zoo import GPT
 from ms_accum import Ema, GradientAccumulation, NoiseScale, TrainClear, TrainForwardBackward, ramp_up
-from ms_accum.zoo import GPT
 
 NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "

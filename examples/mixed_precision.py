@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.amp import DynamicLossScaler, auto_mixed_precision
 
+from model_zoo import LeNet5, create_dataset
 from ms_accum import GradientAccumulation
-from ms_accum.zoo import LeNet5, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)

@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.train import Model
 
+from model_zoo import LeNet5, create_dataset
 from ms_accum import AccumulatedTrainStep, FlushTail
-from ms_accum.zoo import LeNet5, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)

@@ -6,8 +6,8 @@ python -m ms_accum.launch --nproc 2 examples/no_sync.py     (alone: python examp
 import mindspore as ms
 from mindspore import nn
 
+from model_zoo import LeNet5, create_dataset
 from ms_accum import TrainClear, TrainForwardBackward, TrainOptim, own_group
-from ms_accum.zoo import LeNet5, create_dataset
 
 ms.set_seed(1)
 group = own_group()

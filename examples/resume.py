@@ -5,8 +5,8 @@ import argparse
 import mindspore as ms
 from mindspore import nn
 
+from model_zoo import LeNet5, create_dataset
 from ms_accum import Checkpointer, GradientAccumulation
-from ms_accum.zoo import LeNet5, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)

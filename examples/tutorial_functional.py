@@ -5,8 +5,8 @@ import argparse
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo import MLP, create_dataset
 from ms_accum import Accumulator, evaluate
-from ms_accum.zoo import MLP, create_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=25)

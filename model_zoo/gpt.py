@@ -45,7 +45,7 @@ class GPT(nn.Cell):
 
     Examples:
         >>> import mindspore as ms
-        >>> from ms_accum.zoo import GPT
+        >>> from model_zoo import GPT
         >>> GPT(10, context=8)(ms.ops.zeros((2, 5), ms.int32)).shape
         (2, 5, 10)
     """

@@ -34,7 +34,7 @@ class LeNet5(nn.Cell):
 
     Examples:
         >>> import mindspore as ms
-        >>> from ms_accum.zoo import LeNet5
+        >>> from model_zoo import LeNet5
         >>> LeNet5()(ms.ops.zeros((2, 1, 32, 32))).shape
         (2, 10)
     """

@@ -30,7 +30,7 @@ class MLP(nn.Cell):
 
     Examples:
         >>> import mindspore as ms
-        >>> from ms_accum.zoo import MLP
+        >>> from model_zoo import MLP
         >>> MLP()(ms.ops.zeros((2, 1, 28, 28))).shape
         (2, 10)
     """

@@ -79,7 +79,7 @@ class MoEGPT(GPT):
 
     Examples:
         >>> import mindspore as ms
-        >>> from ms_accum.zoo import MoEGPT
+        >>> from model_zoo import MoEGPT
         >>> logits, sums = MoEGPT(10, context=8)(ms.ops.zeros((2, 5), ms.int32))
         >>> logits.shape, sums.shape
         ((2, 5, 10), (2, 9))

@@ -56,7 +56,7 @@ class NextTokenLoss(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import GPT, NextTokenLoss, create_text_dataset
+        >>> from model_zoo import GPT, NextTokenLoss, create_text_dataset
         >>> text = create_text_dataset(batch_size=8, context=16, seed=1)
         >>> network = GPT(text.source.data.vocabulary.size, context=16)
         >>> tokens, targets = next(text.create_tuple_iterator(num_epochs=1))

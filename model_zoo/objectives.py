@@ -42,7 +42,7 @@ class PolicyLoss(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import PolicyLoss
+        >>> from model_zoo import PolicyLoss
         >>> sorted(PolicyLoss("dapo").weight)
         ['kl', 'policy']
     """
@@ -103,7 +103,7 @@ class DistillationLoss(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import DistillationLoss
+        >>> from model_zoo import DistillationLoss
         >>> sorted(DistillationLoss().weight)
         ['ce', 'kl']
     """
@@ -144,7 +144,7 @@ class AuxiliaryHeads(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import AuxiliaryHeads
+        >>> from model_zoo import AuxiliaryHeads
         >>> sorted(AuxiliaryHeads(2).coefficients.items())
         [('auxiliary_1', 0.3), ('auxiliary_2', 0.3)]
     """

@@ -40,7 +40,7 @@ class ResNet18(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import ResNet18
+        >>> from model_zoo import ResNet18
         >>> sum(parameter.size for parameter in ResNet18().trainable_params())
         11173962
     """

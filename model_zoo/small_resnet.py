@@ -42,7 +42,7 @@ class SmallResNet(nn.Cell):
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import SmallResNet
+        >>> from model_zoo import SmallResNet
         >>> sum(parameter.size for parameter in SmallResNet().trainable_params())
         1096970
     """

@@ -103,8 +103,8 @@ class GradientAccumulation:
 
     Examples:
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import GradientAccumulation
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net = MLP()
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer)

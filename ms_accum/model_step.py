@@ -108,8 +108,8 @@ class AccumulatedTrainStep(Compiled):
     Examples:
         >>> from mindspore import nn
         >>> from mindspore.train import Model
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import AccumulatedTrainStep, FlushTail
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net, loss_fn = MLP(), nn.CrossEntropyLoss()
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> step = AccumulatedTrainStep((net, loss_fn), optimizer, gradient_accumulation_steps=4)

@@ -1,4 +1,4 @@
-"""The installed package agrees with pyproject.toml, and is found by its names."""
+"""The installed package agrees with pyproject.toml."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_version_equals_pyproject():
 
 
 def test_requirements_files_equal_pyproject():
-    assert lines("requirements.txt") == PROJECT["dependencies"] + EXTRAS["examples"] + EXTRAS["test"]
+    assert lines("requirements.txt") == ["-e .", *PROJECT["dependencies"], *EXTRAS["examples"], *EXTRAS["test"]]
     extras, *others = EXTRAS["dev"]
     assert extras == "ms-accum[examples,test]" and lines("requirements-dev.txt") == others
     assert EXTRAS["plot"] + EXTRAS["tensorboard"] == EXTRAS["test"][:2]
@@ -84,10 +84,13 @@ def test_imported_packages_are_required():
     assert anywhere - at_once == names(optional)
 
 
-def test_all_packages_are_installed_under_one_top_level():
+def test_all_packages_are_installed():
     folders = {path.parent for package in ("ms_accum", "model_zoo") for path in (ROOT / package).rglob("*.py")}
-    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == folders - {ROOT / "ms_accum" / "zoo"}
-    assert {name.split(".")[0] for name in SETUPTOOLS["packages"] + SETUPTOOLS["py-modules"]} == {"ms_accum"}
+    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == folders
+    assert {name.split(".")[0] for name in SETUPTOOLS["packages"] + SETUPTOOLS["py-modules"]} == {
+        "ms_accum",
+        "model_zoo",
+    }
 
 
 def test_package_data_is_installed():
@@ -109,20 +112,10 @@ def test_programs_are_installed():
         assert callable(getattr(modules[module], function))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
-def test_programs_import_zoo_by_installed_name(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    froms = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert "model_zoo" not in froms, "import from ms_accum.zoo, which is the same"
-
-
 def test_python_classifiers_equal_requires_python():
     low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
     named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
     assert [int(match[1]) for match in named if match] == list(range(low, high))
-
-
-# The zoo's second name
 
 
 def python(program, cwd, **environment):
@@ -132,31 +125,6 @@ def python(program, cwd, **environment):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_both_names_of_zoo_are_one_package():
-    import model_zoo._check
-    import model_zoo.data.mnist
-    import ms_accum.zoo.data.mnist
-    from ms_accum.zoo import DataError
-    from ms_accum.zoo.recipes import RECIPES
-
-    assert ms_accum.zoo is model_zoo and ms_accum.zoo.data.mnist is model_zoo.data.mnist
-    assert DataError is model_zoo._check.DataError and RECIPES is model_zoo.RECIPES
-    with pytest.raises(ModuleNotFoundError, match="model_zoo.nothing"):
-        import ms_accum.zoo.nothing  # noqa: F401
-
-
-@pytest.mark.parametrize("theirs", ["model_zoo.py", "model_zoo/__init__.py"])
-def test_user_module_named_model_zoo_is_not_imported(theirs, tmp_path):
-    (tmp_path / theirs).parent.mkdir(exist_ok=True)
-    (tmp_path / theirs).write_text("mine = 1\n", encoding="utf-8")
-    done = python(
-        "from ms_accum.zoo import MODELS, DataError; from ms_accum.zoo.data.images import Split; import model_zoo; "
-        "print(model_zoo.mine, DataError.__module__, Split.__module__, MODELS['mlp'].image_size)",
-        tmp_path,
-    )
-    assert done.stdout == "1 ms_accum.zoo._check ms_accum.zoo.data.images 28\n", done.stderr
-
-
 # Console scripts
 
 RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.app.process import {2} as run; run()"
@@ -164,7 +132,7 @@ RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.app.pr
 
 @pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
 def test_console_script_imports_no_user_modules(name, function, tmp_path):
-    for theirs in ("train.py", "eval.py", "model_zoo.py", "mindspore.py"):
+    for theirs in ("train.py", "eval.py", "mindspore.py"):
         (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
     done = python(RUN.format(name, "--help", function), tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [--")

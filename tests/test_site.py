@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import model_zoo
 import ms_accum
 from benchmarks import documents
-from ms_accum import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -178,9 +178,9 @@ def test_every_page_is_in_navigation():
 def test_every_public_name_is_in_reference():
     pages = "\n".join(map(read, DOCS.glob("reference/*.md")))
     documented = re.findall(r"^::: (\S+)", pages, re.MULTILINE)
-    public = [f"ms_accum.{name}" for name in ms_accum.__all__] + [f"model_zoo.{name}" for name in zoo.__all__]
+    public = [f"ms_accum.{name}" for name in ms_accum.__all__] + [f"model_zoo.{name}" for name in model_zoo.__all__]
     public.append("ms_accum.native.available")  # in a module of its own
-    constants = {f"model_zoo.{name}" for name in zoo.__all__ if not callable(getattr(zoo, name))}
+    constants = {f"model_zoo.{name}" for name in model_zoo.__all__ if not callable(getattr(model_zoo, name))}
     assert sorted(documented) == sorted(set(public) - constants)
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import model_zoo
 import ms_accum
-from ms_accum import zoo
 
 pytestmark = [pytest.mark.slow, pytest.mark.several]
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ LEFT = shutil.ignore_patterns(
 )
 OLDEST = re.search(r'"setuptools>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
 BIN = "Scripts" if os.name == "nt" else "bin"
-THEIRS = ("train.py", "eval.py", "model_zoo.py", "zoo.py", "program.py", "benchmarks.py")
+THEIRS = ("train.py", "eval.py", "program.py", "benchmarks.py")
 
 
 def run(*command, cwd, status=0, **environment):
@@ -116,11 +116,10 @@ def test_wheel_contains_complete_package(built):
     (wheel,) = built[0].glob("ms_accum-*-py3-none-any.whl")
     files = set(zipfile.ZipFile(wheel).namelist())
     facts = f"ms_accum-{ms_accum.__version__}.dist-info"
-    assert {name.split("/")[0] for name in files} == {"ms_accum", facts}
-    own = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ms_accum").rglob("*.py*") if p.suffix in (".py", ".pyi")}
-    own = {name for name in own if not name.startswith("ms_accum/zoo/")} | {"ms_accum/py.typed", "ms_accum/native.cc"}
-    zoo_files = [path.relative_to(ROOT / "model_zoo") for path in (ROOT / "model_zoo").rglob("*.py*")]
-    own |= {f"ms_accum/zoo/{path.as_posix()}" for path in zoo_files if path.suffix in (".py", ".pyi")}
+    assert {name.split("/")[0] for name in files} == {"ms_accum", "model_zoo", facts}
+    sources = [path for name in ("ms_accum", "model_zoo") for path in (ROOT / name).rglob("*.py*")]
+    own = {path.relative_to(ROOT).as_posix() for path in sources if path.suffix in (".py", ".pyi")}
+    own |= {"ms_accum/py.typed", "ms_accum/native.cc", "model_zoo/py.typed"}
     own |= {"ms_accum/scripts/train.py", "ms_accum/scripts/eval.py"}
     assert {name for name in files if not name.startswith(facts)} == own
     assert f"{facts}/licenses/LICENSE" in files
@@ -200,16 +199,17 @@ def test_self_test_runs_from_installed_package(installed):
 PROGRAM = """
 from pathlib import Path
 
+import model_zoo
 import ms_accum
 from mindspore import nn
+from model_zoo import MLP, create_dataset
 from ms_accum import GradientAccumulation
-from ms_accum.zoo import MLP, create_dataset
 
 network = MLP()
 dataset = create_dataset(batch_size=256, image_size=28)
 model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Adam(network.trainable_params()))
 model.train_process(1, dataset, 2, report=(), ckpt_path=None)
-print(model.updates, Path(ms_accum.__file__).parent, Path(ms_accum.zoo.__file__).parent)
+print(model.updates, Path(ms_accum.__file__).parent, Path(model_zoo.__file__).parent)
 """
 
 
@@ -217,7 +217,11 @@ def test_user_program_imports_installed_package(installed):
     programs, home = installed
     (home / "mine.py").write_text(PROGRAM, encoding="utf-8")
     updates, package, networks = run(programs / "python", "mine.py", cwd=home).splitlines()[-1].split()
-    assert updates == "3" and Path(package).is_relative_to(programs.parent) and Path(networks) == Path(package, "zoo")
+    assert (
+        updates == "3"
+        and Path(package).is_relative_to(programs.parent)
+        and Path(networks) == Path(package).with_name("model_zoo")
+    )
 
 
 # Types
@@ -229,7 +233,7 @@ from collections.abc import Iterator
 
 import ms_accum
 from ms_accum import {names}
-from ms_accum.zoo import {zoo}
+from model_zoo import {zoo}
 from mindspore import Tensor, nn
 
 network = LeNet5()
@@ -307,7 +311,7 @@ except (Stopped, CheckpointError, DataError) as error:
 """
 WRONG = """
 from ms_accum import GradientAccumulation, Group, own_group, split_batch, updates_per_epoch
-from ms_accum.zoo import LeNet5, create_dataset
+from model_zoo import LeNet5, create_dataset
 
 updates_per_epoch("45", 4)  # arg-type
 split_batch((1,), "32")  # arg-type
@@ -336,8 +340,8 @@ def checked(installed):
 
 
 def test_program_using_every_public_name_type_checks(checked):
-    source = TYPED.format(names=", ".join(ms_accum.__all__), zoo=", ".join(zoo.__all__))
-    for name in (*ms_accum.__all__, *zoo.__all__):
+    source = TYPED.format(names=", ".join(ms_accum.__all__), zoo=", ".join(model_zoo.__all__))
+    for name in (*ms_accum.__all__, *model_zoo.__all__):
         assert len(re.findall(rf"\b{name}\b", source)) > 1, f"use {name} in TYPED"
     assert checked(source, 0).startswith("Success: no issues found")
 

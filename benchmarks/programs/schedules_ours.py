@@ -12,9 +12,9 @@ from protocol import flags_of, serve, timed
 
 import train
 from benchmarks.schedules import schedule_of
+from model_zoo.optimizers import make_optimizer
 from ms_accum import GradientAccumulation, tune_cpu
 from ms_accum.app.rates import rate_by_update
-from ms_accum.zoo.optimizers import make_optimizer
 
 
 def build(text: str, way: str, seed: int, micro_batches: int) -> tuple[dict, Callable]:

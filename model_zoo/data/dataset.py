@@ -75,7 +75,7 @@ def create_dataset(
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import create_dataset
+        >>> from model_zoo import create_dataset
         >>> train = create_dataset(batch_size=32, seed=1)
         >>> train.get_dataset_size()
         45

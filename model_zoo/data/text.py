@@ -192,7 +192,7 @@ def create_text_dataset(
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
 
     Examples:
-        >>> from ms_accum.zoo import create_text_dataset
+        >>> from model_zoo import create_text_dataset
         >>> text = create_text_dataset(batch_size=8, context=24, usage="test")
         >>> tokens, targets = next(text.create_tuple_iterator(num_epochs=1))
         >>> tokens.shape, text.source.data.vocabulary.decode(targets[0].asnumpy())

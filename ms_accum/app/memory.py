@@ -77,8 +77,8 @@ def memory_report(
 
     Examples:
         >>> from mindspore import nn
+        >>> from model_zoo import MLP
         >>> from ms_accum import memory_report
-        >>> from ms_accum.zoo import MLP
         >>> net = MLP()
         >>> print(memory_report(net, nn.Adam(net.trainable_params()), mini_steps=4))
         parameters        2.55 MiB

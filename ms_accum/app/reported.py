@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
-from ..zoo.data.classes import class_names
-from ..zoo.data.sentences import entropy
-from ..zoo.data.text import BYTES
+from model_zoo.data.classes import class_names
+from model_zoo.data.sentences import entropy
+from model_zoo.data.text import BYTES
+
 from .report_images import Answers, ImageData, image_sections
 from .report_page import Subject
 from .report_text import Sample, TextAnswers, text_sections

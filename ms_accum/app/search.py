@@ -112,8 +112,8 @@ def find_micro_batch_size(
         >>> from functools import partial
         >>> import mindspore as ms
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import GradientAccumulation, find_micro_batch_size
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> def trial(rows):
         ...     net = MLP()
         ...     optimizer = nn.Adam(net.trainable_params())

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
+from model_zoo.recipes import ADAPTIVE
+
 from ..engine.ends import rows_per_rank
 from ..saving.model_file import DEFAULT
-from ..zoo.recipes import ADAPTIVE
 from .batch_schedule import BatchScheduleText, RunOfData, schedule_of
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, FlagsOfRun

@@ -14,6 +14,8 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn
 
+from model_zoo.data.text import CHARACTERS
+
 from .._check import quantity
 from ..engine.ema import averaged
 from ..engine.ends import planned as planned_windows
@@ -30,7 +32,6 @@ from ..saving.model_file import (
     save_model,
     write_record,
 )
-from ..zoo.data.text import CHARACTERS
 from . import outputs
 from .evaluations import Evaluations
 from .metrics import MetricsFile

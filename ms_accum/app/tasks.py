@@ -13,16 +13,17 @@ from typing import Any, Callable, NamedTuple, Protocol
 import numpy as np
 from mindspore import nn
 
+from model_zoo import MODELS, NextTokenLoss, create_dataset, create_text_dataset
+from model_zoo.data.text import BYTES, Vocabulary
+from model_zoo.next_token import LossOfTokens, count_targets
+from model_zoo.recipes import TextSizes
+
 from ..network.compiled import compiled
 from ..network.restoring import training_mode
 from ..network.state import attached
 from ..ranks.group import Group, total
 from ..saving.checkpointer import Stopped
 from ..training.evaluation import UntilStopped, evaluate_together
-from ..zoo import MODELS, NextTokenLoss, create_dataset, create_text_dataset
-from ..zoo.data.text import BYTES, Vocabulary
-from ..zoo.next_token import LossOfTokens, count_targets
-from ..zoo.recipes import TextSizes
 from .sampling import continued
 from .settings import Settings
 

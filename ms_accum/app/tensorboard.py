@@ -45,8 +45,8 @@ class TensorBoardLog(Callback):
     Examples:
         >>> import os, tempfile
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import GradientAccumulation, TensorBoardLog
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net = MLP()
         >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
         >>> how = {"report": (), "ckpt_path": None}

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from mindspore import nn
 
+from model_zoo import MODELS, RECIPES, DataError
+from model_zoo.recipes import EMBEDDED, TextSizes, dataset_for
+
 from .._check import one_line
 from ..saving.model_file import (
     CheckpointError,
@@ -16,8 +19,6 @@ from ..saving.model_file import (
     read_record,
     sidecar,
 )
-from ..zoo import MODELS, RECIPES, DataError
-from ..zoo.recipes import EMBEDDED, TextSizes, dataset_for
 from .process import CHECKPOINT, DATA, USAGE, Failure, exit_code
 from .tasks import BYTES, Images, Result, Task, Text, result_in
 

@@ -40,8 +40,8 @@ class Ema:
 
     Examples:
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import Ema, GradientAccumulation
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net, ema = MLP(), Ema(0.9, warm_up=5)
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer, ema=ema)

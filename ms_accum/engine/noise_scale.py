@@ -44,8 +44,8 @@ class NoiseScale(Callback):
 
     Examples:
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import GradientAccumulation, NoiseScale
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net, noise = MLP(), NoiseScale(every=4)
         >>> optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
         >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer, noise_scale=noise)

@@ -53,8 +53,8 @@ def tune_cpu(network: nn.Cell) -> dict[str, str]:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
+        >>> from model_zoo import MLP
         >>> from ms_accum import tune_cpu
-        >>> from ms_accum.zoo import MLP
         >>> settings = tune_cpu(MLP())
         >>> tune_cpu(MLP())
         {}

@@ -99,8 +99,8 @@ class ZeroOptimizer(nn.Cell):
 
     Examples:
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import GradientAccumulation, ZeroOptimizer
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> net = MLP()
         >>> optimizer = ZeroOptimizer(lambda parts: nn.Adam(parts, 0.001), net.trainable_params())
         >>> model = GradientAccumulation(net, nn.CrossEntropyLoss(), optimizer)

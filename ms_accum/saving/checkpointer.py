@@ -234,8 +234,8 @@ class Checkpointer:
     Examples:
         >>> import tempfile
         >>> from mindspore import nn
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import Checkpointer, GradientAccumulation
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> def train(epochs, folder):
         ...     net = MLP()
         ...     model = GradientAccumulation(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))

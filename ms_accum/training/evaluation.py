@@ -47,8 +47,8 @@ def evaluate(network: nn.Cell, dataset: Iterable, *, compile: bool = True) -> tu
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
 
     Examples:
+        >>> from model_zoo import LeNet5, create_dataset
         >>> from ms_accum import evaluate
-        >>> from ms_accum.zoo import LeNet5, create_dataset
         >>> correct, total = evaluate(LeNet5(), create_dataset(batch_size=60, usage="test"))
         >>> total
         360

@@ -265,8 +265,8 @@ class SaveStates(Callback):
         >>> import tempfile
         >>> from mindspore import nn
         >>> from mindspore.train import Model
+        >>> from model_zoo import MLP, create_dataset
         >>> from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates
-        >>> from ms_accum.zoo import MLP, create_dataset
         >>> def train(epochs, folder):
         ...     net, digits = MLP(), create_dataset(image_size=28)
         ...     step = AccumulatedTrainStep((net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from model_zoo import GPT
 from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward
-from ms_accum.zoo import GPT
 from reference import miss
 
 pytestmark = pytest.mark.host

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from model_zoo import AuxiliaryHeads, DistillationLoss, LossWithBalance, MoEGPT, PolicyLoss, balance
 from ms_accum import WindowStatistic, verify
-from ms_accum.zoo import AuxiliaryHeads, DistillationLoss, LossWithBalance, MoEGPT, PolicyLoss, balance
 
 pytestmark = pytest.mark.modes
 
