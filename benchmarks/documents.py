@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import curves, features, forms, performance_tables, scaling_tables, schedules, splits
+from . import curves, forms, performance_tables, scaling_tables, schedules, splits
 from .chinese import in_chinese
 from .conformance import page
 from .process import ROOT
@@ -60,7 +60,6 @@ def tables() -> dict[str, str]:
         **forms.tables(performance_tables.MACHINES),
         **schedules.tables(),
         **curves.tables(),
-        **features.tables(),
         **page.tables(),
         **helps,
     }

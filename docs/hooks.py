@@ -37,7 +37,7 @@ def on_config(config: Any) -> Any:
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Keep the reference's source code and tables of figures out of the search index: they would fill the results."""
     begins = ['<details class="mkdocstrings-source"']
-    if "<!-- table: " in page.markdown and "features" not in page.file.src_uri:
+    if "<!-- table: " in page.markdown:
         begins.append("<table")
     for begin in begins:
         name, _, rest = begin.partition(" ")
