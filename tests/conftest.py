@@ -60,7 +60,7 @@ MODES = {
     "default": ["default"],
     "graph": [ms.GRAPH_MODE],
     "host": ["eager"],
-    "modes": ["eager", pytest.param("default", marks=pytest.mark.slow)],
+    "modes": ["eager"],
     "both": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
 }
 

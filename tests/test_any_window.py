@@ -36,7 +36,7 @@ from reference import miss
 from runs import stop_after
 from simulator import FACTOR, GROWS_AFTER, HUGE, SHIFT, Fails, Settings, Simulator
 
-CASES, IN_GRAPHS, TWIN_CASES = 240, 16, 90
+CASES, IN_GRAPHS, TWIN_CASES = 240, 40, 90
 PLENTY = 400  # learning rates, one for each update
 
 
@@ -394,15 +394,24 @@ def check_case(case, folder):
         assert len(system.losses) == len(simulator.losses) and all(map(is_near, system.losses, simulator.losses))
 
 
-@pytest.mark.slow
+def numbers(count, fast):
+    """Return the numbers of cases, of which the first ones are in the fast part."""
+    return [pytest.param(number, marks=[] if number < fast else [pytest.mark.slow]) for number in range(count)]
+
+
 @pytest.mark.host
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", numbers(CASES, 80))
 def test_random_case_matches_simulator(number, tmp_path):
     check_case(Case(number), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(IN_GRAPHS))
+@pytest.mark.parametrize("number", numbers(IN_GRAPHS, 6))
+def test_random_case_matches_simulator_compiled(number, tmp_path):
+    check_case(Case(number, in_graphs=True), tmp_path)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("number", numbers(IN_GRAPHS, 2))
 def test_random_case_matches_simulator_in_graph_mode(number, tmp_path):
     check_case(Case(number, in_graphs=True), tmp_path)
 

@@ -1,0 +1,100 @@
+"""Imports go one way, and nothing runs text, starts a shell or unpickles."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# The folders of ms_accum from the ground up. A module imports from its own folder and from lower ones; the modules at
+# the top of the package, which users import, stand between `training` and the programs.
+LAYERS = ["network", "ranks", "layers", "loss", "engine", "saving", "training", "top", "programs"]
+GROUND = {"_check", "native"}  # import nothing of the package, and are imported anywhere
+COMMANDS = {
+    "launch",
+    "inspect",
+    "plot",
+    "selftest",
+}  # modules at the top that are programs: `python -m ms_accum.launch`
+FORBIDDEN = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}
+UNSAFE = {"pickle", "dill", "marshal", "shelve", "cloudpickle", "joblib"}
+SOURCES = [path for folder in ("ms_accum", "model_zoo", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES += sorted(ROOT.glob("*.py"))
+
+
+def layer_of(parts):
+    """Return the layer of a module of ms_accum, whose name has these parts after the package's."""
+    folder = "programs" if parts[0] in {"app", *COMMANDS} else parts[0]
+    return LAYERS.index(folder) if folder in LAYERS else LAYERS.index("top")
+
+
+def imported(source, package):
+    """Yield the modules that a source in a package imports, as absolute names; from a package, also the names in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            is_folder = (ROOT / module.replace(".", "/")).is_dir()
+            yield from (f"{module}.{alias.name}" for alias in node.names) if is_folder else [module]
+
+
+def wrong_imports(source, path):
+    """Return what a file of the repository may not import."""
+    parts = path.with_suffix("").parts
+    names = [name.split(".") for name in imported(source, ".".join(parts[:-1]))]
+    if parts[0] == "model_zoo":
+        return [name for name in names if name[0] == "ms_accum"]
+    if parts[0] != "ms_accum" or parts[1] == "__init__":
+        return []
+    own = layer_of(parts[1:])
+    outside = {"model_zoo", "train", "eval", "tests", "benchmarks"} - (
+        {"model_zoo"} if own == len(LAYERS) - 1 else set()
+    )
+    ours = [name for name in names if name[0] == "ms_accum" and name[1:2] and name[1] not in {*GROUND, "__version__"}]
+    wrong = [name for name in names if name[0] in outside]
+    return wrong + [name for name in ours if parts[1] in GROUND or layer_of(name[1:]) > own]
+
+
+def dangerous(source):
+    """Return where a source runs text, starts a shell or unpickles."""
+    wrong = [name for name in imported(source, "") if name.split(".")[0] in UNSAFE]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            unsafe = [given.get(name, "False") != "False" for name in ("shell", "allow_pickle")]
+            wrong += [ast.unparse(node)] if any(unsafe) or ast.unparse(node.func) in FORBIDDEN else []
+    return wrong
+
+
+def test_imports_go_down_and_nothing_is_dangerous():
+    sources = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in SOURCES}
+    assert {path: wrong for path, source in sources.items() if (wrong := wrong_imports(source, path))} == {}
+    assert {path: wrong for path, source in sources.items() if (wrong := dangerous(source))} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("ms_accum/network/tree.py", "from ..engine.ends import is_full"),
+        ("ms_accum/engine/window.py", "def f():\n    from ..driver import GradientAccumulation"),
+        ("ms_accum/saving/files.py", "import ms_accum.training.run"),
+        ("ms_accum/_check.py", "from .engine import ends"),
+        ("ms_accum/driver.py", "from model_zoo import MLP"),
+        ("ms_accum/driver.py", "from .launch import main"),
+        ("model_zoo/mlp.py", "import ms_accum"),
+    ],
+)
+def test_imports_that_go_up_are_found(path, source):
+    assert len(wrong_imports(source, Path(path))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["eval(x)", "run(x, shell=True)", "yaml.load(f, SafeLoader)", "import pickle", "np.load(f, allow_pickle=True)"],
+)
+def test_what_is_dangerous_is_found(source):
+    assert dangerous(source) and not dangerous("yaml.safe_load(f)\nrun(x, shell=False)\nnetwork.eval(x)")
