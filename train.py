@@ -70,7 +70,7 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from model_zoo import DOWNLOADS, DataError, make_optimizer
-from ms_accum import Ema, GradientAccumulation, Group, NoiseScale, ZeroOptimizer, tune_cpu, verify
+from ms_accum import Ema, GradientAccumulation, Group, ZeroOptimizer, tune_cpu, verify
 from ms_accum.app import plan, steps
 from ms_accum.app.rates import rate_by_update
 from ms_accum.app.tasks import Task, task_of
@@ -112,9 +112,7 @@ def check_gradients(settings: Settings, task: Task, network: nn.Cell, train: Any
         raise Failure("the gradients of micro-batches and of one large batch differ", TRAINING)
 
 
-def build(
-    settings: Settings, task: Task, train: Any, noise_scale: NoiseScale | None = None
-) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
+def build(settings: Settings, task: Task, train: Any) -> tuple[GradientAccumulation, nn.Cell, dict[str, str]]:
     """Return the driver, the network, and the settings made for the CPU runtime."""
     ms.set_seed(settings.seed)
     with exit_code(USAGE, ValueError), exit_code(DISK, OSError):
@@ -144,7 +142,6 @@ def build(
             nonfinite=settings.nonfinite,
             save_bad_batches=settings.save_bad_batches,
             ema=None if settings.ema is None else Ema(settings.ema, warm_up=100),
-            noise_scale=noise_scale,
         )
     return model, network, runtime
 
@@ -155,7 +152,7 @@ def trial(settings: Settings, rows: int) -> Callable[[], None]:
     steps.choose_device(settings.device_target)
     task = task_of(settings)
     train, test = datasets(settings, task, None)
-    model, network, _ = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
+    model, network, _ = build(settings, task, train)
     batch = next(train.create_tuple_iterator(num_epochs=1))
     window = partial(model.train_process, 1, [batch], **settings.window, report=(), ckpt_path=None)
     window()
@@ -172,7 +169,7 @@ def main(settings: Settings) -> None:
     task = task_of(settings, steps.characters_of_resumed_run(settings))
     train, test = datasets(settings, task, group)
     settings = steps.with_planned_updates(settings, train)
-    model, network, runtime = build(settings, task, train, NoiseScale() if settings.noise_scale else None)
+    model, network, runtime = build(settings, task, train)
     if settings.verify:
         check_gradients(settings, task, network, train)
         return
@@ -185,7 +182,7 @@ def main(settings: Settings) -> None:
     models = steps.Models(network, model, settings, task, steps.facts_of(__version__, train, test), group)
     start = time.perf_counter()
     result = steps.train(model, settings, train, models=models, evaluate=evaluate_test)
-    plan.show_end(settings, time.perf_counter() - start, models.previous, model.noise_scale)
+    plan.show_end(settings, time.perf_counter() - start, models.previous)
     plan.show_result(result)
 
 

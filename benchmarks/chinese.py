@@ -22,7 +22,6 @@ CELLS = {
     "driver / its Cells": "驱动 / 其中的 Cell",
     "end in a graph of its own / in the last micro-batch's": "窗口结束部分单独成图 / 并入最后一个微批次的计算图",
     "dynamic loss scale": "动态损失缩放",
-    "noise scale": "噪声尺度",
     "two terms / one number": "两项损失 / 单个损失",
     "term of the window / one number": "窗口级的项 / 单个损失",
     "driver in default mode / graph mode": "驱动：默认模式 / 图模式",

@@ -30,7 +30,6 @@ COMPARED_WITH = {
     "windows, skip_micro": "windows",
     "windows, dynamic loss scale": "windows",
     "windows, average": "windows",
-    "windows, noise scale": "windows",
     "windows, two terms": "windows, one number",
     "windows, statistic": "windows, one number",
     "windows, default mode": "windows",

@@ -69,7 +69,6 @@ _PIECES = {
     "skip_micro": "windows, skip_micro",
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",
-    "noise scale": "windows, noise scale",
     "two terms / one number": "windows, two terms",
     "term of the window / one number": "windows, statistic",
     "driver in default mode / graph mode": "windows, default mode",
@@ -385,7 +384,7 @@ GOALS = (
     *(Goal(f"{name}: update / plain with optimizer", 1.0, partial(_ratio, name, "update")) for name in _NETWORKS),
     *(
         Goal(f"{name}: {more} / without", 1.03, partial(_ratio, name, _PIECES[more]))
-        for more in ("skip_micro", "dynamic loss scale", "EMA", "noise scale")
+        for more in ("skip_micro", "dynamic loss scale", "EMA")
         for name in ("lenet5", "mlp", "transformer")
     ),
     Goal("memory of N=2 beyond N=1, model sizes", 1.0, _sets),

@@ -8,7 +8,7 @@ from mindspore import Tensor, amp, nn, ops
 from mindspore.train import Callback
 
 from model_zoo import GPT
-from ms_accum import Ema, GradientAccumulation, NoiseScale, TrainClear, TrainForwardBackward, ramp_up
+from ms_accum import Ema, GradientAccumulation, TrainClear, TrainForwardBackward, ramp_up
 
 NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -98,14 +98,13 @@ compare(network, in_micro_batches(sorted(training[:32], key=len)))  # sorted, as
 network = amp.auto_mixed_precision(network, "O2")  # computes in float16; the weights stay float32
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 4e-3)
 scale = amp.DynamicLossScaler(2.0**20, 2, 50)  # too large at first: halved until nothing overflows
-ema, noise = Ema(0.95), NoiseScale(every=2, decay=0.99)
-together = {"loss_scale": scale, "ema": ema, "noise_scale": noise}
+ema = Ema(0.95)
+together = {"loss_scale": scale, "ema": ema}
 model = GradientAccumulation(network, loss_fn, optimizer, weight=valid_tokens, clip_norm=1.0, **together)
 sizes = ramp_up(1, 4, 640, micro_batch_size=8)  # from 1 to 4 micro-batches in a window, in the first two epochs
 model.train_process(epochs, in_micro_batches(training), mini_steps=sizes, report=PrintLoss(), ckpt_path=None)
 print(f"{model.updates} updates; micro-batches in a window, by its first update: {sizes}")
 print(f"{model.overflows} windows overflowed and were skipped; loss scale at the end: {model.loss_scale:g}")
-print(f"noise scale: {noise.advice}")
 print(f"new sentences, weights: loss {loss_fn(network(test[0]), test[1]).asnumpy():.4f}")
 with ema.applied():
     print(f"new sentences, averaged weights: loss {loss_fn(network(test[0]), test[1]).asnumpy():.4f}")

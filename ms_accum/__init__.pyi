@@ -13,7 +13,6 @@ from .engine.coupled import CoupledLoss as CoupledLoss
 from .engine.ema import Ema as Ema
 from .engine.ends import split_batch as split_batch
 from .engine.ends import updates_per_epoch as updates_per_epoch
-from .engine.noise_scale import NoiseScale as NoiseScale
 from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
 from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
 from .layers.batch_norm import pool_batch_norm as pool_batch_norm

@@ -13,7 +13,6 @@ from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, window_ends
 from .engine.forward import check_network
-from .engine.noise_scale import NoiseScale
 from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of
 from .network.runtime import tune
@@ -90,7 +89,6 @@ class GradientAccumulation:
 
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
-        noise_scale (Optional[NoiseScale]): estimates the useful window size. Default: ``None``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
             several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
@@ -132,7 +130,6 @@ class GradientAccumulation:
         nonfinite: str = "skip_window",
         save_bad_batches: str | None = None,
         ema: Ema | None = None,
-        noise_scale: NoiseScale | None = None,
         compile: bool = True,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
@@ -153,7 +150,6 @@ class GradientAccumulation:
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
-            noise_scale=noise_scale,
             compiles=compiles,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
@@ -340,11 +336,6 @@ class GradientAccumulation:
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
         return self._window.collaborators.ema
-
-    @property
-    def noise_scale(self) -> NoiseScale | None:
-        """Optional[NoiseScale], the estimate of the useful window size."""
-        return self._window.collaborators.noise
 
     @property
     def loss_scale(self) -> float:

@@ -39,7 +39,6 @@ from ms_accum import (
     Ema,
     FlushTail,
     GradientAccumulation,
-    NoiseScale,
     ResumableLoop,
     SaveStates,
     Stopped,
@@ -87,11 +86,6 @@ def with_masks(micro_batches):
     """Return micro-batches with more and more masked labels; those of the last one are all masked."""
     numbers = range(1, len(micro_batches) + 1)
     return [(x, Tensor(np.where(np.arange(len(y)) < n, -1, y.asnumpy()))) for n, (x, y) in zip(numbers, micro_batches)]
-
-
-def with_one_label(micro_batches):
-    """Return micro-batches whose gradients are alike, for a noise scale that is a number."""
-    return [(x, ops.zeros_like(y)) for x, y in micro_batches]
 
 
 def labels(x, y):
@@ -219,8 +213,6 @@ def driver(data=None, mini_steps=4, *, of=dense, loss_fn=None, by=momentum, mode
     model.train_process(2, data, mini_steps, report=(), callbacks=watch, ckpt_path=None, **(train or {}))
     more = {"flushed": model.flush(), "skipped": model.skipped, "overflows": model.overflows}
     more |= {"left out": model.left_out, "scale": model.loss_scale}
-    if model.noise_scale is not None:
-        more["noise"] = [repr(model.noise_scale.rows), model.noise_scale.samples]
     if model.ema is not None:
         with model.ema.applied():
             more["average"] = result_of(network, optimizer, 0, ())["parameters"]
@@ -367,7 +359,6 @@ CASES = {
     "driver scheduler": lambda: driver(
         by=lambda parameters: optim.SGD(parameters, RATE), scheduler=lambda own: optim.lr_scheduler.StepLR(own, 2, 0.5)
     ),
-    "driver noise scale": lambda: driver(with_one_label(data_of(UNEVEN)), noise_scale=NoiseScale(every=1)),
     "driver coupled": lambda: driver(data_of(UNEVEN), loss_fn=CoupledLoss(alike)),
     "driver convolution": lambda: driver(data_of(EVEN, IMAGES), of=convolution),
     "driver pooled": lambda: driver(data_of(UNEVEN, IMAGES), of=pooled),

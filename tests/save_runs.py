@@ -31,7 +31,6 @@ FACTS = {
     "skips": 0,
     "at": dataclasses.asdict(Position()),
     "window": {"micro_batches": 0, "loss": [0.0, 0.0, 0], "unit": None},
-    "noise": None,
 }
 
 

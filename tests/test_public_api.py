@@ -31,7 +31,6 @@ PUBLIC = [
     "Group",
     "MemoryReport",
     "MicroBatch",
-    "NoiseScale",
     "ResumableLoop",
     "SaveStates",
     "Stopped",
@@ -107,7 +106,7 @@ SIGNATURES = {
     ms_accum.replace_dropout: "(network, seed=None)",
     ms_accum.FlushTail: "()",
     ms_accum.SaveStates: "(checkpointer, step, dataset)",
-    ms_accum.ResumableLoop: "(checkpointer, network, accumulator, *, noise_scale=None)",
+    ms_accum.ResumableLoop: "(checkpointer, network, accumulator)",
     ms_accum.ResumableLoop.after_micro_batch: "(self, epoch, batches)",
     ms_accum.TrainForwardBackward: (
         "(network, optimizer, grad_sum, sens=1.0, *, weight_sum=None, group='auto', sync_every_micro_batch=False, "
@@ -125,7 +124,7 @@ SIGNATURES = {
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, "
         "coefficients=None, check='first', group='auto', sync_every_micro_batch=False, scheduler=None, "
-        "loss_scale=None, nonfinite='skip_window', save_bad_batches=None, ema=None, noise_scale=None, compile=True)"
+        "loss_scale=None, nonfinite='skip_window', save_bad_batches=None, ema=None, compile=True)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
@@ -146,7 +145,6 @@ SIGNATURES = {
         "allow_config_change=False, stop=None, notes=None, at_end=None)"
     ),
     ms_accum.Ema: "(decay, warm_up=0)",
-    ms_accum.NoiseScale: "(every=25, decay=0.95)",
     ms_accum.Verification: "(ok, diagnosis, table)",
     ms_accum.verify: (
         "(network, loss_fn, batch, gradient_accumulation_steps, *, reduction='mean', weight=None, coefficients=None, "

@@ -14,7 +14,6 @@ from ms_accum import (
     Ema,
     FlushTail,
     GradientAccumulation,
-    NoiseScale,
     SaveStates,
     Stopped,
 )
@@ -217,7 +216,5 @@ def test_evaluation_sums_the_terms():
 def test_what_a_step_cannot_do_is_rejected():
     with pytest.raises(ValueError, match="'nonfinite' must be the default with several terms in a step"):
         step_of(terms.Net(), nonfinite="skip_micro")
-    with pytest.raises(ValueError, match="'network' must be one with a loss with one weight, but got several terms"):
-        fit(step_of(terms.Net()), 1, NoiseScale())
     with pytest.raises(ValueError, match="'coefficients' must be None unless"):
         step_of(terms.Net(), weight=None)

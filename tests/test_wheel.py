@@ -257,11 +257,11 @@ saving = SaveStates(states, step, dataset)
 callbacks = [FlushTail(), saving, TensorBoardLog("curves")]
 done: int = saving.initial_epoch + step.updates + step.micro_batches
 model.train_process(3, dataset, 4, callbacks=callbacks, valid_dataset=dataset, metrics={{"acc"}}, initial_epoch=2)
-ema, noise = Ema(0.999, warm_up=100), NoiseScale(every=10)
-sized = GradientAccumulation(replace_dropout(GPT(256)), None, optimizer, loss_scale=64, ema=ema, noise_scale=noise)
+ema = Ema(0.999, warm_up=100)
+sized = GradientAccumulation(replace_dropout(GPT(256)), None, optimizer, loss_scale=64, ema=ema)
 sized.train_process(1, dataset, ramp_up(128, 1024, 10_000, micro_batch_size=32), report=())
 with ema.applied():
-    advice: str = noise.advice + str(noise.rows + sized.overflows + sized.left_out)
+    counted: int = sized.overflows + sized.left_out
 layers: list[nn.Cell] = [batch_to_group_norm(network), freeze_batch_norm(network), CountedDropout(0.5)]
 pool_batch_norm(network).clear()
 together = CoupledLoss(lambda out, y: out)

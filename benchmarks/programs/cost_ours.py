@@ -13,7 +13,7 @@ from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
-from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, NoiseScale, WindowStatistic
+from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, WindowStatistic
 from ms_accum.engine.cells import part_of_larger_graph
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
@@ -21,15 +21,14 @@ from ms_accum.network.state import unique_name
 from ms_accum.training.window import _Accumulating
 
 _ADD = ops.HyperMap()
-# What users may add to the driver, and how many windows are run with it in a call: `NoiseScale` looks at one of 25.
+# What users may add to the driver.
 COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     "": dict,
     ", skip_micro": lambda: {"nonfinite": "skip_micro"},
     ", dynamic loss scale": lambda: {"loss_scale": amp.DynamicLossScaler(1024.0, 2, 1000)},
     ", average": lambda: {"ema": Ema(0.999)},
-    ", noise scale": lambda: {"noise_scale": NoiseScale()},
 }
-MANY = 25
+MANY = 25  # windows in a call
 _CE = networks_ms.loss()
 
 

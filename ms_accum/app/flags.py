@@ -230,8 +230,6 @@ class Parser(argparse.ArgumentParser):
         add("--save_bad_batches", type=path, metavar="DIR", help=text)
         text = "average the weights over the updates with the decay X, such as 0.999, and evaluate the average"
         add("--ema", type=number(0, below=1), metavar="X", help=text)
-        text = "measure the noise of the gradients, and print at the end how many rows a window should have"
-        add("--noise_scale", action="store_true", help=text)
         text = "do not train, but compare the gradient of micro-batches with that of one large batch; the exit code is "
         text += "1 if they differ"
         add("--verify", action="store_true", help=text)

@@ -13,7 +13,6 @@ from tqdm import tqdm
 from .. import _check
 from .._check import quantity
 from ..engine.ends import updates_per_epoch
-from ..engine.noise_scale import NoiseScale
 from ..ranks.reduction import Part
 from ..saving.checkpointer import Checkpointer
 from ..saving.model_file import DEFAULT
@@ -234,11 +233,9 @@ class Hint(Callback):
 # At its end
 
 
-def show_end(settings: Settings, seconds: float, previous: str | None, noise_scale: NoiseScale | None = None) -> None:
+def show_end(settings: Settings, seconds: float, previous: str | None) -> None:
     """Print how long the run took and which files it wrote; `previous` is the new path of the former default model."""
     show("time", _duration(seconds))
-    if noise_scale is not None:
-        show("noise scale", noise_scale.advice)
     for path in settings.models:
         show("model file", path)
     if settings.is_latest:

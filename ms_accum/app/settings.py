@@ -74,7 +74,6 @@ class Settings:
     nonfinite: str
     save_bad_batches: str | None
     ema: float | None
-    noise_scale: bool
     verify: bool
     lr_scaling: str
     base_batch: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
-from .noise_scale import NoiseScale
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, check_dense, policy_of
 
 OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
@@ -54,8 +53,6 @@ class Collaborators:
     """What to do with gradients that are not finite."""
     ema: Ema | None
     """The average of the weights."""
-    noise: NoiseScale | None
-    """Estimates the noise scale from the norms of gradients."""
     tables: tuple[Parameter, ...]
     """The trained parameters whose gradients are sparse, if the network is known."""
     pooled: tuple[PooledStatistics, ...]
@@ -135,19 +132,7 @@ class Collaborators:
             settings["nonfinite"] = self.policy
         if self.ema is not None:
             settings["ema"] = self.ema.settings
-        if self.noise is not None:
-            settings["noise_scale"] = self.noise.settings
         return settings
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """dict, what a training state holds of them that is not a Parameter."""
-        return {"noise": None if self.noise is None else self.noise.state}
-
-    def load(self, facts: Mapping[str, Any]) -> None:
-        """Continue from the facts of a training state."""
-        if self.noise is not None:
-            self.noise.load(facts["noise"])
 
     @property
     def equal_on_ranks(self) -> dict[str, Any]:
@@ -162,7 +147,6 @@ class Collaborators:
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
             "'ema'": None if self.ema is None else self.ema.settings,
-            "'noise_scale'": "none" if self.noise is None else "given",
         }
 
 
@@ -178,7 +162,6 @@ def resolve(
     loss_scale: Any = None,
     nonfinite: Any = SKIP_WINDOW,
     ema: Ema | None = None,
-    noise_scale: NoiseScale | None = None,
     compiles: bool,
     in_graph: bool = False,
     accumulators: Iterable[Parameter] = (),
@@ -190,8 +173,7 @@ def resolve(
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
         weighted (bool): whether the window's gradient is a weighted mean.
-        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, noise_scale: as for
-            `GradientAccumulation`.
+        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         accumulators (Iterable[Parameter]): the accumulators, if the user made them. Default: none.
@@ -206,8 +188,6 @@ def resolve(
     skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
     if ema is not None:
         _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
-    if noise_scale is not None:
-        _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
     if network is not None:
         check_trains(owner, optimizer, network)
         check_sparse_rule(owner, optimizer, [network])
@@ -227,7 +207,6 @@ def resolve(
         skips=skips,
         policy=policy,
         ema=ema,
-        noise=noise_scale,
         tables=() if network is None else _trained_tables(network, optimizer),
         pooled=tuple(pooled_of([*optimizer.parameters, *in_network])),
     )

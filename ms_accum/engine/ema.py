@@ -52,7 +52,7 @@ class Ema:
     """
 
     def __init__(self, decay: float, warm_up: int = 0):
-        self._decay = check_decay(_OWNER, decay)
+        self._decay = _check_decay(_OWNER, decay)
         if type(warm_up) is not int or warm_up < 0:
             _check.raise_invalid(ValueError, _OWNER, "warm_up", "an int >= 0", repr(warm_up))
         self._warm_up = warm_up
@@ -156,7 +156,7 @@ class Ema:
         return {"updates": self._updates, **named}
 
 
-def check_decay(owner: str, decay: Any) -> float:
+def _check_decay(owner: str, decay: Any) -> float:
     """Return the weight of the old value in an average, or raise an error if it is not a number >= 0 and < 1."""
     rule = "a number >= 0 and < 1"
     if isinstance(decay, bool) or not isinstance(decay, (int, float)):

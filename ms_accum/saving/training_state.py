@@ -233,15 +233,6 @@ _FACTS: dict[str, Any] = {
     },
     "window": (_WINDOW, {**_WINDOW, "bad": [COUNT, ...]}),
     "random": _is_random_state,
-    "noise": (
-        None,
-        {
-            "every": range(1, 2**53),
-            **dict.fromkeys(("decay", "variance", "square"), _is_number),
-            **dict.fromkeys(("samples", "rows", "windows", "seen", "left_out"), COUNT),
-            "first": ([_is_number, COUNT], None),
-        },
-    ),
     "config": dict,
     "planned": COUNT,
     "best": [(_is_number, None), (str, None)],

@@ -11,7 +11,6 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..engine.graph_window import GraphWindow, RankStatus
-from ..engine.noise_scale import NoiseScale
 from ..network.optimizers import kind_of
 from ..ranks.agreement import agree
 from ..ranks.group import Group, is_first
@@ -47,11 +46,9 @@ class ResumableLoop:
         checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
         network (Cell): the network to train.
         accumulator (Union[Accumulator, AccumulatedTrainStep]): accumulates its gradients.
-        noise_scale (Optional[NoiseScale]): the estimate whose `observe` the loop calls before `after_micro_batch`; it
-            is saved as well. Default: ``None``.
 
     Raises:
-        TypeError: If `checkpointer`, `network` or `noise_scale` has the wrong type.
+        TypeError: If `checkpointer` or `network` has the wrong type.
         CheckpointError: If the state to resume can't be read, or belongs to another run.
 
     Supported Platforms:
@@ -84,24 +81,13 @@ class ResumableLoop:
         2 4
     """
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        network: nn.Cell,
-        accumulator: Accumulates,
-        *,
-        noise_scale: NoiseScale | None = None,
-    ):
+    def __init__(self, checkpointer: Checkpointer, network: nn.Cell, accumulator: Accumulates):
         owner = "ResumableLoop"
         self._states = _check.instance(owner, "checkpointer", checkpointer, Checkpointer, "a Checkpointer")
         self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         self._accumulator = accumulator
         self._window = accumulator.window
         self._group = accumulator.group
-        if noise_scale is not None:
-            _check.instance(owner, "noise_scale", noise_scale, NoiseScale, "a NoiseScale")
-        self._noise = noise_scale
-        self._noise_in_state: Mapping[str, Any] | None = None
         self._at, self._is_resumed = Position(), False
 
     @property
@@ -145,14 +131,6 @@ class ResumableLoop:
         """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the last one."""
         self._at.epoch, self._at.batches = epoch, 0
         self._states.changed()
-
-    def save_with(self, noise_scale: NoiseScale) -> None:
-        """Save this estimate, too, and continue it from the state that has been resumed."""
-        self._noise = noise_scale
-        if self._is_resumed and not noise_scale.load(self._noise_in_state):
-            _check.warn(
-                "The noise scale restarts in a resumed run: the training state has none, or one with other settings."
-            )
 
     def after_micro_batch(self, epoch: int, batches: int) -> None:
         """Save a state if one is due. Call it after each micro-batch, and at the end of each epoch.
@@ -205,7 +183,6 @@ class ResumableLoop:
             "skipped": int(window.skipped.asnumpy()),
             "updated": bool(window.updated.asnumpy()),
             "skips": 0,
-            "noise": None if self._noise is None else self._noise.state,
         }
         return capture(self._parameters(), metadata, writes=is_first(self._group))
 
@@ -213,8 +190,7 @@ class ResumableLoop:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
         ranks = self._group.size if self._group else 1
         optimizer = kind_of(self._accumulator.optimizer)
-        noise_settings = {} if self._noise is None else {"noise_scale": self._noise.settings}
-        config = {**self._accumulator.settings, **noise_settings, "optimizer": optimizer, "ranks": ranks}
+        config = {**self._accumulator.settings, "optimizer": optimizer, "ranks": ranks}
         found_state = find_together("ResumableLoop", self._states, config, self._group)
         if found_state is None:
             return
@@ -233,9 +209,6 @@ class ResumableLoop:
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
         restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
         self._at, self._is_resumed = at, True
-        self._noise_in_state = found_state.state.facts["noise"]
-        if self._noise is not None:
-            self._noise.load(self._noise_in_state)
 
 
 class SaveStates(Callback):
@@ -246,8 +219,7 @@ class SaveStates(Callback):
     ``states.initial_epoch < epochs`` first. The data set skips finished batches with its `set_init_step`.
 
     States are saved as the `Checkpointer` defines (`every`, `minutes`, a request to stop) and at the end, but not after
-    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning; a
-    `NoiseScale`, which must precede it in the list of callbacks, is saved and resumed. Python
+    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning. Python
     functions in the data set must draw their random numbers as a function of the row or the epoch.
 
     Args:
@@ -312,18 +284,8 @@ class SaveStates(Callback):
             _check.raise_invalid(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
         if self._is_resumed:
             warn_about_counters(args.get("list_callback", ()))
-        self._find_noise_scale(list(args.get("list_callback", ())))
         args["batches_done"] = self._batches
         args["cur_step_num"] = self._steps_seen = args["batch_num"] * self.initial_epoch + self._batches
-
-    def _find_noise_scale(self, callbacks: list[Any]) -> None:
-        """Save the noise scale that is among the callbacks."""
-        for number, callback in enumerate(callbacks):
-            if isinstance(callback, NoiseScale):
-                if self in callbacks[:number]:
-                    remedy = "A state would be saved before NoiseScale has seen the micro-batch."
-                    _check.raise_invalid(ValueError, "SaveStates", "callbacks", "NoiseScale first", "it last", remedy)
-                self._loop.save_with(callback)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         epoch = run_context.original_args()["cur_epoch_num"]

@@ -73,7 +73,7 @@ class RunState:
         """Return the state."""
         window = self._window
         accumulators, window_metadata = window.state()
-        metadata = {"at": asdict(at), "window": window_metadata, **window.counters, **window.collaborators.facts}
+        metadata = {"at": asdict(at), "window": window_metadata, **window.counters}
         return capture({**self.parameters(), **accumulators}, metadata, writes=window.is_first)
 
     def parameters(self) -> dict[str, Any]:
@@ -116,7 +116,6 @@ class RunState:
         else:
             restore(found_state.state, parameters, found_state.path)
         self._window.load(metadata["window"], metadata)
-        self._window.collaborators.load(metadata)
         if not found_state.changed:
             return at
         if self._window.size is None:  # it may contain a part of a batch, and batches may be different now

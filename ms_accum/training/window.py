@@ -19,7 +19,6 @@ from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from ..engine.ema import check_not_applied
 from ..engine.forward import Forward
 from ..engine.loss_scale import own_scale
-from ..engine.noise_scale import NoiseScale
 from ..engine.nonfinite import RAISE
 from ..engine.window import Window, new_window
 from ..loss.objective import Objective
@@ -131,21 +130,13 @@ class OpenWindow:
 
     def _check_conflicts(self) -> None:
         """Raise an error for collaborators that can't work together."""
-        in_step = self.collaborators.summing.of_micro_batch is not None
-        if self.collaborators.noise is not None and in_step:
-            remedy = "The accumulators hold sums over the ranks from the first micro-batch on."
-            _check.raise_invalid(ValueError, _OWNER, "noise_scale", "None with sync_every_micro_batch", "one", remedy)
-        if self.objective.terms is not None and self.collaborators.noise is not None:
-            remedy = "Its estimate is for a loss with one weight."
-            _check.raise_invalid(ValueError, _OWNER, "noise_scale", "None with several terms", "one", remedy)
         statistics = self.objective.terms is not None and self.objective.terms.statistics
         if statistics and self.collaborators.skips is not None:
             rule, remedy = "the default with a WindowStatistic", "Each micro-batch depends on the complete window."
             _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another", remedy)
-        if self._coupled and (self.collaborators.skips is not None or self.collaborators.noise is not None):
-            name = "noise_scale" if self.collaborators.skips is None else "nonfinite"
-            remedy = "Its loss is computed once per window, not for each micro-batch."
-            _check.raise_invalid(ValueError, _OWNER, name, "the default with a CoupledLoss", "another value", remedy)
+        if self._coupled and self.collaborators.skips is not None:
+            rule, remedy = "the default with a CoupledLoss", "Its loss is computed once per window."
+            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another value", remedy)
 
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size.
@@ -181,8 +172,8 @@ class OpenWindow:
             self._first_update.begin()
         weight: Any = self._weight.of(micro_batch)
         self._rows = micro_batch[0].shape[0]
-        noise, closing = self.collaborators.noise, None
-        if ends and self._runner.closes and noise is None:  # the noise scale reads the accumulators
+        closing = None
+        if ends and self._runner.closes:
             closing = self._weight.in_units(self._losses.weight + weight) if self._knows_weights else 0.0
         with self._running():
             if weight:
@@ -192,8 +183,6 @@ class OpenWindow:
                 self._runner.pass_over()
         self.micro_batches += 1
         self.updated = False
-        if noise is not None and noise.wants(self.micro_batches):
-            self._observe_first(noise)
 
     def end(self, requests: Sequence[float] = ()) -> Ended:
         """Update with the window and begin the next one. The window's loss is that of all ranks."""
@@ -218,25 +207,10 @@ class OpenWindow:
             self._first_update.end(lr, grad_norm)
             if self.scheduler is not None:
                 self.scheduler.step()
-        noise = self.collaborators.noise
-        if noise is not None:
-            of_mean = grad_norm / (1 if self._weight.weighs else samples)
-            noise.window_ended(of_mean, samples, counts=self.updated and not bad)
         overflows_before = self._overflows
         self._overflows = self.collaborators.overflows
         overflow = self._overflows > overflows_before
         return Ended(self.updated, loss, lr, grad_norm, samples, requests, overflow, bad, terms)
-
-    def _observe_first(self, noise: NoiseScale) -> None:
-        """Let the noise scale read the accumulators after the window's first micro-batch, if that counts."""
-        sums = dict(self._runner.accumulators)
-        weight = sums.pop("window.weight_sum", None)
-        counts = sums.pop("window.counts", None)
-        if sums and self._losses.samples and (counts is None or counts.asnumpy()[0]):
-            divisor = float(self._rows if weight is None else weight.asnumpy())
-            noise.first(
-                [*sums.values()], divisor * self.collaborators.loss_scale * own_scale(self.optimizer), self._rows
-            )
 
     def _scalars(self, requests: Sequence[float]) -> Tensor:
         """Return the sums of the loss, and the requests. The mean is a quotient, so the unit cancels out."""

@@ -171,12 +171,6 @@ def test_verify_fails_with_exit_code_1(capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_noise_scale_is_printed(capfd):
-    assert train("--noise_scale", *QUICK) == OK
-    assert plan(capfd.readouterr().out)["noise scale"].startswith("about ")
-
-
-@pytest.mark.slow
 def test_metrics_of_clean_run_have_no_bad_micro_batches(capfd):
     assert train("--nonfinite=skip_micro", "--loss_scale=1024", *QUICK) == OK
     assert plan(capfd.readouterr().out)["precision"] == "amp off, loss scale 1024.0"

@@ -23,7 +23,7 @@ FLAGS = {
     "mini_steps": "0:1,3:2",
     "lr": "0.02",
     "clip_norm": "1.5",
-    "noise_scale": "",
+    "keep_best": "",
     "save_every": "5min",
     "epochs": "3",
     "amp": "O1",

@@ -153,7 +153,7 @@ def test_gradients_are_verified(here, capfd):
         ("--amp=O2",),
         ("--amp=O3",),
         ("--ema=0.5", "--keep_best", "--save_every=2"),
-        ("--vocabulary=bytes", "--untied_head", "--noise_scale", "--clip_norm=0.5"),
+        ("--vocabulary=bytes", "--untied_head", "--clip_norm=0.5"),
         ("--optimizer=sgd", "--lr_decay=cosine", "--min_lr=0.001", "--warmup_updates=2", "--zero=1", "--tensorboard"),
         ("--mini_steps=0:1,2:3", "--nonfinite=skip_micro", "--reduction=sum", "--lr=0.001"),
     ],

@@ -24,7 +24,7 @@ from cifar_files import write_cifar10
 from conftest import running_in
 from helpers import Recorder
 from model_zoo import create_dataset
-from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, NoiseScale, Stopped, evaluate
+from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, evaluate
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.saving import training_state
 from reference import digest
@@ -806,7 +806,6 @@ def excluding(facts, name):
     return {key: value for key, value in facts.items() if key != name}
 
 
-NOISE = NoiseScale().state
 CRAFTED = {
     "names that are numbers": lambda facts: {**facts, "kept": [7]},
     "a number instead of names": lambda facts: {**facts, "kept": 7},
@@ -831,10 +830,6 @@ CRAFTED = {
     "an unknown field of the position": lambda facts: {**facts, "at": {**facts["at"], "page": 1}},
     "missing fields of the window": lambda facts: {**facts, "window": {"micro_batches": 2}},
     "a loss of two numbers": lambda facts: {**facts, "window": {**facts["window"], "loss": [1.0, 2.0]}},
-    "a noise of NaN": lambda facts: {**facts, "noise": {**NOISE, "variance": float("nan")}},
-    "noise sampled every 0 updates": lambda facts: {**facts, "noise": {**NOISE, "every": 0}},
-    "a first norm of NaN": lambda facts: {**facts, "noise": {**NOISE, "first": [float("nan"), 4]}},
-    "a missing field of the noise": lambda facts: {**facts, "noise": excluding(NOISE, "seen")},
     "a NumPy position out of range": lambda facts: {
         **facts,
         "random": {**facts["random"], "numpy": [*facts["random"]["numpy"][:2], 10**6, 0, 0.0]},

@@ -13,7 +13,7 @@ from mindspore.train import Callback, LambdaCallback
 
 import several_terms as terms
 from helpers import Recorder, run
-from ms_accum import Checkpointer, Ema, GradientAccumulation, NoiseScale, Stopped, WindowStatistic, replace_dropout
+from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, WindowStatistic, replace_dropout
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.loss.terms import summed
 from ms_accum.training import terms as module
@@ -485,7 +485,6 @@ def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
     ("options", "message"),
     [
         ({"nonfinite": "skip_micro"}, "'nonfinite' must be the default with a WindowStatistic"),
-        ({"noise_scale": NoiseScale()}, "'noise_scale' must be None with several terms"),
         ({"reduction": "sum"}, "'reduction' must be 'mean' with several terms"),
         ({"coefficients": {"other": 1.0}}, "'coefficients' must be for terms of 'weight' .ce, balance."),
         ({"weight": {"ce": "tokens"}}, "'rows', 'elements', a number > 0"),
