@@ -1,28 +1,76 @@
 """Small networks, recipes and data sets for the examples and the programs.
 
-Networks and recipes are in this package, data sets in `model_zoo.data`. Nothing imports `ms_accum`. The public names
-are listed in `__init__.pyi` only, and imported on first use, as in `ms_accum`.
+Networks and recipes are in this package, data sets in `model_zoo.data`. Nothing imports `ms_accum`. Each public name is
+imported on first use, as in `ms_accum`.
 """
 
-import ast
-import importlib
-import pkgutil
+from __future__ import annotations
 
-_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
-_MODULE_BY_NAME = {
-    name.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._check import DataError as DataError
+    from .data.dataset import create_dataset as create_dataset
+    from .data.download import DEFAULT_URL as DEFAULT_URL
+    from .data.download import DOWNLOADS as DOWNLOADS
+    from .data.download import download_cifar10 as download_cifar10
+    from .data.download import download_mnist as download_mnist
+    from .data.text import create_text_dataset as create_text_dataset
+    from .gpt import GPT as GPT
+    from .lenet import LeNet5 as LeNet5
+    from .mlp import MLP as MLP
+    from .models import MODELS as MODELS
+    from .moe import LossWithBalance as LossWithBalance
+    from .moe import MoEGPT as MoEGPT
+    from .moe import balance as balance
+    from .next_token import NextTokenLoss as NextTokenLoss
+    from .objectives import AuxiliaryHeads as AuxiliaryHeads
+    from .objectives import DistillationLoss as DistillationLoss
+    from .objectives import PolicyLoss as PolicyLoss
+    from .optimizers import OPTIMIZERS as OPTIMIZERS
+    from .optimizers import make_optimizer as make_optimizer
+    from .recipes import RECIPES as RECIPES
+    from .resnet import ResNet18 as ResNet18
+    from .small_resnet import SmallResNet as SmallResNet
+
+_MODULES = {
+    "AuxiliaryHeads": "objectives",
+    "DEFAULT_URL": "data.download",
+    "DOWNLOADS": "data.download",
+    "DataError": "_check",
+    "DistillationLoss": "objectives",
+    "GPT": "gpt",
+    "LeNet5": "lenet",
+    "LossWithBalance": "moe",
+    "MLP": "mlp",
+    "MODELS": "models",
+    "MoEGPT": "moe",
+    "NextTokenLoss": "next_token",
+    "OPTIMIZERS": "optimizers",
+    "PolicyLoss": "objectives",
+    "RECIPES": "recipes",
+    "ResNet18": "resnet",
+    "SmallResNet": "small_resnet",
+    "balance": "moe",
+    "create_dataset": "data.dataset",
+    "create_text_dataset": "data.text",
+    "download_cifar10": "data.download",
+    "download_mnist": "data.download",
+    "make_optimizer": "optimizers",
 }
-_MODULES = dict(sorted(_MODULE_BY_NAME.items()))
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
-def __dir__() -> list:
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -1,27 +1,122 @@
 """Exact gradient accumulation for MindSpore.
 
-The public names are listed in `__init__.pyi` only, for type checkers and for this file. Each is imported on first use,
-because the import of MindSpore takes seconds and hundreds of megabytes, and the launcher does not need it.
+Each public name is imported on first use: the import of MindSpore takes seconds, and a program that only checks its
+flags does not need it.
 """
 
-import ast
+from __future__ import annotations
+
 import importlib
-import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for type checkers and editors
+    from .accumulator import Accumulator as Accumulator
+    from .app.memory import MemoryReport as MemoryReport
+    from .app.memory import memory_report as memory_report
+    from .app.rates import scale_learning_rate as scale_learning_rate
+    from .app.search import MicroBatch as MicroBatch
+    from .app.search import find_micro_batch_size as find_micro_batch_size
+    from .app.tensorboard import TensorBoardLog as TensorBoardLog
+    from .driver import GradientAccumulation as GradientAccumulation
+    from .engine.cells import TrainClear as TrainClear
+    from .engine.cells import TrainForwardBackward as TrainForwardBackward
+    from .engine.cells import TrainOptim as TrainOptim
+    from .engine.coupled import CoupledLoss as CoupledLoss
+    from .engine.ema import Ema as Ema
+    from .engine.ends import split_batch as split_batch
+    from .engine.ends import updates_per_epoch as updates_per_epoch
+    from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
+    from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
+    from .layers.batch_norm import pool_batch_norm as pool_batch_norm
+    from .layers.dropout import CountedDropout as CountedDropout
+    from .layers.dropout import replace_dropout as replace_dropout
+    from .loss.terms import Terms as Terms
+    from .loss.terms import WindowStatistic as WindowStatistic
+    from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
+    from .model_step import FlushTail as FlushTail
+    from .network.runtime import tune_cpu as tune_cpu
+    from .ranks.group import Group as Group
+    from .ranks.group import own_group as own_group
+    from .ranks.group import total as total
+    from .ranks.zero import ZeroOptimizer as ZeroOptimizer
+    from .saving.checkpointer import Checkpointer as Checkpointer
+    from .saving.checkpointer import Stopped as Stopped
+    from .saving.model_file import CheckpointError as CheckpointError
+    from .schedules import BatchSchedule as BatchSchedule
+    from .schedules import batch_schedule as batch_schedule
+    from .schedules import batch_warmup as batch_warmup
+    from .schedules import ramp_up as ramp_up
+    from .schedules import scale_adam as scale_adam
+    from .schedules import seesaw as seesaw
+    from .schedules import windows_by as windows_by
+    from .training.evaluation import evaluate as evaluate
+    from .training.loop import ResumableLoop as ResumableLoop
+    from .training.loop import SaveStates as SaveStates
+    from .training.record import UpdateRecord as UpdateRecord
+    from .verification import Verification as Verification
+    from .verification import verify as verify
 
 __version__ = "0.1.0"
-_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
-_IMPORTS = [(name.name, node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names]
-_MODULES = dict(sorted(_IMPORTS))
+
+_MODULES = {
+    "AccumulatedTrainStep": "model_step",
+    "Accumulator": "accumulator",
+    "BatchSchedule": "schedules",
+    "CheckpointError": "saving.model_file",
+    "Checkpointer": "saving.checkpointer",
+    "CountedDropout": "layers.dropout",
+    "CoupledLoss": "engine.coupled",
+    "Ema": "engine.ema",
+    "FlushTail": "model_step",
+    "GradientAccumulation": "driver",
+    "Group": "ranks.group",
+    "MemoryReport": "app.memory",
+    "MicroBatch": "app.search",
+    "ResumableLoop": "training.loop",
+    "SaveStates": "training.loop",
+    "Stopped": "saving.checkpointer",
+    "TensorBoardLog": "app.tensorboard",
+    "Terms": "loss.terms",
+    "TrainClear": "engine.cells",
+    "TrainForwardBackward": "engine.cells",
+    "TrainOptim": "engine.cells",
+    "UpdateRecord": "training.record",
+    "Verification": "verification",
+    "WindowStatistic": "loss.terms",
+    "ZeroOptimizer": "ranks.zero",
+    "batch_schedule": "schedules",
+    "batch_to_group_norm": "layers.batch_norm",
+    "batch_warmup": "schedules",
+    "evaluate": "training.evaluation",
+    "find_micro_batch_size": "app.search",
+    "freeze_batch_norm": "layers.batch_norm",
+    "memory_report": "app.memory",
+    "own_group": "ranks.group",
+    "pool_batch_norm": "layers.batch_norm",
+    "ramp_up": "schedules",
+    "replace_dropout": "layers.dropout",
+    "scale_adam": "schedules",
+    "scale_learning_rate": "app.rates",
+    "seesaw": "schedules",
+    "split_batch": "engine.ends",
+    "total": "ranks.group",
+    "tune_cpu": "network.runtime",
+    "updates_per_epoch": "engine.ends",
+    "verify": "verification",
+    "windows_by": "schedules",
+}
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
-def __dir__() -> list:
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -4,13 +4,14 @@ import argparse
 import sys
 
 from . import __version__
-from .app.flags import Parser, command_of, path
+from .app.flags import Parser, path
 from .app.process import begin, run
 
 
 def flags() -> Parser:
     """Return the flags."""
-    parser = Parser("Check on this device what ms_accum promises, in about two minutes.", prog=command_of("selftest"))
+    text = "Check on this device what ms_accum promises, in about two minutes."
+    parser = Parser(text, prog="python -m ms_accum.selftest")
     add = parser.add_argument
     text = "the device; auto is the default of this MindSpore (default: auto)"
     add("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=text)

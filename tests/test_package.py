@@ -1,9 +1,8 @@
-"""The installed package agrees with pyproject.toml."""
+"""The packages: what they import, when, and what pyproject.toml says of them."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -16,17 +15,20 @@ try:
 except ImportError:  # before Python 3.11; pytest brings it
     import tomli as tomllib
 
+import model_zoo
 import ms_accum
-from ms_accum import inspect, launch, plot, selftest
-from ms_accum.app import launcher, process
 
+pytestmark = pytest.mark.host
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PROJECT, SETUPTOOLS = CONFIG["project"], CONFIG["tool"]["setuptools"]
-COMMANDS = (inspect, launch, plot, selftest)
+PROJECT = CONFIG["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+PROGRAMS = [ROOT / "train.py", ROOT / "eval.py"]
+SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *PROGRAMS])
+STANDARD = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
 # Requirements by what is imported, where the names differ.
-DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
+WITH_MINDSPORE = {"PIL", "google"}  # Pillow and protobuf, which MindSpore requires
 
 
 def lines(name):
@@ -37,28 +39,14 @@ def names(requirements):
     return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
 
 
-def folder_of(package):
-    """Return the folder of an installed package in the clone: its own, or that of the nearest one above it."""
-    for name in (package, package.rpartition(".")[0]):
-        if name in SETUPTOOLS["package-dir"]:
-            return ROOT / SETUPTOOLS["package-dir"][name] / package[len(name) + 1 :].replace(".", "/")
-    return ROOT / package.replace(".", "/")
-
-
 def third_party(path, everywhere):
     """Return what a file imports of others: when it is imported itself, or anywhere."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = ast.walk(tree) if everywhere else tree.body
+    nodes = list(ast.walk(tree) if everywhere else tree.body)
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    nodes = ast.walk(tree) if everywhere else tree.body
     modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    roots = {name.split(".")[0] for name in modules} - {"ms_accum", "model_zoo"}
+    roots = {name.split(".")[0] for name in modules} - {"ms_accum", "model_zoo"} - WITH_MINDSPORE
     return {DISTRIBUTIONS.get(name, name) for name in roots if name not in STANDARD}
-
-
-STANDARD = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
-PROGRAMS = {path for path in ROOT.glob("*.py") if path.name != "setup.py"}  # which only the build runs
-SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *PROGRAMS])
 
 
 # pyproject.toml
@@ -84,84 +72,37 @@ def test_imported_packages_are_required():
     assert anywhere - at_once == names(optional)
 
 
-def test_all_packages_are_installed():
-    folders = {path.parent for package in ("ms_accum", "model_zoo") for path in (ROOT / package).rglob("*.py")}
-    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == folders
-    assert {name.split(".")[0] for name in SETUPTOOLS["packages"] + SETUPTOOLS["py-modules"]} == {
-        "ms_accum",
-        "model_zoo",
-    }
-
-
-def test_package_data_is_installed():
-    patterns = SETUPTOOLS["package-data"]
-    for package in SETUPTOOLS["packages"]:
-        others = {path.name for path in folder_of(package).iterdir() if path.is_file() and path.suffix != ".py"}
-        assert others == set(patterns.get(package, ())), package
-
-
-def test_programs_are_installed():
-    files = {f"{name.rpartition('.')[2]}.py" for name in SETUPTOOLS["py-modules"]}
-    assert files == {path.name for path in PROGRAMS} == {Path(p).name for p in process.PROGRAMS.values()}
-    assert set(process.PROGRAMS.values()) == {str(ROOT / name) for name in files}
-    commands = {f"ms-accum-{module.__name__.rpartition('.')[2]}" for module in COMMANDS}
-    assert set(PROJECT["scripts"]) == {*process.PROGRAMS, *commands}
-    for place in PROJECT["scripts"].values():
-        module, _, function = place.partition(":")
-        modules = {module.__name__: module for module in (process, *COMMANDS)}
-        assert callable(getattr(modules[module], function))
-
-
 def test_python_classifiers_equal_requires_python():
     low, high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
     named = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", line) for line in PROJECT["classifiers"]]
     assert [int(match[1]) for match in named if match] == list(range(low, high))
 
 
-def python(program, cwd, **environment):
-    """Run a program in a folder, with the clone on the path as when it is installed: after what is the user's."""
+# The public names
+
+
+@pytest.mark.parametrize("package", [ms_accum, model_zoo], ids=lambda package: package.__name__)
+def test_public_names_are_those_that_type_checkers_see(package):
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    typed = {
+        alias.asname: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    del typed[None]  # what the package itself needs
+    assert typed == package._MODULES and list(package._MODULES) == sorted(package._MODULES) == package.__all__
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize("package", [ms_accum, model_zoo], ids=lambda package: package.__name__)
+def test_unknown_name_is_an_error(package):
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Nothing'"):
+        package.Nothing  # noqa: B018
+
+
+def test_import_loads_no_heavy_modules():
+    heavy = ("ms_accum", "model_zoo", "sklearn", "mindspore", "numpy", "matplotlib")
+    program = f"import sys, ms_accum, model_zoo; print(*(name for name in {heavy} if name in sys.modules))"
     command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
-
-
-# Console scripts
-
-RUN = "import sys; sys.argv = ['/bin/ms-accum-{0}', {1!r}]; from ms_accum.app.process import {2} as run; run()"
-
-
-@pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
-def test_console_script_imports_no_user_modules(name, function, tmp_path):
-    for theirs in ("train.py", "eval.py", "mindspore.py"):
-        (tmp_path / theirs).write_text("raise SystemExit('not ours')\n", encoding="utf-8")
-    done = python(RUN.format(name, "--help", function), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: ms-accum-{name} [--")
-    done = python(RUN.format(name, "--epoch_s=1", function), tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("error: unrecognized arguments: --epoch_s=1")
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Return the list of the commands that the launcher would run."""
-    commands_run = []
-    monkeypatch.setattr(launcher, "launch", lambda command, *options: commands_run.append(command) or 0)
-    return commands_run
-
-
-def test_launcher_finds_console_script_by_name(launched):
-    assert launch.main(["--nproc=2", "ms-accum-train", "--epochs", "1"]) == 0
-    assert launched == [[str(ROOT / "train.py"), "--epochs", "1"]]
-
-
-def test_launcher_prefers_file_and_module(launched, tmp_path):
-    (tmp_path / "ms-accum-train").touch()
-    assert launch.main(["ms-accum-train", "x"]) == launch.main(["-m", "ms-accum-train"]) == 0
-    assert launched == [["ms-accum-train", "x"], ["-m", "ms-accum-train"]]
-
-
-def test_config_without_pyyaml_prints_one_line(tmp_path):
-    (tmp_path / "run.yaml").write_text("epochs: 1\n", encoding="utf-8")
-    (tmp_path / "yaml.py").write_text("raise ImportError('not installed')\n", encoding="utf-8")
-    done = python(RUN.format("train", "--config=run.yaml", "train"), tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "error: argument --config: needs PyYAML. Run: pip install PyYAML\n"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "ms_accum model_zoo\n"

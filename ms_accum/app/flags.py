@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Callable, NamedTuple, NoReturn
@@ -63,12 +62,6 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "is not installed"
-
-
-def command_of(module: str) -> str:
-    """Return how a program of the package was started: as a module, or by its console script."""
-    script = os.path.basename(sys.argv[0])
-    return script if script == f"ms-accum-{module}" else f"python -m ms_accum.{module}"
 
 
 class Parser(argparse.ArgumentParser):

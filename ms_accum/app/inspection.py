@@ -17,7 +17,7 @@ from typing import Any
 from .. import _check
 from ..saving.model_file import CheckpointError, read_record, tensors_of
 from ..saving.training_state import is_state, open_state
-from .flags import Parser, command_of, path
+from .flags import Parser, path
 from .process import CHECKPOINT, exit_code
 
 _SHOWN = 40
@@ -26,7 +26,7 @@ Tensors = Sequence[tuple[str, tuple[int, ...], str]]
 
 def flags() -> Parser:
     """Return the flags."""
-    parser = Parser("Show what is in a checkpoint or a training state.", prog=command_of("inspect"))
+    parser = Parser("Show what is in a checkpoint or a training state.", prog="python -m ms_accum.inspect")
     parser.add_argument("file", type=path, metavar="FILE", help="a .ckpt or .safetensors file")
     parser.add_argument("--all", action="store_true", help=f"list all parameters instead of the first {_SHOWN}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

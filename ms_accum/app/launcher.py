@@ -29,8 +29,8 @@ from pathlib import Path
 from .._check import quantity
 from ..ranks.heartbeat import read
 from ..saving.files import check_inside
-from .flags import Parser, command_of, number, path, whole
-from .process import CODES, DISK, PROGRAMS, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
+from .flags import Parser, number, path, whole
+from .process import CODES, DISK, SIGNAL_MESSAGES, USAGE, Failure, StopRequest, handled_signals, open_streams
 from .processes import (
     SCHEDULER,
     Machine,
@@ -295,7 +295,7 @@ def launch(command: Sequence[str], machine: Machine, logs: Path, grace: float) -
 def flags() -> Parser:
     """Return the launcher's flags; everything after the program's name belongs to the program."""
     usage = (
-        f"{command_of('launch')} [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
+        "python -m ms_accum.launch [--nproc N] [--log_dir DIR] [--grace SECONDS]\n"
         "           [--nnodes M --node_rank K --master_addr HOST [--master_port PORT]]\n"
         "           (script.py | -m module) [its flags]"
     )
@@ -392,7 +392,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser.parse(sys.argv[1:] if argv is None else argv)
         name, *program_flags = args.command
-        script = ["-m", name] if args.module else [name if os.path.isfile(name) else PROGRAMS.get(name, name)]
+        script = ["-m", name] if args.module else [name]
         if not (args.module or os.path.isfile(script[0])):
             parser.error(f"argument script.py: '{name}' is not a file")
         machine = machine_of(args)

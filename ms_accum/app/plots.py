@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _check
 from ..saving.files import check_inside, write_bytes
-from .flags import Parser, command_of
+from .flags import Parser
 from .process import DATA, DISK, USAGE, Failure, exit_code, quiet
 from .series import Metrics, finite, read, table_of
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def flags() -> Parser:
     """Return the flags."""
     text = "Draw the metrics of runs into metrics.png and metrics.svg, and write metrics.csv beside each metrics.jsonl."
-    parser = Parser(text, prog=command_of("plot"))
+    parser = Parser(text, prog="python -m ms_accum.plot")
     text = "folder of a run of train.py; several are drawn into one picture"
     parser.add_argument("folders", nargs="+", type=os.path.expanduser, metavar="DIR", help=text)
     text = "folder of the pictures (default: that of the first run)"

@@ -23,9 +23,8 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Callable, NoReturn, Protocol
 
 from .. import _check
@@ -42,12 +41,6 @@ RETRY_SECONDS = 0.05
 REPEAT_SECONDS = 1.0
 """float, seconds in which a repeated signal counts as one: shells, systems and launchers may send it twice."""
 _CURSOR_UP = "\x1b[A"  # how tqdm moves up, by a write of its own
-
-# The programs in an installed package; in a clone they are next to the package.
-_INSTALLED = Path(__file__).resolve().parents[1] / "scripts"
-_FOLDER = _INSTALLED if _INSTALLED.is_dir() else _INSTALLED.parents[1]
-PROGRAMS = {"ms-accum-train": str(_FOLDER / "train.py"), "ms-accum-eval": str(_FOLDER / "eval.py")}
-"""dict[str, str], the path of the program that each console script runs."""
 
 
 # Errors and exit codes
@@ -124,27 +117,6 @@ def run(main: Callable[[Any], None], parser: ParsesFlags, argv: Sequence[str] | 
             print(f"error: {SIGNAL_MESSAGES[SIGNALS.code or INTERRUPTED]}", file=sys.stderr)
             return SIGNALS.code or INTERRUPTED
     return OK
-
-
-def train() -> None:
-    """Run `train.py` with the arguments of this process, for the console script."""
-    _run_file(PROGRAMS["ms-accum-train"])
-
-
-def evaluate() -> None:
-    """Run `eval.py` with the arguments of this process, for the console script."""
-    _run_file(PROGRAMS["ms-accum-eval"])
-
-
-def _run_file(path: str) -> None:
-    """Run a file as `python FILE` does, but keep the name of the console script for its --help.
-
-    The file becomes the main module, which processes that it starts import from its path.
-    """
-    main = ModuleType("__main__")
-    main.__file__ = path
-    sys.modules["__main__"] = main
-    SourceFileLoader("__main__", path).exec_module(main)
 
 
 # Output
