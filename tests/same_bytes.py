@@ -481,6 +481,13 @@ def compare(name, old, new, mutation, default):
     return [f"{result} on rank {rank}" if rank else result for rank, pair in pairs for result in differences(*pair)]
 
 
+def build(tree):
+    """Build the operators in C++ of a tree that is no installation."""
+    setup = tree / "setup.py"
+    if setup.is_file() and "Extension(" in setup.read_text("utf-8") and not [*tree.glob("ms_accum/_native*.so")]:
+        subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("trees", nargs="*", type=Path, metavar="tree", help="OLD and NEW, folders with ms_accum")
@@ -495,6 +502,8 @@ def main():
     if len(arguments.trees) != 2 or not all((tree / "ms_accum" / "__init__.py").is_file() for tree in arguments.trees):
         parser.error("'OLD NEW' must be two folders that contain ms_accum")
     old, new = (tree.resolve() for tree in arguments.trees)
+    build(old)
+    build(new)
     names = [name for name in (*CASES, *CASES_OF_RANKS) if arguments.only in name]
     if not names:
         parser.error(f"'--only' must be in one of {', '.join((*CASES, *CASES_OF_RANKS))}, but got {arguments.only}")
