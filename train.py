@@ -140,7 +140,6 @@ def build(settings: Settings, task: Task, train: Any) -> tuple[GradientAccumulat
             sync_every_micro_batch=settings.zero == 2,
             loss_scale=scaler_of(settings.loss_scale),
             nonfinite=settings.nonfinite,
-            save_bad_batches=settings.save_bad_batches,
             ema=None if settings.ema is None else Ema(settings.ema, warm_up=100),
         )
     return model, network, runtime

@@ -22,7 +22,6 @@ from .ranks.zero import ZeroOptimizer
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
-from .training.bad_batches import BadBatches
 from .training.callbacks import Reporter
 from .training.data import Data
 from .training.evaluation import evaluation_of
@@ -85,7 +84,6 @@ class GradientAccumulation:
         nonfinite (str): what to do with gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves out
             the micro-batch, with its weight, which for windows of 1 on one device is the same; ``"raise"`` ends the run
             with an error. Default: ``"skip_window"``.
-        save_bad_batches (Optional[str]): the folder in which to save non-finite micro-batches. Default: ``None``.
 
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
@@ -128,7 +126,6 @@ class GradientAccumulation:
         scheduler: LRScheduler | None = None,
         loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = "skip_window",
-        save_bad_batches: str | None = None,
         ema: Ema | None = None,
         compile: bool = True,
     ):
@@ -166,7 +163,6 @@ class GradientAccumulation:
             equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
         self._window = OpenWindow(objective, collaborators, scheduler=scheduler)
-        self._bad_batches = None if save_bad_batches is None else BadBatches(save_bad_batches, self._group)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -267,7 +263,6 @@ class GradientAccumulation:
             callbacks=callbacks_of_run("train_process", report, callbacks, shows=is_first(self._group)),
             states=checkpointer,
             evaluate=evaluation_of(window, valid_dataset, metrics, eval_every),
-            bad_batches=self._bad_batches,
             ckpt_path=ckpt_path,
             saved_at=saved_at,
         )

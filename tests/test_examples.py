@@ -45,7 +45,7 @@ FEATURES = {
     "several_processes": EVALUATION,
 }
 # Each has a test of its own.
-OTHERS = ("contrastive", "language_model", "no_sync", "several_terms")
+OTHERS = ("contrastive", "language_model", "no_sync", "several_terms", "skipped_windows")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -204,6 +204,14 @@ def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     shares = [float(share) for share in re.findall(r": (\d+\.\d)% of 360 test digits", done.stdout)]
     assert shares[0] < 2 and shares[1] > 15
     assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80
+
+
+def test_skipped_window_is_written(tmp_path):
+    done = run("skipped_windows", tmp_path)
+    assert done.returncode == 0 and done.stdout == "11 updates, 1 skipped\n" and "1 window skipped" in done.stderr
+    files = sorted((tmp_path / "skipped").iterdir())
+    assert [path.name for path in files] == [f"step-8-micro-batch-{number}.npz" for number in (1, 2, 3, 4)]
+    assert [bool(np.isnan(np.load(path)["arr_0"]).any()) for path in files] == [False, True, False, False]
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ SIGNATURES = {
     ms_accum.GradientAccumulation: (
         "(network, loss_fn, optimizer, *, reduction='mean', tail='flush', clip_norm=None, weight=None, "
         "coefficients=None, check='first', group='auto', sync_every_micro_batch=False, scheduler=None, "
-        "loss_scale=None, nonfinite='skip_window', save_bad_batches=None, ema=None, compile=True)"
+        "loss_scale=None, nonfinite='skip_window', ema=None, compile=True)"
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "

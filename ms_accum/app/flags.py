@@ -219,8 +219,6 @@ class Parser(argparse.ArgumentParser):
         text = "what happens if gradients are not finite: the window or the micro-batch is skipped, or the run stops "
         text += "with an error (default: %(default)s)"
         add("--nonfinite", choices=("skip_window", "skip_micro", "raise"), default="skip_window", help=text)
-        text = "write micro-batches whose gradients are not finite to this folder"
-        add("--save_bad_batches", type=path, metavar="DIR", help=text)
         text = "average the weights over the updates with the decay X, such as 0.999, and evaluate the average"
         add("--ema", type=number(0, below=1), metavar="X", help=text)
         text = "do not train, but compare the gradient of micro-batches with that of one large batch; the exit code is "

@@ -28,7 +28,7 @@ FLAGS = "flags"
 _ONE_START_ONLY = {"help", "version", "config", "debug", "resume", "allow_config_change", "overwrite", "verify"}
 _ONE_START_ONLY |= {"download", "output_dir"}
 # Flags of paths to write to: a state's are used only if they are inside the folder that is resumed.
-_WRITE_PATHS = ("ckpt_path", "save_bad_batches")
+_WRITE_PATHS = ("ckpt_path",)
 # What a flag replaces besides itself if it differs: flags that would contradict it, or belong to the former value.
 _REPLACES = {
     "mini_steps": ("effective_batch", "memory_budget"),

@@ -72,7 +72,6 @@ class Settings:
     amp: str
     loss_scale: float | str | None
     nonfinite: str
-    save_bad_batches: str | None
     ema: float | None
     verify: bool
     lr_scaling: str

@@ -24,7 +24,6 @@ from ..ranks.heartbeat import exchange, heartbeat
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_trained
 from ..saving.training_state import TrainingState
-from .bad_batches import BadBatches
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
 from .data import Data, Position
 from .evaluation import Evaluation
@@ -60,8 +59,6 @@ class Plan:
     states: Checkpointer | None
     """Saves the training states."""
     evaluate: Evaluation | None
-    bad_batches: BadBatches | None
-    """Writes micro-batches that are not finite to a folder."""
     ckpt_path: str | None
     """Where the model is saved, as given."""
     saved_at: Any
@@ -219,8 +216,6 @@ class Run:
                 self._step_begun = True
                 step = self._callbacks.arguments.cur_step_num + 1
                 self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
-            if plan.bad_batches is not None:  # before, because the last one may update
-                plan.bad_batches.keep(window.micro_batches + 1, micro_batch)
             window.add(micro_batch, ends)
             heartbeat().beat()
             self.at.batches += ends or window.size is not None
@@ -248,8 +243,6 @@ class Run:
         at.step += 1
         at.windows += 1
         record = self._record(ended, micro_batches)
-        if self._plan.bad_batches is not None:
-            self._plan.bad_batches.window_ended(record, ended.bad)
         self._step_begun = False
         self._callbacks.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)

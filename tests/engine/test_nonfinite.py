@@ -15,7 +15,6 @@ from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail,
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.engine import nonfinite
 from ms_accum.network import tree
-from ms_accum.training import bad_batches
 from reference import miss
 from runs import stop_after
 from test_model_step import dataset
@@ -349,72 +348,6 @@ def test_resumed_run_is_the_same(tmp_path, stop):
     assert again.weights.tolist() == expected.weights.tolist()
     assert again.system.left_out == expected.system.left_out == 2
     assert [record.bad for record in again.recorder.records] == [(2,), (4,)][-len(again.recorder.records) :]
-
-
-# Bad batches in files
-
-
-@pytest.mark.host
-def test_bad_batches_are_saved_on_request(tmp_path):
-    buffer = np.ones((2, 1), np.float32)
-
-    def reused():
-        for value in (1.0, np.nan, 3.0, np.inf):
-            buffer[:] = value
-            yield (buffer,)
-
-    model = slope_driver(save_bad_batches=str(tmp_path / "bad"))
-    model.train_process(1, reused(), 2, report=(), ckpt_path=None)
-    found = {path.name: np.load(path)["arr_0"].tolist() for path in (tmp_path / "bad").iterdir()}
-    assert set(found) == {"epoch-1-window-1-micro-batch-2.npz", "epoch-1-window-2-micro-batch-4.npz"}
-    assert np.isnan(found["epoch-1-window-1-micro-batch-2.npz"]).all()
-    assert found["epoch-1-window-2-micro-batch-4.npz"] == [[np.inf]] * 2
-
-
-@pytest.mark.host
-def test_window_with_finite_losses_is_saved_completely(tmp_path):
-    trained = Trained("driver", Root(), 2, save_bad_batches=tmp_path / "bad")
-    trained.train([GOOD[0], NO_GRADIENT, GOOD[1], GOOD[2]])
-    names = sorted(path.name for path in (tmp_path / "bad").iterdir())
-    assert names == ["epoch-1-window-1-part-1.npz", "epoch-1-window-1-part-2.npz"]
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_overflow_of_dynamic_scale_is_not_saved_as_bad_batch(dynamic, tmp_path):
-    """With a fixed scale it is one: nothing is lowered that caused it."""
-    scale = amp.DynamicLossScaler(2.0**17, 2, 1000) if dynamic else 2.0**17
-    trained = Trained("driver", Half(), 2, loss_scale=scale, save_bad_batches=tmp_path / "bad")
-    trained.train([micro_batch(1.0, 1.0)] * 4)
-    assert trained.recorder.records[0].skipped and (tmp_path / "bad").exists() != dynamic
-
-
-@pytest.mark.host
-def test_no_file_is_overwritten_and_no_empty_folder_is_created(tmp_path):
-    for _ in range(2):
-        Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "bad").train([BAD, GOOD[0]])
-    assert len(list((tmp_path / "bad").iterdir())) == 2
-    Trained("driver", Root(), 1, lr=0.1, save_bad_batches=tmp_path / "good").train(GOOD)
-    assert not (tmp_path / "good").exists()
-
-
-@pytest.mark.host
-def test_unwritable_folder_does_not_end_run(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="'save_bad_batches' must be a folder, but got the file"):
-        slope_driver(save_bad_batches=tmp_path / "file")
-    model = slope_driver(save_bad_batches=tmp_path / "file" / "below")
-    with pytest.warns(RuntimeWarning, match="can't be written: Not a directory"):
-        model.train_process(1, [micro_batch(np.nan), micro_batch(1.0)], 1, report=(), ckpt_path=None)
-    assert model.updates == 1
-
-
-@pytest.mark.host
-def test_number_of_files_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(bad_batches, "MOST", 3)
-    data = [columns for _ in range(5) for columns in (BAD, GOOD[0])]
-    Trained("driver", Root(), 1, save_bad_batches=tmp_path / "bad").train(data)
-    assert len(list((tmp_path / "bad").iterdir())) == 3
 
 
 def test_driver_leaves_out_micro_batches_in_graphs():
