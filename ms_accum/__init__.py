@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .engine.ends import updates_per_epoch as updates_per_epoch
     from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
     from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
-    from .layers.batch_norm import pool_batch_norm as pool_batch_norm
     from .layers.dropout import CountedDropout as CountedDropout
     from .layers.dropout import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
@@ -92,7 +91,6 @@ _MODULES = {
     "freeze_batch_norm": "layers.batch_norm",
     "memory_report": "app.memory",
     "own_group": "ranks.group",
-    "pool_batch_norm": "layers.batch_norm",
     "ramp_up": "schedules",
     "replace_dropout": "layers.dropout",
     "scale_adam": "schedules",

@@ -16,7 +16,6 @@ from ms_accum import (
     GradientAccumulation,
     TrainForwardBackward,
     ZeroOptimizer,
-    pool_batch_norm,
     replace_dropout,
 )
 from ms_accum.ranks import agreement
@@ -113,32 +112,6 @@ def counted_masks(group):
     return drawn
 
 
-def rows_of(rank):
-    """A rank's micro-batches: neither their sizes nor their statistics are another rank's."""
-    rng = np.random.RandomState(rank)
-    return [rng.randn(size, 3) * (rank + 1) + size for size in (3, 4 + rank)]
-
-
-class Ended(nn.Cell):
-    def __init__(self, pooled):
-        super().__init__(auto_prefix=False)
-        self.pooled = pooled
-
-    def construct(self, updated):
-        return self.pooled.after_window(updated)
-
-
-def pooled(group, own="auto"):
-    """Running statistics after two windows of which the second is skipped."""
-    network = nn.SequentialCell(nn.BatchNorm1d(3)).set_train()
-    end = Ended(pool_batch_norm(network, group=own))
-    for updated in (True, False):
-        for rows in rows_of(group.rank):
-            network(Tensor(rows, ms.float32))
-        end(Tensor(updated))
-    return [network[0].moving_mean.asnumpy().tolist(), network[0].moving_variance.asnumpy().tolist()]
-
-
 def run_scenarios(group):
     on_host = ranks.on_host
     return {
@@ -147,6 +120,4 @@ def run_scenarios(group):
         "masks": [on_host(masks, group), ranks.in_job_mode(masks, group)],
         "masks of one seed": on_host(masks_of_one_seed, group),
         "counted masks": on_host(counted_masks, group),
-        "pooled": [on_host(pooled, group), ranks.in_job_mode(pooled, group)],
-        "not pooled": on_host(pooled, group, own=None),
     }

@@ -47,7 +47,6 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
     own_group,
-    pool_batch_norm,
     replace_dropout,
 )
 
@@ -106,12 +105,6 @@ def dense():
 def convolution():
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.Dense(64, 10)
     return nn.SequentialCell(*layers)
-
-
-def pooled():
-    network = convolution()
-    pool_batch_norm(network)
-    return network
 
 
 def dropout():
@@ -361,7 +354,6 @@ CASES = {
     ),
     "driver coupled": lambda: driver(data_of(UNEVEN), loss_fn=CoupledLoss(alike)),
     "driver convolution": lambda: driver(data_of(EVEN, IMAGES), of=convolution),
-    "driver pooled": lambda: driver(data_of(UNEVEN, IMAGES), of=pooled),
     "driver dropout": lambda: driver(of=dropout),
     "driver counted dropout": lambda: driver(of=counted_dropout),
     "driver pynative": lambda: driver(data_of(UNEVEN), 3, mode=ms.PYNATIVE_MODE),

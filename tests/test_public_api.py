@@ -54,7 +54,6 @@ SIGNATURES = {
     ms_accum.CountedDropout.construct: "(self, x)",
     ms_accum.batch_to_group_norm: "(network, groups=32)",
     ms_accum.freeze_batch_norm: "(network)",
-    ms_accum.pool_batch_norm: "(network, *, group='auto')",
     ms_accum.replace_dropout: "(network, seed=None)",
     ms_accum.FlushTail: "()",
     ms_accum.SaveStates: "(checkpointer, step, dataset)",

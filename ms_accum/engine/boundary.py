@@ -22,7 +22,7 @@ class Boundary:
     """The end of a window. The order of its steps is defined only here:
 
     sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip →
-    change the loss scale → what follows a window, such as the average of the weights.
+    change the loss scale → the average of the weights.
 
     A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
     end, so gradients are read once for the norm and once for the update. The caller clears the accumulators, unless it
@@ -63,7 +63,7 @@ class Boundary:
         self.native = native_update(collaborators, empties=in_place and may_empty)
         self.empties = self.native is not None and self.native.empties
         """bool, whether the accumulators are zero after it."""
-        self.followers = collaborators.followers if self.native is None else collaborators.pooled
+        self.ema = collaborators.ema if self.native is None else None
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
         used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
@@ -102,7 +102,7 @@ class Boundary:
             updated = self._update(finite, grad_sum, divisor, norm)
         else:
             updated = self.native(finite, grad_sum, divisor)
-        if self.dynamic is not None or self.followers:
+        if self.dynamic is not None or self.ema is not None:
             updated = self._follow(updated, loss, weight, counts)
         return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
 
@@ -133,9 +133,7 @@ class Boundary:
             if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
                 loss = (weight if loss is None else loss) / weight
             self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
-        for follower in self.followers:
-            updated = follower.after_window(updated)
-        return updated
+        return updated if self.ema is None else self.ema.after_window(updated)
 
     def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
         """Sum over the ranks. All of them call it with the same arguments given, in a step and in a flush alike."""

@@ -9,7 +9,6 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from .. import _check, native
-from ..layers.batch_norm import PooledStatistics, pooled_of
 from ..network import tree
 from ..network.kernels import kernels
 from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
@@ -55,8 +54,6 @@ class Collaborators:
     """The average of the weights."""
     tables: tuple[Parameter, ...]
     """The trained parameters whose gradients are sparse, if the network is known."""
-    pooled: tuple[PooledStatistics, ...]
-    """The statistics of BatchNorm layers over complete windows."""
 
     @property
     def sparse(self) -> bool:
@@ -67,11 +64,6 @@ class Collaborators:
     def parameters(self) -> tuple[Parameter, ...]:
         """tuple[Parameter], the trained parameters."""
         return tuple(self.optimizer.parameters)
-
-    @property
-    def followers(self) -> tuple[Any, ...]:
-        """tuple, the objects whose `after_window` is called at the end of a window."""
-        return self.pooled if self.ema is None else (self.ema, *self.pooled)
 
     @property
     def changing_scale(self) -> Parameter | None:
@@ -114,13 +106,8 @@ class Collaborators:
     def changed(self) -> list[Any]:
         """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
         skip_counts = [] if self.skips is None else [self.skips.counts, self.skips.uncounted]
-        of_followers = [parameter for follower in self.followers for parameter in follower.parameters]
-        return [*self.state.values(), *skip_counts, *of_followers]
-
-    def clear(self) -> None:
-        """Discard what layers have collected in an open window."""
-        for statistics in self.pooled:
-            statistics.clear()
+        of_ema = [] if self.ema is None else [*self.ema.parameters]
+        return [*self.state.values(), *skip_counts, *of_ema]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -192,7 +179,6 @@ def resolve(
         check_trains(owner, optimizer, network)
         check_sparse_rule(owner, optimizer, [network])
         check_dense(owner, skips, [network])
-    in_network = [] if network is None else network.get_parameters()
     return Collaborators(
         owner=owner,
         optimizer=optimizer,
@@ -208,7 +194,6 @@ def resolve(
         policy=policy,
         ema=ema,
         tables=() if network is None else _trained_tables(network, optimizer),
-        pooled=tuple(pooled_of([*optimizer.parameters, *in_network])),
     )
 
 

@@ -337,7 +337,6 @@ class GraphWindow:
         """Discard an open window."""
         if int(self.micro_batches.asnumpy()):
             self._clear()
-            self.collaborators.clear()
 
     def check_drift(self) -> None:
         """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""

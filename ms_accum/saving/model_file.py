@@ -205,16 +205,14 @@ def _kind(parameter: Parameter) -> str:
 
 
 def _remedy(differing: Sequence[str]) -> str:
-    """Return what to do if the only difference is what `replace_dropout` or `pool_batch_norm` adds to a network."""
-    from ..layers.batch_norm import SUMS
+    """Return what to do if the only difference is what `replace_dropout` adds to a network."""
     from ..layers.dropout import COUNTER
 
-    for ending, call in ((COUNTER, "replace_dropout"), (SUMS, "pool_batch_norm")):
-        if all(text.endswith(ending) for text in differing):
-            if differing[0].startswith("unexpected"):
-                return f" It was trained after {call}. Call {call} on the network first."
-            return f" It was trained without {call}. Load it before {call}."
-    return ""
+    if not all(text.endswith(COUNTER) for text in differing):
+        return ""
+    if differing[0].startswith("unexpected"):
+        return " It was trained after replace_dropout. Call replace_dropout on the network first."
+    return " It was trained without replace_dropout. Load it before replace_dropout."
 
 
 # Checking a file

@@ -221,7 +221,6 @@ class OpenWindow:
         """Discard the window."""
         if self.micro_batches:
             self._runner.clear()
-            self.collaborators.clear()
         self._reset()
 
     @property
@@ -312,7 +311,6 @@ class OpenWindow:
         except BaseException as error:  # also Ctrl-C
             self.was_discarded = True
             self._reset()
-            self.collaborators.clear()
             for runner in self._runners.values():  # even the first micro-batch may have added a part
                 runner.clear()
             advice = memory_advice(error, self._rows, self.size)
